@@ -124,6 +124,8 @@ class Target:
     """The passes of its presets that make one op of several, as text."""
     products: ClassVar[str | None] = None
     """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU."""
+    multiplies_integers: ClassVar[bool] = False
+    """Whether convolutions and LSTMs, too, are faster in int8 on a CPU (`plan-int8{integers}`)."""
     copies: ClassVar[int] = 1
     """Times that the weights are on disk at once while an engine is built."""
     holds_weights: ClassVar[bool] = False
@@ -195,6 +197,7 @@ class Target:
             arch=arch,
             max_error=max_error,
             products=self.products,
+            integers=self.multiplies_integers,
             scales=dtype if self.scales_as_computed else "fp32",
             fusions=self.fusions,
         )

@@ -15,3 +15,4 @@ class PlanInt8(PlanPass):
     format: ClassVar[Format] = "int8"
 
     bits: Literal[4, 8] = 8
+    integers: bool = False

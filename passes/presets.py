@@ -76,6 +76,7 @@ def preset(
     arch: str | None = None,
     max_error: float | None = None,
     products: str | None = None,
+    integers: bool = False,
     scales: str = "fp32",
     fusions: str = FUSIONS,
 ) -> str:
@@ -92,6 +93,7 @@ def preset(
         max_error: the largest relative L2 error of a row of an output that a plan may have; None:
             its default.
         products: whose native fp8 products there are on a GPU, as plan-fp8 calls it.
+        integers: whether there are convolutions and LSTMs in int8 on a CPU.
         scales: dtype that holds the scales of a plan exactly.
         fusions: the passes that fuse, as text.
 
@@ -108,6 +110,9 @@ def preset(
         if kind.smooths:  # first: powers of two are exact in fp32, and not at the ends of fp16
             passes.insert(0, "smooth-outliers")
         runs = products if kind.format == "fp8" and device == "cuda" else None
-        planned = kind.passes(scales=scales, arch=arch, target=runs, max_error=max_error)
+        more = {"integers": True} if kind.smooths and device == "cpu" and integers else {}
+        if more:
+            passes.insert(2, "fold-batch-norm")  # convolutions in int8 have no norm behind them
+        planned = kind.passes(scales=scales, arch=arch, target=runs, max_error=max_error, **more)
         passes += map(str, planned)
     return ",".join(passes)

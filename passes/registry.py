@@ -17,6 +17,7 @@ PASSES = {
     "canonicalize": "enginecast.passes.canonicalize:Canonicalize",
     "unify-dtype": "enginecast.passes.unify_dtype:UnifyDtype",
     "exact-position-buckets": "enginecast.passes.exact_position_buckets:ExactPositionBuckets",
+    "fold-batch-norm": "enginecast.passes.fold_batch_norm:FoldBatchNorm",
     "fuse-rms-norm": "enginecast.passes.fuse_rms_norm:FuseRmsNorm",
     "fuse-gelu": "enginecast.passes.fuse_gelu:FuseGelu",
     "fuse-attention": "enginecast.passes.fuse_attention:FuseAttention",

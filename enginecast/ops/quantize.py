@@ -21,8 +21,10 @@ LIMITS: dict[torch.dtype, float] = {
     torch.float8_e4m3fnuz: 240.0,
     torch.float8_e5m2: 57344.0,
     torch.int8: 127.0,
+    torch.int32: 2.0**30,
 }
-"""Largest value of each quantized dtype that is used; int8 is symmetric, without -128."""
+"""Largest value of each quantized dtype that is used; int8 is symmetric, without -128, and int32,
+which holds a bias, leaves room for the sum that it is added to."""
 
 SMALLEST_SCALE = 2.0**-40
 """Floor of a scale: a channel of zeros has one, too, and no backend takes a scale of 0."""

@@ -37,7 +37,15 @@ _FOR_CPUS: Mapping[Reader, str] = {
 """Passes that only make kernels of a CPU faster."""
 _FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
 _INTEGER_OPS = frozenset(
-    {"MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QuantizeLinear", "DequantizeLinear"}
+    {
+        "QLinearConv",
+        "DynamicQuantizeLSTM",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    }
 )
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 

@@ -27,6 +27,7 @@ class OnnxRuntime(Target):
     arithmetic = "ort-cuda"
     takes = ("program", "script")
     products = "onnxruntime"
+    multiplies_integers = True
     holds_weights = True
     accepts_second = True
     is_second = True

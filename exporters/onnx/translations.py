@@ -105,6 +105,23 @@ _integer_to_float = _op(
     required=4,
     outputs="Y:T3",
 )
+_quantized_sum = _op(
+    "QLinearAdd",
+    "A:T A_scale:S A_zero_point:T B:T B_scale:S B_zero_point:T C_scale:S C_zero_point:T",
+    {"T": _UINT8, "S": ["tensor(float)"]},
+    {},
+    required=8,
+    outputs="C:T",
+)
+_dynamic_lstm = _op(
+    "DynamicQuantizeLSTM",
+    "X:T W:T2 R:T2 B:T sequence_lens:T1 initial_h:T initial_c:T P:T W_scale:T W_zero_point:T2"
+    " R_scale:T R_zero_point:T2",
+    {"T": ["tensor(float)"], "T1": ["tensor(int32)"], "T2": _INT8},
+    {"hidden_size": _INT, "direction": OpSchema.AttrType.STRING},
+    required=3,
+    outputs="Y:T Y_h:T Y_c:T",
+)
 _nbits = _op(
     "MatMulNBits",
     "A:T1 B:T2 scales:T1 zero_points:T3 g_idx:T4 bias:T1",
@@ -338,6 +355,120 @@ def _integer_linear(
     return _as(found if bias is None else op.Add(found, bias), ir.DataType(dtype))
 
 
+@_translation(own.quantize_affine.default, readers=["onnxruntime-cpu"])
+def _quantize_affine(x: Any, scale: Any, zero: int, dtype: int) -> Any:
+    return op.QuantizeLinear(_as(x, _FLOAT), scale, scalar(zero, ir.DataType.UINT8))
+
+
+@_translation(own.dequantize_affine.default, readers=["onnxruntime-cpu"])
+def _dequantize_affine(q: Any, scale: Any, zero: int, dtype: int) -> Any:
+    if len(scale.shape):
+        channels = scale.shape[0]
+        zeros = onnx.helper.make_tensor("zeros", int(q.dtype), [channels], [zero] * channels)
+        scales = op.Reshape(scale, op.Constant(value_ints=[-1]))
+        found = op.DequantizeLinear(q, scales, op.Constant(value=zeros), axis=1)
+    else:
+        found = op.DequantizeLinear(q, scale, scalar(zero, ir.DataType.UINT8))
+    return _as(found, ir.DataType(dtype))
+
+
+@_translation(own.quantized_conv.default, readers=["onnxruntime-cpu"])
+def _quantized_conv(
+    x: Any,
+    x_scale: Any,
+    x_zero: int,
+    weight: Any,
+    weight_scale: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    y_scale: Any,
+    y_zero: int,
+    low: float | None,
+    high: float | None,
+) -> Any:
+    """ConvInteger, which would leave the scale of the result to floats, takes ten times as long on
+    ONNX Runtime 1.31's CPU provider.
+    """
+    zeros = onnx.helper.make_tensor(
+        "zeros", int(ir.DataType.INT8), [weight.shape[0]], [0] * weight.shape[0]
+    )
+    found = op.QLinearConv(
+        *(x, x_scale, scalar(x_zero, ir.DataType.UINT8)),
+        *(weight, weight_scale, op.Constant(value=zeros)),
+        *(y_scale, scalar(y_zero, ir.DataType.UINT8), bias),
+        kernel_shape=list(weight.shape[2:]),
+        strides=list(stride),
+        pads=list(padding),
+        dilations=list(dilation),
+        group=groups,
+    )
+    return _limited(found, y_scale, y_zero, low, high)
+
+
+@_translation(own.quantized_add.default, readers=["onnxruntime-cpu"])
+def _quantized_add(
+    left: Any,
+    left_scale: Any,
+    left_zero: int,
+    right: Any,
+    right_scale: Any,
+    right_zero: int,
+    y_scale: Any,
+    y_zero: int,
+    low: float | None,
+    high: float | None,
+) -> Any:
+    zeros = [scalar(zero, ir.DataType.UINT8) for zero in (left_zero, right_zero, y_zero)]
+    sides = (left, left_scale, zeros[0], right, right_scale, zeros[1])
+    found = _quantized_sum(*sides, y_scale, zeros[2])
+    return _limited(found, y_scale, y_zero, low, high)
+
+
+@_translation(own.quantized_lstm.default, readers=["onnxruntime-cpu"])
+def _quantized_lstm(
+    x: Any,
+    hidden: Any,
+    cell: Any,
+    weight: Any,
+    weight_scale: Any,
+    recurrence: Any,
+    recurrence_scale: Any,
+    bias: Any,
+) -> tuple[Any, Any, Any]:
+    directions, size, gates = recurrence.shape
+    zeros = onnx.helper.make_tensor(
+        "zeros", int(ir.DataType.INT8), [directions, gates], [0] * (directions * gates)
+    )
+    zero = op.Constant(value=zeros)
+    found, last, memory = _dynamic_lstm(
+        *(x, weight, recurrence, bias, None, hidden, cell, None),
+        *(weight_scale, zero, recurrence_scale, zero),
+        hidden_size=size,
+        direction="bidirectional" if directions == 2 else "forward",
+    )
+    rows = op.Transpose(found, perm=[0, 2, 1, 3])
+    return op.Reshape(rows, op.Constant(value_ints=[0, 0, directions * size])), last, memory
+
+
+def _limited(values: Any, scale: Any, zero: int, low: float | None, high: float | None) -> Any:
+    """Unsigned values of what is within two limits: the steps at which these lie.  A limit of 0
+    that the lowest step stands for is there already.
+    """
+    if low == 0 and zero == 0:
+        low = None
+    if low is None and high is None:
+        return values
+    uint8 = ir.DataType.UINT8
+    ends = [
+        None if limit is None else op.QuantizeLinear(scalar(limit), scale, scalar(zero, uint8))
+        for limit in (low, high)
+    ]
+    return op.Clip(values, *ends)
+
+
 @_translation(own.packed_linear.default, readers=_ONNXRUNTIME)
 def _packed_linear(x: Any, packed: Any, scale: Any, bias: Any, bits: int, activations: bool) -> Any:
     rows, blocks, size = packed.shape
@@ -440,6 +571,13 @@ _OF_ONNXRUNTIME = (
 for _rules in TRANSLATIONS.values():
     _rules.refuse(*_INTO_FORMS, reason="legalize-quantized gives it another form")
     _rules.refuse(*_OF_WEIGHTS, reason="it computes weights, while the file is written")
+_OF_CONVS = (
+    *(own.quantize_affine.default, own.dequantize_affine.default),
+    *(own.quantized_conv.default, own.quantized_add.default, own.quantized_lstm.default),
+)
+for _reader in READERS:
+    if _reader != "onnxruntime-cpu":
+        TRANSLATIONS[_reader].refuse(*_OF_CONVS, reason="ONNX Runtime has it on the CPU alone")
 for _reader in _PLAIN:
     TRANSLATIONS[_reader].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
 TRANSLATIONS["onnxruntime-cpu"].refuse(own.fp8_gemm.default, reason="only CUDA has GemmFloat8")

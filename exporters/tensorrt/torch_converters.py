@@ -72,6 +72,12 @@ CONVERTERS.refuse(
     *(own.dynamic_scale.default, own.blockwise_linear.default, own.quantize_blocks.default),
     reason="TensorRT wants scales that are constants, of one dimension at most",
 )
+CONVERTERS.refuse(
+    *(own.quantize_affine.default, own.dequantize_affine.default),
+    *(own.quantized_conv.default, own.quantized_add.default),
+    reason="TensorRT has no unsigned integers",
+)
+CONVERTERS.refuse(own.quantized_lstm.default, reason="it rounds by what it reads")
 
 
 def register_converters(trt: Any, conversion: Any, constant: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ PLAN_KEY = "enginecast_plan"
 """Where a program carries its plan: in the metadata of its graph module."""
 
 Format = Literal["fp8", "int8"]
-Kind = Literal["linear", "embedding", "conv"]
+Kind = Literal["linear", "embedding", "conv", "conv-transpose", "lstm", "gru", "rnn"]
 Choice = Literal["keep", "storage", "w8a8-static", "w8a8-dynamic"]
 Scaling = Literal["tensor", "row", "block"]
 Count = Annotated[int, Meta(ge=0)]
@@ -40,7 +40,9 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     weight: str
     """Name of the parameter."""
     shape: tuple[int, ...]
-    """Of the weight: [N, K] for a linear, [rows, size] for an embedding."""
+    """Of the weight: [N, K] for a linear, [rows, size] for an embedding, [out, in, kernel...] for a
+    convolution and [in, out, kernel...] for a transposed one; of a recurrence, that
+    of its first matrix."""
     choice: Choice
     bits: Literal[4, 8] = 8
     """Of a stored weight."""

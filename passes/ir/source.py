@@ -1,8 +1,10 @@
 """Where a node comes from: the module that made it and the line of the user's model code."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import PurePath
+from typing import Any
 
 from torch.fx import Node
 
@@ -11,6 +13,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # generated code ("<eval_with_key>.12"), whose numbers change from run to run.
 _NOT_USER_CODE = re.compile(r"(^|(site|dist)-packages[/\\])torch[/\\]|^<")
 _ROOT = "_export_root."
+LAYER = "enginecast_layer"
+"""Where a node that took in what was behind it keeps the modules around itself: in its metadata, in
+the form of `nn_module_stack`, which is that of what it gives now."""
 _SYNTHETIC = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -20,6 +25,18 @@ def module_path(node: Node) -> str:
     Nodes that torch.export adds itself carry a module stack with a made-up name: no module.
     """
     stack = node.meta.get("nn_module_stack") or {}
+    return _path(list(stack.values())[-1][0]) if stack else ""
+
+
+def layer_stack(node: Node) -> Mapping[str, tuple[str, Any]]:
+    """The modules around the layer that a node is: path and class of each, the outermost first."""
+    found: Mapping[str, tuple[str, Any]] | None = node.meta.get(LAYER)
+    return found or node.meta.get("nn_module_stack") or {}
+
+
+def layer_path(node: Node) -> str:
+    """As `module_path`, of the layer that a node is."""
+    stack = layer_stack(node)
     return _path(list(stack.values())[-1][0]) if stack else ""
 
 
@@ -49,8 +66,8 @@ def _path(name: object) -> str:
 
 
 def module_classes(node: Node) -> frozenset[str]:
-    """Class names of all modules around the node, e.g. {"T5Stack", "T5Block", "T5LayerFF"}."""
-    stack = node.meta.get("nn_module_stack") or {}
+    """Class names of all modules around the layer that a node is, e.g. {"T5Stack", "T5LayerFF"}."""
+    stack = layer_stack(node)
     found = (kind if isinstance(kind, str) else kind.__qualname__ for _, kind in stack.values())
     return frozenset(name.rpartition(".")[2] for name in found)
 

@@ -12,6 +12,18 @@ Biases stay as they are.  Weights are expressions, quantized while the engine is
     %s: f32[128, 1] = enginecast.dynamic_scale(%w, fp8, True)
     %q: fp8[128, 64] = enginecast.quantize(%w, %s, fp8)
 
+A convolution in int8 reads and gives unsigned integers, whose scale and zero come from the
+calibration inputs; a rectifier behind it is a limit of what it gives.  Values that are held so stay
+so up to the next convolution, through pools, views and sums, and are floats for anything else:
+
+    %q: u8[2, 64, 9, 9] = enginecast.quantize_affine(%x, %xs, 117, u8)
+    %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
+    %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
+
+An LSTM reads floats and rounds them itself, at each step anew:
+
+    %r = enginecast.quantized_lstm(%x, %h, %c, %w, %ws, %u, %us, %b)
+
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
 value of a row would no longer fit.  What linears read is quantized once for all that read one
 value, or views of one (x and x.view(-1, 64)):
@@ -21,11 +33,10 @@ value, or views of one (x and x.view(-1, 64)):
     %xq: fp8[2, 7, 64] = enginecast.quantize(%norm, %xs, fp8)          that a backend can fuse them
 """
 
-import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -35,11 +46,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE
+from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE, ZERO
+from enginecast.ops.quantized_conv import LARGEST
 from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
     add_weight,
+    arguments,
     aten,
     drop_unused_weights,
     dtype_of,
@@ -47,6 +60,7 @@ from enginecast.passes.ir.edit import (
     first_input,
     free_name,
     insert,
+    insert_item,
     same_size,
     shape_of,
     weight_value,
@@ -61,9 +75,21 @@ from enginecast.passes.ir.quantization_plan import (
     plan_of,
 )
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path
 from enginecast.passes.precision.cast_borders import mark_border
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
-from enginecast.passes.quantize.measure.simulate import activation_ranges
+from enginecast.passes.quantize.measure.quantizable import (
+    Layer,
+    find_layers,
+    geometry_of,
+    integer_values,
+    is_product_of_integers,
+    origin_in_order,
+    products_as_linears,
+    recurrence_of,
+    spans_wanted,
+    tail_of,
+)
+from enginecast.passes.quantize.measure.simulate import Span, activation_spans
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan
@@ -109,11 +135,13 @@ class QuantizeLayers(QuantizingPass):
         _check_known(program, plan, layers)
         log = SiteLog(context)
         chosen = self._chosen(program, plan, layers, log)
-        chosen, ranges = _static_ranges(program, context, chosen, log)
-        writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, ranges)
+        chosen, spans = _static_spans(program, context, chosen, log)
+        writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, spans)
         for layer, found in chosen:
-            writer.rewrite(layer, found)
             log.done(layer.node, _described(found))
+            if not is_product_of_integers(found):
+                writer.rewrite(layer, found)
+        writer.integers()
         erase_dead(program.graph)
         drop_unused_weights(program)
         done = program.graph_module.meta.get(DONE, frozenset())
@@ -159,21 +187,30 @@ class QuantizeLayers(QuantizingPass):
         return self.native_refusal(layer, plan, arch)
 
 
-def _static_ranges(
+def _static_spans(
     program: ExportedProgram, context: PassContext, chosen: Sequence[Chosen], log: SiteLog
-) -> tuple[list[Chosen], Mapping[Node, float]]:
-    """Largest magnitudes of what layers with static scales read, and the layers without those where
-    there is none.
+) -> tuple[list[Chosen], Mapping[Node, Span]]:
+    """Least and largest elements of what layers with static scales read, and of convolutions what
+    they give; and the layers without those where one of them is not finite.
     """
-    static = {layer.node: _origin(layer) for layer, found in chosen if _is_static(found)}
-    ranges = activation_ranges(program, context, set(static.values()))
+    static = {layer.node: found for layer, found in chosen if _is_static(found)}
+    linears = {
+        layer.node: _origin(layer)
+        for layer, found in chosen
+        if _is_static(found) and layer.kind == "linear"
+    }
+    whole = spans_wanted(program.graph, static)
+    spans = activation_spans(program, context, set(linears.values()), whole)
     left = []
     for layer, found in chosen:
-        if layer.node in static and not math.isfinite(ranges[static[layer.node]]):
+        values = [linears[layer.node]] if layer.node in linears else []
+        if is_product_of_integers(found):
+            values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
+        if not all(spans[value].is_finite for value in values):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:
             left.append((layer, found))
-    return left, ranges
+    return left, spans
 
 
 def _is_static(plan: LayerPlan) -> bool:
@@ -185,7 +222,7 @@ class _Writer:
 
     Args:
         dtype: of quantized values.
-        ranges: max |x| of each origin whose scale is static.
+        spans: least and largest elements of each value whose scale is static.
     """
 
     def __init__(
@@ -194,23 +231,36 @@ class _Writer:
         dtype: torch.dtype,
         scale_dtype: ScaleDtype,
         chosen: Sequence[Chosen],
-        ranges: Mapping[Node, float],
+        spans: Mapping[Node, Span],
     ) -> None:
         self._program = program
         self._dtype = dtype
         self._scale_dtype = scale_dtype
-        self._ranges = ranges
+        self._spans = spans
         self._weights: dict[tuple[object, ...], tuple[Node, Node]] = {}
         self._shared: dict[_Shared, tuple[Node, Node, Node]] = {}
         self._read: dict[_Shared, set[Node]] = defaultdict(set)
+        self._integers = _Integers(program, chosen, spans, self._conv_scale)
         for layer, plan in chosen:
+            if is_product_of_integers(plan):
+                continue
             if plan.activations in ("tensor", "row"):
                 self._read[_shared(layer, plan)].add(first_input(layer.node))
 
+    def integers(self) -> None:
+        """Rewrite the convolutions in int8, all at once."""
+        self._integers.rewrite()
+
+    def _conv_scale(self, layer: Layer, plan: LayerPlan) -> Node:
+        return self._rounded_up(self._weight_scale(behind_casts(layer.weight), layer, plan), layer)
+
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         """Change the node of a layer; it stays the same node, with its name."""
-        values, scale = self._weight(layer, plan)
         node = layer.node
+        if layer.kind in ("lstm", "gru", "rnn"):
+            self._recur(layer, plan)
+            return
+        values, scale = self._weight(layer, plan)
         bias = node.args[2] if len(node.args) > 2 else None
         if layer.kind == "embedding":
             self._pick(layer, plan, values, scale)
@@ -243,6 +293,88 @@ class _Writer:
             rows = self._insert(layer, own.dequantize.default, blocks, scale, dtype)
         _change(layer.node, aten.flatten.using_ints, (rows, -2))
 
+    def _recur(self, layer: Layer, plan: LayerPlan) -> None:
+        node = layer.node
+        with self._program.graph.inserting_before(node):
+            if plan.choice != "storage":
+                self._lstm(layer)
+                return
+            stored = []
+            for weight in arguments(node)[2]:
+                if len(shape_of(weight)) != 2:
+                    stored.append(weight)
+                    continue
+                values, scale = self._matrix(layer, weight)
+                dtype = dtype_of(weight)
+                stored.append(self._insert(layer, own.dequantize.default, values, scale, dtype))
+            node.update_arg(2, stored)
+
+    def _matrix(self, layer: Layer, weight: Node) -> tuple[Node, Node]:
+        """A weight [N, K] by rows, and its scales [N, 1]."""
+        whole = behind_casts(weight)
+        scale = self._insert(layer, own.dynamic_scale.default, whole, self._dtype, True)
+        scale = self._rounded_up(scale, layer)
+        return self._insert(layer, own.quantize.default, whole, scale, self._dtype), scale
+
+    def _lstm(self, layer: Layer) -> None:
+        """A product of integers for each layer of it."""
+        node = layer.node
+        found = recurrence_of(node, arguments(node)[2])
+        rows = first_input(node)
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        start = arguments(node)[1]
+        ends: list[list[Node]] = []
+        for at, directions in enumerate(found.steps):
+            count = len(directions)
+            states = [
+                self._insert(layer, aten.slice.Tensor, first, 0, at * count, (at + 1) * count)
+                for first in start
+            ]
+            weights = self._gates(layer, [each[0] for each in directions])
+            kept = self._gates(layer, [each[1] for each in directions])
+            biases = [self._in_order(layer, bias) for each in directions for bias in each[2:]]
+            bias = None
+            if biases:
+                flat = self._insert(layer, aten.cat.default, biases)
+                bias = self._insert(layer, aten.reshape.default, flat, [count, -1])
+            op = own.quantized_lstm.default
+            result = self._insert(layer, op, rows, *states, *weights, *kept, bias)
+            items = [
+                insert_item(self._program.graph, result, place, like=node) for place in range(3)
+            ]
+            rows, ends = items[0], [*ends, items[1:]]
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        last = [
+            self._insert(layer, aten.cat.default, list(some)) for some in zip(*ends, strict=True)
+        ]
+        results = [rows, *last]
+        for item in list(node.users):
+            item.replace_all_uses_with(results[arguments(item)[1]])
+
+    def _gates(self, layer: Layer, matrices: Sequence[Node]) -> tuple[Node, Node]:
+        """The matrices of all directions as [D, K, 4H], and their scales [D, 4H]."""
+        values, scales = [], []
+        for matrix in matrices:
+            quantized, scale = self._matrix(layer, matrix)
+            turned = self._insert(layer, aten.t.default, self._in_order(layer, quantized))
+            values.append(self._insert(layer, aten.unsqueeze.default, turned, 0))
+            flat = self._insert(layer, aten.reshape.default, self._in_order(layer, scale), [1, -1])
+            scales.append(flat)
+        whole = (self._insert(layer, aten.cat.default, found) for found in (values, scales))
+        first, second = whole
+        return first, second
+
+    def _in_order(self, layer: Layer, gates: Node) -> Node:
+        """Rows of torch's gates (input, forget, cell, output) in ONNX's order."""
+        size = shape_of(gates)[0] // 4
+        parts = [
+            self._insert(layer, aten.slice.Tensor, gates, 0, at * size, (at + 1) * size)
+            for at in (0, 3, 1, 2)
+        ]
+        return self._insert(layer, aten.cat.default, parts)
+
     def _weight(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
         """Values and scale of a layer's weight, as expressions that stand before the layer; layers
         that share a weight share them.
@@ -252,7 +384,7 @@ class _Writer:
         compute dtype before would be a second rounding.
         """
         weight = behind_casts(layer.weight)
-        key = (weight, plan.weights, plan.block, plan.bits, layer.kind == "conv")
+        key = (weight, plan.weights, plan.block, plan.bits, layer.kind)
         if key not in self._weights:
             with self._program.graph.inserting_before(layer.node):
                 scale = self._rounded_up(self._weight_scale(weight, layer, plan), layer)
@@ -271,7 +403,7 @@ class _Writer:
             if plan.bits == 4:
                 scale = self._insert(layer, aten.mul.Scalar, scale, 127 / 7)
             return self._insert(layer, aten.squeeze.dim, scale, -1)
-        if plan.weights == "tensor" or layer.kind != "conv":
+        if plan.weights == "tensor" or not layer.kind.startswith("conv"):
             return self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
         rows = self._insert(layer, aten.flatten.using_ints, weight, 1)
         scale = self._insert(layer, scale_of, rows, self._dtype, True)
@@ -306,7 +438,9 @@ class _Writer:
         origin, scaling, static = shared
         read = self._read[shared]
         source = origin if len(read) > 1 else next(iter(read))
-        known = self._static_scale(self._ranges[origin], layer) if static else None
+        known = None
+        if static:
+            known = self._static_scale(self._spans[origin].largest, layer)
         with self._program.graph.inserting_before(_after(source)):
             scale = known or self._insert(
                 layer, own.dynamic_scale.default, source, self._dtype, scaling == "row"
@@ -324,6 +458,135 @@ class _Writer:
         node = insert(self._program.graph, target, args, like=layer.node)
         node.meta.pop(SCALE, None)  # a scale carries the power of two, if there is one
         return node
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A value in unsigned integers."""
+
+    values: Node
+    scale: Node
+    zero: int
+
+    @property
+    def arguments(self) -> tuple[Node, Node, int]:
+        return self.values, self.scale, self.zero
+
+
+class _Integers:
+    """Rewrites convolutions in int8, and the sums between them.
+
+    Args:
+        chosen: the convolutions among them are rewritten.
+        spans: of every value in `spans_wanted`.
+        weight_scale: gives the scale of a layer's weight, as a weight expression.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        chosen: Sequence[Chosen],
+        spans: Mapping[Node, Span],
+        weight_scale: Callable[[Layer, LayerPlan], Node],
+    ) -> None:
+        self._program = program
+        self._spans = spans
+        self._weight_scale = weight_scale
+        convs = [(layer, plan) for layer, plan in chosen if is_product_of_integers(plan)]
+        self._convs = {layer.node: (layer, plan) for layer, plan in convs}
+        plans = {layer.node: plan for layer, plan in convs}
+        self._values = integer_values(program.graph, plans)
+        self._held: dict[Node, _Held] = {}
+        self._grids: dict[Node, tuple[Node, int]] = {}
+
+    def rewrite(self) -> None:
+        """In graph order: what is read in integers is held in them before."""
+        for tail, value in self._values.items():
+            node = value.made_by
+            limits = tail_of(node)
+            with self._program.graph.inserting_before(node):
+                if node in self._convs:
+                    target, args = own.quantized_conv.default, self._conv(*self._convs[node])
+                else:
+                    sides = [self._read(side) for side in node.args if isinstance(side, Node)]
+                    args = (*sides[0].arguments, *sides[1].arguments)
+                    target = own.quantized_add.default
+                scale, zero = self._grid(tail)
+                args = (*args, scale, zero, limits.low, limits.high)
+                held = _Held(insert(self._program.graph, target, args, like=node), scale, zero)
+            # Whatever else reads the value reads the integers as floats.
+            _change(tail, own.dequantize_affine.default, (*held.arguments, dtype_of(tail)))
+            self._held[tail] = held
+
+    def _conv(self, layer: Layer, plan: LayerPlan) -> tuple[Any, ...]:
+        node = layer.node
+        read = self._read(first_input(node))
+        geometry = geometry_of(node)
+        sizes = (geometry.stride, geometry.padding, geometry.dilation)
+        weight = behind_casts(layer.weight)
+        scale = self._weight_scale(layer, plan)
+        bias = node.args[2] if len(node.args) > 2 else None
+        if isinstance(bias, Node):
+            scale, bias = self._bias(bias, read.scale, scale)
+        values = self._add(node, own.quantize.default, weight, scale, torch.int8)
+        return (*read.arguments, values, scale, bias, *map(list, sizes), geometry.groups)
+
+    def _bias(self, bias: Node, x_scale: Node, scale: Node) -> tuple[Node, Node]:
+        """The scale of a weight, raised where the bias would not fit into int32 beside it, and the
+        bias.
+        """
+        size = self._add(bias, aten.abs.default, bias)
+        least = self._add(bias, aten.div.Tensor, size, x_scale)
+        least = self._add(bias, aten.mul.Scalar, least, 1 / LIMITS[torch.int32])
+        least = self._add(bias, aten.reshape.default, least, list(shape_of(scale)))
+        scale = self._add(bias, aten.maximum.default, scale, least)
+        flat = self._add(bias, aten.reshape.default, scale, [-1])
+        of_sums = self._add(bias, aten.mul.Tensor, flat, x_scale)
+        return scale, self._add(bias, own.quantize.default, bias, of_sums, torch.int32)
+
+    def _read(self, source: Node) -> _Held:
+        """A value in integers: those that it is taken from, or its own."""
+        if source in self._held:
+            return self._held[source]
+        origin = origin_in_order(source)
+        with self._program.graph.inserting_before(_after(source)):
+            if origin in self._held:
+                before = self._read(first_input(source))
+                args = (before.values, *source.args[1:])
+                assert callable(source.target)
+                kwargs = dict(source.kwargs)
+                moved = insert(self._program.graph, source.target, args, kwargs, like=source)
+                found = replace(before, values=moved)
+            else:
+                scale, zero = self._grid(origin)
+                quantize = own.quantize_affine.default
+                values = self._add(source, quantize, source, scale, zero, torch.uint8)
+                found = _Held(values, scale, zero)
+        self._held[source] = found
+        return found
+
+    def _grid(self, node: Node) -> tuple[Node, int]:
+        """The scale of a value, and what stands for 0."""
+        if node not in self._grids:
+            scale, zero = _grid_of(self._spans[node], len(shape_of(node)))
+            name = free_name(self._program, f"{module_path(node) or 'model'}.value_scale")
+            constant = InputKind.CONSTANT_TENSOR
+            self._grids[node] = add_weight(self._program, name, scale, constant), zero
+        return self._grids[node]
+
+    def _add(self, like: Node, target: Any, *args: object) -> Node:
+        return insert(self._program.graph, target, args, like=like)
+
+
+def _grid_of(span: Span, dims: int) -> tuple[Tensor, int]:
+    """The scale of what reaches over a span, fp32, [] or [N, 1, ...], and what stands for 0."""
+    low, high = min(span.low, 0.0), max(span.high, 0.0)
+    if span.channels is not None:
+        zero = ZERO if low < 0 else 0
+        scales = (span.channels / (LARGEST - zero)).clamp(min=SMALLEST_SCALE)
+        return scales.reshape(-1, *[1] * (dims - 2)), zero
+    scale = torch.tensor(max((high - low) / LARGEST, SMALLEST_SCALE), dtype=torch.float32)
+    return scale, min(max(round(-low / float(scale)), 0), LARGEST)
 
 
 _Shared = tuple[Node, Scaling | None, bool]

@@ -3,6 +3,7 @@
     quantized_linear, int8     integer_linear of a transposed weight; on the CPU of unsigned values
     quantized_linear, fp8      dequantized values in a matmul, or fp8_gemm where that is asked for
     blockwise_linear           packed_linear
+    quantized_conv             one scale for all that it gives
     dequantized weight         dequantize_axis, transposed before and not after
     embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for
 
@@ -374,9 +375,30 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     rewriting.replace(node, rewriting.cast(result, dtype, node))
 
 
+def _quantized_conv(rewriting: _Rewriting, node: Node, *args: Any) -> None:
+    """A scale for each channel of what is given becomes a part of the weight's: QLinearConv has one
+    for all, and only ever uses their quotient.
+    """
+    scale, y_scale = args[4], args[10]
+    scale = rewriting.add(aten.reshape.default, scale, [-1], like=node)
+    if shape_of(y_scale):
+        y_scale = rewriting.add(aten.reshape.default, y_scale, [-1], like=node)
+        scale = rewriting.add(aten.div.Tensor, scale, y_scale, like=node)
+        key = ("one",)
+        if key not in rewriting.made:
+            kind = InputKind.CONSTANT_TENSOR
+            name = free_name(rewriting.program, "one")
+            rewriting.made[key] = add_weight(rewriting.program, name, torch.ones(()), kind)
+        node.update_arg(10, rewriting.made[key])
+        # It is within them: what it was measured to reach, it was measured behind them.
+        node.args = (*node.args[:12], None, None)
+    node.update_arg(4, scale)
+
+
 _RULES: dict[Any, Callable[..., None]] = {
     ours.quantize.default: _quantize,
     ours.dequantize.default: _dequantize,
     ours.quantized_linear.default: _quantized_linear,
     ours.blockwise_linear.default: _blockwise_linear,
+    ours.quantized_conv.default: _quantized_conv,
 }

@@ -1,33 +1,56 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
+    first_input,
     insert,
+    same_shape,
     shape_of,
     value,
     weight_expressions,
     weight_specs,
 )
 from enginecast.passes.ir.match import is_call
-from enginecast.passes.ir.quantization_plan import Kind
-from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.quantization_plan import Kind, LayerPlan
+from enginecast.passes.ir.source import layer_path, source_line
+from enginecast.passes.ir.traits import Trait, has
 
 _KINDS: dict[object, tuple[Kind, int]] = {
     aten.linear.default: ("linear", 1),
     aten.embedding.default: ("embedding", 0),
     aten.conv1d.default: ("conv", 1),
+    aten.conv1d.padding: ("conv", 1),
     aten.conv2d.default: ("conv", 1),
+    aten.conv2d.padding: ("conv", 1),
     aten.conv3d.default: ("conv", 1),
+    aten.conv3d.padding: ("conv", 1),
+    aten.conv_transpose1d.default: ("conv-transpose", 1),
+    aten.conv_transpose2d.input: ("conv-transpose", 1),
+    aten.conv_transpose3d.input: ("conv-transpose", 1),
 }
 """Op -> what it is, and which argument is its weight."""
+_RECURRENCES: dict[object, Kind] = {
+    aten.lstm.input: "lstm",
+    aten.gru.input: "gru",
+    aten.rnn_tanh.input: "rnn",
+    aten.rnn_relu.input: "rnn",
+}
+_IN_ORDER = (
+    *(aten.max_pool2d.default, aten.max_pool3d.default),
+    *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
+)
+"""Ops that give elements of the first argument, picked by their order or place alone, and have
+kernels of unsigned integers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,8 @@ class Layer:
     module: str
     source: str
     ordinal: int
+    constants: frozenset[Node] = frozenset()
+    """Those of what it reads, beside its weight, that are weights, too."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,19 +88,58 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
     counts: Counter[tuple[str, str]] = Counter()
     found = []
     for node in program.graph.nodes:
-        if node.op != "call_function" or node.target not in _KINDS:
+        kind, weight = _weight_of(node)
+        if kind is None or not isinstance(weight, Node) or weight not in weights or node in weights:
             continue
-        kind, place = _KINDS[node.target]
-        weight = node.args[place]
-        if not isinstance(weight, Node) or weight not in weights or node in weights:
+        if kind in _RECURRENCES.values() and not weights.issuperset(arguments(node)[2]):
             continue
         leaf = _first_leaf(weight)
-        module, source = module_path(node), source_line(node)
+        module, source = layer_path(node), source_line(node)
         ordinal = counts[module, source]
         counts[module, source] += 1
         name = str(specs[leaf.name].target)
-        found.append(Layer(node, kind, weight, name, module, source, ordinal))
+        constants = frozenset(weights.intersection(node.all_input_nodes))
+        found.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
     return found
+
+
+def _weight_of(node: Node) -> tuple[Kind | None, object]:
+    """What a layer is, and the first weight that it reads; None where it is none."""
+    if node.op != "call_function":
+        return None, None
+    if node.target in _RECURRENCES:
+        return _RECURRENCES[node.target], arguments(node)[2][0]
+    kind, place = _KINDS.get(node.target, (None, 0))
+    return kind, node.args[place] if kind else None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What an LSTM, GRU or RNN is made of."""
+
+    steps: tuple[tuple[tuple[Any, ...], ...], ...]
+    """Layer -> direction -> its weights: of the input, of the state, and perhaps biases of both."""
+    has_biases: bool
+    batch_first: bool
+    has_projection: bool
+
+
+def recurrence_of(node: Node, weights: Sequence[Any]) -> Recurrence:
+    """Split the arguments of a recurrence.
+
+    Args:
+        weights: its weights in their order: nodes, or their values.
+    """
+    has_biases, layers, _, _, both_ways, batch_first = node.args[3:9]
+    assert isinstance(layers, int)
+    directions = 2 if both_ways else 1
+    count = len(weights) // (layers * directions)
+    each = [tuple(weights[at : at + count]) for at in range(0, len(weights), count)]
+    steps = tuple(
+        tuple(each[at : at + directions]) for at in range(0, layers * directions, directions)
+    )
+    whole = 4 if has_biases else 2
+    return Recurrence(steps, bool(has_biases), bool(batch_first), count > whole)
 
 
 def _first_leaf(weight: Node) -> Node:
@@ -122,3 +186,144 @@ def _factors(node: Node, weights: set[Node]) -> tuple[Node, ...] | None:
         return None
     fits = fits and weight in weights and x not in weights and len(shape_of(weight)) == 2
     return found if fits else None
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """How a convolution walks over what it reads."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Before each size, then behind each."""
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def geometry_of(node: Node) -> ConvGeometry:
+    """Of a convolution, its defaults and the names of paddings written out."""
+    kernel = shape_of(arguments(node)[1])[2:]
+    given: tuple[Any, ...] = (*node.args[3:], *(None,) * 4)
+    stride, padding, dilation, groups = given[:4]
+    stride, dilation = (_each(found or 1, len(kernel)) for found in (stride, dilation))
+    if isinstance(padding, str):
+        whole = [
+            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+        ]
+        pads = (*(size // 2 for size in whole), *(size - size // 2 for size in whole))
+    else:
+        pads = _each(padding or 0, len(kernel)) * 2
+    return ConvGeometry(stride, pads, dilation, groups or 1)
+
+
+def _each(given: Any, count: int) -> tuple[int, ...]:
+    sizes = tuple(given) if isinstance(given, list | tuple) else (given,)
+    return sizes * count if len(sizes) == 1 else sizes
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What a layer gives, behind a clamp that it alone feeds."""
+
+    node: Node
+    low: float | None = None
+    high: float | None = None
+
+    def clamped(self, tensor: Tensor) -> Tensor:
+        """What is left of a value that the layer gives."""
+        if self.low is None and self.high is None:
+            return tensor
+        return tensor.clamp(self.low, self.high)
+
+
+def tail_of(node: Node) -> Tail:
+    """The rectifier or clamp behind a node that nothing else reads; else the node itself."""
+    users = list(node.users)
+    if len(users) != 1:
+        return Tail(node)
+    (user,) = users
+    if is_call(user, aten.relu.default, aten.relu_.default):
+        return Tail(user, 0.0)
+    if is_call(user, aten.relu6.default):
+        return Tail(user, 0.0, 6.0)
+    limits = (*user.args[1:3], None, None)[:2]
+    if is_call(user, aten.hardtanh.default, aten.clamp.default, aten.clamp_min.default):
+        if is_call(user, aten.hardtanh.default):
+            limits = (*user.args[1:3], *(-1.0, 1.0)[len(user.args) - 1 :])
+        low, high = (limit if isinstance(limit, int | float) else None for limit in limits)
+        fits = (
+            user.args[0] is node
+            and not user.kwargs
+            and not any(isinstance(n, Node) for n in limits)
+        )
+        return (
+            Tail(user, *(None if n is None else float(n) for n in (low, high)))
+            if fits
+            else Tail(node)
+        )
+    return Tail(node)
+
+
+def origin_in_order(node: Node) -> Node:
+    """The value that the elements of a node are taken from, by ops that commute with rounding."""
+    while True:
+        moves = has(node, Trait.MOVES) or is_call(node, *_IN_ORDER)
+        if not moves or not node.args or not isinstance(source := node.args[0], Node):
+            return node
+        if not isinstance(value(source), Tensor) or not isinstance(value(node), Tensor):
+            return node
+        node = source
+
+
+def is_product_of_integers(plan: LayerPlan) -> bool:
+    """Whether a layer is a convolution of unsigned values, which gives some, too."""
+    return plan.kind == "conv" and plan.choice == "w8a8-static"
+
+
+@dataclass(frozen=True)
+class IntegerValue:
+    """A value that is held in unsigned integers wherever it is read."""
+
+    made_by: Node
+    """The convolution or sum."""
+    by_channel: bool
+    """Whether each channel has a scale of its own: what reads the value, reads floats."""
+
+
+def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, IntegerValue]:
+    """The tail of each convolution in int8, and that of a sum of two such values which such a
+    convolution reads.
+
+    Returns:
+        By tail, in graph order.
+    """
+    convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
+    read = {origin_in_order(first_input(node)) for node in convs}
+    found: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in convs:
+            found[tail_of(node).node] = node
+        elif is_call(node, aten.add.Tensor) and not node.kwargs and len(node.args) == 2:
+            tail = tail_of(node).node
+            if tail in read and all(_is_held(side, node, found) for side in node.args):
+                found[tail] = node
+    sums = (node for node in found.values() if node not in convs)
+    read |= {origin_in_order(side) for node in sums for side in node.all_input_nodes}
+    return {
+        tail: IntegerValue(node, tail not in read and tail_of(node).low in (None, 0.0))
+        for tail, node in found.items()
+    }
+
+
+def _is_held(side: object, node: Node, held: Mapping[Node, Node]) -> bool:
+    if not isinstance(side, Node) or origin_in_order(side) not in held:
+        return False
+    return same_shape(shape_of(side), shape_of(node))
+
+
+def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bool]:
+    """The values whose least and largest elements decide the scales of convolutions in int8; and
+    whether they are wanted of each channel.
+    """
+    read = (node for node, plan in plans.items() if is_product_of_integers(plan))
+    found = {origin_in_order(first_input(node)): False for node in read}
+    return found | {tail: held.by_channel for tail, held in integer_values(graph, plans).items()}

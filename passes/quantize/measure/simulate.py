@@ -3,8 +3,10 @@
 The layers of a plan compute with rounded values, all else as it is.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +21,16 @@ from enginecast.passes.ir.edit import first_input
 from enginecast.passes.ir.interpret import Run, interpret_cases, named
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
-from enginecast.passes.quantize.measure.quantizable import find_layers
+from enginecast.passes.quantize.measure.quantizable import (
+    Recurrence,
+    find_layers,
+    integer_values,
+    is_product_of_integers,
+    origin_in_order,
+    recurrence_of,
+    spans_wanted,
+    tail_of,
+)
 
 FLOOR = 2.0**-40
 """Of a scale: a row of zeros has one, too."""
@@ -119,6 +130,87 @@ def fake_linear(
     return found.to(x.dtype)
 
 
+UNSIGNED = 255
+
+
+@dataclass(frozen=True)
+class Span:
+    """How far the elements of a value reach."""
+
+    low: float
+    high: float
+    channels: Tensor | None = None
+    """The largest magnitude in each, [N], where each has a scale of its own."""
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude; infinite or NaN where a value is."""
+        return max(-self.low, self.high)
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def fake_unsigned(x: Tensor, span: Span) -> Tensor:
+    """x on the 256 steps over a span, which are widened to hold 0 as one of them; fp32.
+
+    With a scale for each channel 0 is the lowest step or the one in the middle.
+    """
+    low, high = min(span.low, 0.0), max(span.high, 0.0)
+    if span.channels is not None:
+        below = 0 if low == 0 else UNSIGNED // 2 + 1
+        size = span.channels.float().reshape(-1, *[1] * (x.dim() - 2))
+        step = (size / (UNSIGNED - below)).clamp(min=FLOOR)
+        return (x.float() / step).round().clamp(-below, UNSIGNED - below) * step
+    step = torch.tensor(max((high - low) / UNSIGNED, FLOOR))  # fp32
+    below = int((-low / step).round().clamp(0, UNSIGNED))
+    steps = (x.float() / step).round().clamp(-below, UNSIGNED - below)
+    return steps * step
+
+
+def fake_lstm(
+    x: Tensor, start: Sequence[Tensor], recurrence: Recurrence
+) -> tuple[Tensor, Tensor, Tensor]:
+    """An LSTM in int8: x and, at each step, the state are rounded with one scale for all rows.
+
+    Args:
+        x: [S, B, I], or [B, S, I] with batches first.
+        start: state and cell, [layers * directions, B, H] both.
+        recurrence: with rounded weights.
+
+    Returns:
+        As the LSTM of torch.
+    """
+    rows = x.transpose(0, 1) if recurrence.batch_first else x
+    states: list[Tensor] = []
+    cells: list[Tensor] = []
+    for layer in recurrence.steps:
+        read, found = _fake_whole(rows), []
+        for backward, weights in enumerate(layer):
+            places = range(len(rows))
+            state, cell = (first[len(states)] for first in start)
+            outputs = [state] * len(rows)
+            for place in reversed(places) if backward else places:
+                whole = functional.linear(read[place], weights[0], *weights[2:3])
+                whole = whole + functional.linear(_fake_whole(state), weights[1], *weights[3:4])
+                enters, forgets, new, leaves = whole.chunk(4, -1)
+                cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
+                state = leaves.sigmoid() * cell.tanh()
+                outputs[place] = state
+            found.append(torch.stack(outputs))
+            states.append(state)
+            cells.append(cell)
+        rows = torch.cat(found, -1)
+    last = rows.transpose(0, 1) if recurrence.batch_first else rows
+    return last, torch.stack(states), torch.stack(cells)
+
+
+def _fake_whole(x: Tensor) -> Tensor:
+    low, high = x.aminmax()
+    return fake_unsigned(x, Span(float(low), float(high)))
+
+
 def simulate(
     program: ExportedProgram,
     plan: QuantizationPlan,
@@ -151,14 +243,18 @@ def simulate(
 class Rounding:
     """Computes layers with rounded values; keeps the rounded weights of the last layer."""
 
-    def __init__(self, plan: QuantizationPlan, largest: Mapping[Node, float]) -> None:
+    def __init__(self, plan: QuantizationPlan, spans: Mapping[Node, Span]) -> None:
+        """
+        Args:
+            spans: of `static_spans`.
+        """
         self._plan = plan
-        self._largest = largest
+        self._spans = spans
         self._last: Node | None = None
         self._weights: dict[LayerPlan, Tensor] = {}
 
-    def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Tensor:
-        """What a layer gives.
+    def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Any:
+        """What a layer gives: a tensor, or of a recurrence what it returns.
 
         Args:
             values: the arguments of the node.
@@ -166,16 +262,38 @@ class Rounding:
         if layer.kind == "linear":
             largest = None
             if layer.choice == "w8a8-static":
-                largest = torch.tensor(self._largest[first_input(node)])
+                largest = torch.tensor(self._spans[first_input(node)].largest)
             grid = grid_of(self._plan.format, self._plan.arch, 8)
             bias = values[2] if len(values) > 2 else None
             weight = self._weight(node, layer, values[1])
             return fake_linear(values[0], weight, bias, layer, grid, largest)
+        if layer.kind in ("lstm", "gru", "rnn"):
+            return self._recurrence(node, layer, values)
         place = 0 if layer.kind == "embedding" else 1
         weight = self._weight(node, layer, values[place]).to(values[place].dtype)
         assert callable(node.target)
+        if is_product_of_integers(layer):
+            read = fake_unsigned(values[0], self._spans[origin_in_order(first_input(node))])
+            values = (read.to(values[0].dtype), *values[1:])
         found: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
+        if is_product_of_integers(layer):
+            found = self.held(found, tail_of(node).node)
         return found
+
+    def _recurrence(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Any:
+        grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
+        weights = [
+            fake_weight(weight, layer, grid) if weight.dim() == 2 else weight
+            for weight in values[2]
+        ]
+        if layer.choice == "w8a8-dynamic":
+            return fake_lstm(values[0], values[1], recurrence_of(node, weights))
+        assert callable(node.target)
+        return node.target(*values[:2], weights, *values[3:])
+
+    def held(self, found: Tensor, node: Node) -> Tensor:
+        """A value as the unsigned integers that hold it say it."""
+        return fake_unsigned(found, self._spans[node]).to(found.dtype)
 
     def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
         """The same for all cases of a run, which come one after the other."""
@@ -198,28 +316,45 @@ class Simulation(Run):
         decisions = plan.by_site()
         found = ((layer.node, decisions.get(layer.key)) for layer in find_layers(program))
         self._layers = {node: d for node, d in found if d is not None and d.choice != "keep"}
-        ranges = static_ranges(program, context, self._layers.items())
-        self._rounding = Rounding(plan, ranges)
+        spans = static_spans(program, context, self._layers.items())
+        self._rounding = Rounding(plan, spans)
+        held = integer_values(program.graph, self._layers)
+        self._sums = {tail for tail, one in held.items() if one.made_by not in self._layers}
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
         if layer is None:
-            return super().evaluate(node, case)
+            found = super().evaluate(node, case)
+            return self._rounding.held(found, node) if node in self._sums else found
         values, _ = self.fetch_args_kwargs_from_env(node)
         return self._rounding.output(node, layer, values)
 
 
-def static_ranges(
+def static_spans(
     program: ExportedProgram, context: PassContext, layers: Iterable[tuple[Node, LayerPlan]]
-) -> dict[Node, float]:
-    """The largest magnitude of what each layer with a static scale reads, all else exact."""
-    read = {first_input(node) for node, layer in layers if layer.choice == "w8a8-static"}
-    return activation_ranges(program, context, read)
+) -> dict[Node, Span]:
+    """The least and largest elements that the static scales of layers are made for, all else
+    exact.
+    """
+    static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
+    read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
+    return activation_spans(program, context, read, spans_wanted(program.graph, static))
 
 
 def activation_ranges(
     program: ExportedProgram, context: PassContext, nodes: Set[Node]
 ) -> dict[Node, float]:
+    """For each node max |x| of `activation_spans`; infinite or NaN where a value is."""
+    spans = activation_spans(program, context, nodes)
+    return {node: span.largest for node, span in spans.items()}
+
+
+def activation_spans(
+    program: ExportedProgram,
+    context: PassContext,
+    nodes: Set[Node],
+    whole: Mapping[Node, bool] = MappingProxyType({}),
+) -> dict[Node, Span]:
     """Run the program over the calibration inputs.
 
     What stands in the rows that a mask leaves out is not a measure: a model may compute anything
@@ -228,34 +363,49 @@ def activation_ranges(
     Args:
         context: with `calibration`; `mask_input` names the mask among it, [B, S].
         nodes: values [B, S, ...] have the mask's rows; others count whole.
+        whole: values that have channels where a mask has tokens; they count whole.  Of those with
+            True the magnitude in each channel is looked for, too.
 
     Returns:
-        For each node max |x|, over all cases; infinite or NaN where a value is.
+        For each node its least and largest element, over all cases; infinite or NaN where a value
+        is.
 
     Raises:
         PassError: no calibration inputs were given.
     """
-    if not nodes:
+    if not nodes and not whole:
         return {}
     if not context.calibration:
         raise PassError(
             "static scales of activations need calibration inputs, got none",
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
-    found: dict[Node, Tensor] = {}
+    found: dict[Node, tuple[Tensor, Tensor]] = {}
+    channels: dict[Node, Tensor] = {}
     masks = masks_of(context)
+    wanted = nodes | whole.keys()
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
-        if node not in nodes:
+        if node not in wanted:
             return
-        valid = valid_rows(tensor, masks[case])
+        valid = valid_rows(tensor, None if node in whole else masks[case])
         if valid.numel():
-            largest = valid.abs().amax().float()
-            found[node] = torch.maximum(found.get(node, largest), largest)  # hands NaN on
+            low, high = (end.float() for end in valid.aminmax())
+            known = found.get(node, (low, high))
+            # Both hand NaN on.
+            found[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
+            if whole.get(node):
+                sizes = tensor.abs().transpose(0, 1).flatten(1).amax(1).float()
+                channels[node] = torch.maximum(channels.get(node, sizes), sizes)
 
     for case, inputs in enumerate(context.calibration):
-        for node in nodes:
+        for node in wanted:
             if node.op == "placeholder" and node.name in inputs:
                 keep(case, node, inputs[node.name])
     interpret_cases(program, context.calibration, watch=keep)
-    return {node: float(found.get(node, torch.zeros(()))) for node in nodes}
+    nothing = (torch.zeros(()), torch.zeros(()))
+    ends = {node: found.get(node, nothing) for node in wanted}
+    return {
+        node: Span(float(low), float(high), channels.get(node))
+        for node, (low, high) in ends.items()
+    }

@@ -8,8 +8,13 @@ from msgspec.structs import replace
 from torch.export import ExportedProgram
 
 from enginecast.errors import PassError
+from enginecast.passes.ir.edit import arguments
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
+from enginecast.passes.quantize.measure.quantizable import (
+    Layer,
+    find_layers,
+    recurrence_of,
+)
 from enginecast.passes.quantize.plan.architectures import CPU, Column, require
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import off_multiple
@@ -87,6 +92,8 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     if layer.choice == "storage":
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
+    elif (layer.kind, plan.format) in _OF_INTEGERS:
+        yield from _OF_INTEGERS[layer.kind, plan.format](layer, found, plan)
     elif layer.kind != "linear":
         yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
@@ -95,6 +102,34 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     yield from _block_faults(layer)
     if plan.format == "fp8":
         yield from _native_faults(layer, plan.arch)
+
+
+def _conv_faults(
+    layer: LayerPlan, found: Layer, plan: QuantizationPlan
+) -> Iterator[tuple[str, str]]:
+    form = (layer.choice, layer.weights, layer.activations)
+    if form != ("w8a8-static", "row", "tensor"):
+        wanted = "w8a8-static by row and tensor, storage or keep"
+        yield "choice", f"{layer.choice!r} of a convolution: {wanted}"
+    if plan.arch != CPU:
+        yield "choice", f"{layer.choice!r} of a convolution, which has int8 on a CPU alone"
+
+
+def _lstm_faults(
+    layer: LayerPlan, found: Layer, plan: QuantizationPlan
+) -> Iterator[tuple[str, str]]:
+    form = (layer.choice, layer.weights, layer.activations)
+    if form != ("w8a8-dynamic", "row", "tensor"):
+        wanted = "w8a8-dynamic by row and tensor, storage or keep"
+        yield "choice", f"{layer.choice!r} of an LSTM: {wanted}"
+    if plan.arch != CPU:
+        yield "choice", f"{layer.choice!r} of an LSTM, which has int8 on a CPU alone"
+    if recurrence_of(found.node, arguments(found.node)[2]).has_projection:
+        yield "choice", f"{layer.choice!r} of an LSTM with a projection: storage or keep"
+
+
+_OF_INTEGERS = {("conv", "int8"): _conv_faults, ("lstm", "int8"): _lstm_faults}
+"""What besides linears is multiplied, by kind and format."""
 
 
 def _format_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
@@ -114,7 +149,7 @@ def _block_faults(layer: LayerPlan) -> Iterator[tuple[str, str]]:
         yield "activations", "blocks are for weight and activations alike"
     if blocks != (layer.block > 0):
         yield "block", f"{layer.block} with weights {layer.weights!r}"
-    if layer.block and (layer.kind == "conv" or layer.shape[-1] % layer.block):
+    if layer.block and (layer.kind not in ("linear", "embedding") or layer.shape[-1] % layer.block):
         yield "block", f"{layer.block} does not divide K={layer.shape[-1]} of a {layer.kind}"
     if layer.block and (layer.block < 16 or layer.block & (layer.block - 1)):
         yield "block", f"{layer.block}: a power of two, 16 at least"

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from enginecast.passes.ir.source import layer_stack
 from enginecast.passes.quantize.measure.quantizable import Layer
 
 OVERRIDE = " (sensitive=true quantizes it)"
@@ -37,8 +38,7 @@ def declared_reason(layer: Layer) -> str:
 
 def _around(layer: Layer) -> Iterator[tuple[str, str]]:
     """Path and class of each module around a layer, the outermost first."""
-    stack = layer.node.meta.get("nn_module_stack") or {}
-    for path, kind in stack.values():
+    for path, kind in layer_stack(layer.node).values():
         yield path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -13,10 +13,17 @@ measured times where there are any.
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from msgspec.structs import replace
+from torch.fx import Node
 
+from enginecast.passes.ir.edit import arguments, dtype_of, first_input, shape_of
 from enginecast.passes.ir.quantization_plan import Choice, LayerPlan, Scaling
-from enginecast.passes.quantize.measure.quantizable import Layer
+from enginecast.passes.quantize.measure.quantizable import (
+    Layer,
+    geometry_of,
+    recurrence_of,
+)
 from enginecast.passes.quantize.plan.architectures import CPU, Column, architecture, require
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import MULTIPLE, off_multiple
@@ -31,6 +38,12 @@ weight (release notes of 10.6.0: "on Hopper GPUs")."""
 _PEAK, _HALF_N, _HALF_K = 1.8, 1638.0, 819.0
 """Gain of a large product, and the sizes at which half of it is left."""
 _COARSE_GAIN = 1.75
+_CONV_GAIN, _GROUPED_GAIN, _DEPTHWISE_GAIN = 3.0, 1.8, 1.0
+"""Medians of chains of such convolutions on one core of an AVX-512 VNNI CPU (ONNX Runtime 1.31).  A
+depthwise one gains nothing by itself; between others in int8 it saves the steps to floats and back,
+with which the whole took twice as long."""
+_LSTM_GAIN = 2.7
+"""The same of 64 to 512 units: 1.4 to 3.1."""
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
     ("w8a8-static", "tensor", 8): 3.4,
     ("w8a8-dynamic", "row", 8): 2.5,
@@ -76,15 +89,73 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         if size < MULTIPLE:
             return [], f"rows of {size} values: a scale for each would weigh as much"
         return [stored], ""
-    if layer.kind == "conv":
-        if options.mode == "w8a8":
-            return [], "a convolution: products of quantized values are for linears"
-        return [planned(layer, "storage")], ""
+    if layer.kind in ("conv", "conv-transpose"):
+        return _conv(layer, options)
+    if layer.kind in ("lstm", "gru", "rnn"):
+        return _recurrence(layer, options)
     if options.mode == "storage":
         return _stored(stored, options), ""
     if options.format == "fp8":
         return _fp8(layer, options)
     return _int8(layer, stored, options), ""
+
+
+def _conv(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
+    """A stored weight would keep ONNX Runtime from its blocked layout: such a convolution is slower
+    by more than a linear is.
+    """
+    if options.mode == "storage":
+        return [planned(layer, "storage")], ""
+    if not multiplies_convs(options):
+        return [], "a convolution: products of quantized values are for linears"
+    if layer.kind == "conv-transpose":
+        return [], "a transposed convolution: ONNX Runtime's CPU provider has none in int8"
+    reason = _unfit(layer)
+    if reason:
+        return [], reason
+    out, per_group, *_ = layer.shape
+    groups = geometry_of(layer.node).groups
+    gain = _DEPTHWISE_GAIN if per_group == 1 and out == groups else _GROUPED_GAIN
+    gain = _CONV_GAIN if groups == 1 else gain
+    form = planned(layer, "w8a8-static", "row", "tensor")
+    return [replace(form, gain=gain, gain_from="model")], ""
+
+
+def _recurrence(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
+    if options.format == "fp8":
+        return [], "a recurrence: fp8 is for linears and convolutions"
+    if options.mode == "storage":
+        return [planned(layer, "storage")], ""
+    if layer.kind != "lstm" or not multiplies_convs(options):
+        name = {"lstm": "an LSTM", "gru": "a GRU", "rnn": "an RNN"}[layer.kind]
+        return [], f"{name}: ONNX Runtime's CPU provider alone multiplies in int8, and LSTMs alone"
+    if recurrence_of(layer.node, arguments(layer.node)[2]).has_projection:
+        return [], "an LSTM with a projection: there is none in int8"
+    if dtype_of(first_input(layer.node)) != torch.float32:
+        return [], "an LSTM that does not compute in fp32"
+    form = planned(layer, "w8a8-dynamic", "row", "tensor")
+    return [replace(form, gain=_LSTM_GAIN, gain_from="model")], ""
+
+
+def multiplies_convs(options: PlanOptions) -> bool:
+    """Whether what runs the plan has convolutions in int8 that are faster than those in fp32."""
+    return (options.format, options.mode, options.arch) == (
+        "int8",
+        "w8a8",
+        CPU,
+    ) and options.integers
+
+
+def _unfit(layer: Layer) -> str:
+    """Why a convolution has no form in integers; empty: it has."""
+    source, bias = first_input(layer.node), arguments(layer.node)[2:3]
+    if dtype_of(source) != torch.float32:
+        return "a convolution that does not compute in fp32"
+    if len(shape_of(source)) != len(layer.shape):
+        return "a convolution of what has no batch: ONNX Runtime has none in int8"
+    if bias and isinstance(bias[0], Node) and bias[0] not in layer.constants:
+        return "a convolution whose bias is computed"
+    return ""
 
 
 def _stored(stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:

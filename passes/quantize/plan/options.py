@@ -11,7 +11,7 @@ Mode = Literal["w8a8", "storage"]
 Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
 BEFORE = frozenset(
     {"rescale-residual", "unify-dtype", "canonicalize", "fuse-gelu", "fuse-rms-norm"}
-    | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers"}
+    | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers", "fold-batch-norm"}
 )
 """Passes that replace or merge linears, or change their weights."""
 
@@ -27,6 +27,8 @@ class PlanOptions:
     """A row of the architecture matrix: "sm90", "cpu"."""
     target: Target = "aotinductor"
     """What will run it: decides which native fp8 products there are."""
+    integers: bool = False
+    """Whether what runs it on a CPU multiplies convolutions and LSTMs in int8, too."""
     bits: Literal[4, 8] = 8
     """Of a stored weight; 4 for int8 storage only."""
     max_error: float | None = None

@@ -12,7 +12,7 @@ weights or inputs have other ranges, has a variant of its own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, hypot, prod
 from statistics import median
 from typing import Any
@@ -34,7 +34,8 @@ from enginecast.passes.quantize.measure.calibration import (
     masks_of,
     valid_rows,
 )
-from enginecast.passes.quantize.measure.simulate import Rounding, static_ranges
+from enginecast.passes.quantize.measure.quantizable import Tail, tail_of
+from enginecast.passes.quantize.measure.simulate import Rounding, static_spans
 
 Choices = Mapping[Node, Sequence[LayerPlan]]
 """For each layer the forms that it may take, fastest first."""
@@ -101,7 +102,7 @@ def measure(
     """
     with torch.no_grad():
         forms = ((node, form) for node, known in choices.items() for form in known)
-        rounding = Rounding(plan, static_ranges(program, context, forms))
+        rounding = Rounding(plan, static_spans(program, context, forms))
         run = _Isolated(program, context, choices, rounding)
         outputs = [named(found, None) for found in run.results()]
         errors = {node: [total.relative for total in sums] for node, sums in run.sums.items()}
@@ -129,7 +130,7 @@ def measure_alone(
         return
     fastest = {node: known[0] for node, known in choices.items()}
     with torch.no_grad():
-        rounding = Rounding(plan, static_ranges(program, context, fastest.items()))
+        rounding = Rounding(plan, static_spans(program, context, fastest.items()))
         layers = [{node: fastest[node] for node in variant} for variant in variants]
         reached = _reached(program, context, layers, rounding)
     for variant, error in zip(variants, reached, strict=True):
@@ -177,14 +178,22 @@ class _Isolated(Run):
             return exact
         values, _ = self.fetch_args_kwargs_from_env(node)
         # A convolution has channels where the mask has tokens.
-        mask = self._masks[case] if forms[0].kind != "conv" else None
-        wanted = valid_rows(exact, mask)
+        first = exact if isinstance(exact, Tensor) else exact[0]  # of a recurrence
+        is_conv = forms[0].kind.startswith("conv")
+        mask = self._masks[case] if forms[0].kind in ("linear", "embedding") else None
+        tail = tail_of(node) if is_conv else Tail(node)
+        wanted = valid_rows(tail.clamped(first), mask)
         if not bool(wanted.isfinite().all()):
             place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
             raise PassError(
                 f"values at {place} are not finite before anything is quantized",
                 hint="Look for calibration inputs that the model cannot take.",
             )
+        if forms[0].kind not in ("linear", "embedding"):
+            known = self.readings.get(node, Reading())
+            channels = 1 - len(forms[0].shape) if is_conv else -1
+            positions = first.numel() // first.shape[channels]
+            self.readings[node] = replace(known, rows=max(known.rows, positions))
         if forms[0].kind == "linear":
             rows = valid_rows(values[0], mask)
             self._read(node, values[0], rows)
@@ -193,7 +202,9 @@ class _Isolated(Run):
                 values, mask = (rows, *values[1:]), None
         sums = self.sums.setdefault(node, [ErrorSum() for _ in forms])
         for form, total in zip(forms, sums, strict=True):
-            total.add(valid_rows(self._rounding.output(node, form, values), mask), wanted)
+            rounded = self._rounding.output(node, form, values)
+            rounded = tail.clamped(rounded if isinstance(rounded, Tensor) else rounded[0])
+            total.add(valid_rows(rounded, mask), wanted)
         return exact
 
     def _read(self, node: Node, x: Tensor, rows: Tensor) -> None:
