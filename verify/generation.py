@@ -139,11 +139,11 @@ def _differing(chosen: Ids, model: Continued, step: int) -> Iterator[tuple[int, 
         known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
         got = f"token {token}, where the model generates {wanted}"
         slack = model.slack[row][step]
-        if token not in known:
+        if token not in known or wanted not in known:
             yield row, f"{got}: it is none of the model's {len(known)} best"
             continue
-        gap = max(known.values()) - known[token]
+        gap = abs(known[wanted] - known[token])
         if gap > slack:
-            yield row, f"{got}: its logit is {gap:.2g} lower, and what ties is within {slack:.2g}"
+            yield row, f"{got}: their logits are {gap:.2g} apart, and ties within {slack:.2g}"
             continue
         yield row, ""
