@@ -4,10 +4,13 @@ Its folders: `bundle`, `sessions`, `device`, `values`. It imports `enginecast.er
 torch until an engine that needs it is opened.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enginecast.runtime.batcher import Batcher as Batcher
+    from enginecast.runtime.generation import Generator as Generator
+    from enginecast.runtime.generation import generate as generate
 
 if __name__ != "enginecast.runtime":
     raise ImportError(
@@ -15,9 +18,10 @@ if __name__ != "enginecast.runtime":
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name != "Batcher":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from enginecast.runtime.batcher import Batcher
+_WHERE = {"Batcher": "batcher", "Generator": "generation", "generate": "generation"}
 
-    return Batcher
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"enginecast.runtime.{_WHERE[name]}"), name)

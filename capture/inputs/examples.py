@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, Kind, named_dims
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, Kind, named_dims, sums
 
 Style = Literal[
     "normal",
@@ -166,6 +166,8 @@ def verification_inputs(
     plans += _few(kinds) if heavy else _of_kinds(kinds, longest, costly)
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
+    if sums(specs):  # as generation goes on: one token after many, which padding came before
+        plans.append(_Plan("one token after many", 2, 1, longest, (sys.maxsize, -9)))
     plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
     plans += _largest(specs, parameters)
     cases: list[Case] = []
@@ -336,14 +338,21 @@ def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
 
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
     wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence, plan.least: 0, plan.most: sys.maxsize}
-    return {
+    dims = named_dims(specs)
+    sizes = {
         name: dim.fit(wanted.get(name, dim.size + plan.other * dim.step))
-        for name, dim in named_dims(specs).items()
+        for name, dim in dims.items()
     }
+    for total in sums(specs).values():
+        names = sorted((name for name, _ in total.parts if name in dims), key=plan.most.__eq__)
+        for name in names:  # what is wanted most is cut last
+            beyond = max(0, total.size_in(sizes) - total.maximum)
+            sizes[name] = dims[name].fit(sizes[name] - beyond)
+    return sizes
 
 
 def _shape(spec: InputSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes.get(dim.name, dim.size) if dim.name else dim.size for dim in spec.dims)
+    return tuple(dim.size_in(sizes) for dim in spec.dims)
 
 
 def _mask(
@@ -378,6 +387,8 @@ def _draw(
 ) -> Tensor:
     if spec.kind == "attention_mask" and mask is not None:
         return mask.to(spec.dtype)
+    if spec.kind == "position_ids" and mask is not None:
+        return positions_of(mask)[:, -shape[1] :].clamp(max=spec.high).to(spec.dtype)
     if spec.low is not None and spec.high is not None:
         ids = _whole(spec.low, spec.high, shape, style, generator).to(spec.dtype)
         if spec.is_box:
@@ -389,6 +400,15 @@ def _draw(
     if style in EDGES or (spec.kind == "image" and style not in ENDS):
         values = _STYLES[style](values)
     return values.to(spec.dtype)
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """The position of each token in its row, 0 of padding: as transformers' generate counts them.
+
+    Args:
+        mask: 0 where there is padding, [batch, tokens].
+    """
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
 def _whole(

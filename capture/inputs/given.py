@@ -272,13 +272,17 @@ def _changed(
     for index, dim in enumerate(spec.dims):
         if (spec.name, index) not in places:
             continue
+        if dim.parts:
+            dims[index] = replace(dim, cap=option.maximum)
+            continue
         if option.is_static:
             dims[index] = DimSpec.static(option.minimum)
             continue
         dims[index] = replace(
             dim,
             name=dim.name or axes.get(index, f"{spec.name}_{index}"),
-            minimum=option.minimum,
+            # What may be empty stays so.
+            minimum=option.minimum if dim.name is None or dim.minimum else 0,
             maximum=option.maximum,
             asked=True,
             step=option.step,

@@ -11,12 +11,13 @@ from transformers import PreTrainedConfig
 from enginecast.capture.sources.text_config import ending_of, longest_sequence, padding_of, text_of
 from enginecast.errors import UsageError
 
-Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
+Kind = Literal["token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"]
 Origin = Literal["known", "example", "asked"]
 
 BATCH = "batch"
 SEQUENCE = "sequence"
 LARGEST_BATCH = 64
+LARGEST_SUM = 2**31 - 1
 BOXES = "bbox"
 
 TEXT_INPUTS: dict[str, Kind] = {
@@ -38,6 +39,9 @@ class DimSpec:
         asked: whether the user gave the range, so that it is never narrowed without a refusal.
         given: its size in the inputs that the user gave; None when they were derived.
         step: all sizes are multiples of it, the smallest and the largest, too.
+        parts: names and example sizes of the dimensions that this one is the sum of, such as those
+            of the tokens before and of the new ones for a mask of both; empty: it is none.
+        cap: largest sum.
     """
 
     name: str | None
@@ -47,10 +51,25 @@ class DimSpec:
     asked: bool = field(default=False, compare=False)
     given: int | None = field(default=None, compare=False)
     step: int = 1
+    parts: tuple[tuple[str, int], ...] = ()
+    cap: int = LARGEST_SUM
 
     @classmethod
     def static(cls, size: int) -> "DimSpec":
         return cls(None, size, size, size)
+
+    @classmethod
+    def sum_of(cls, name: str, parts: Sequence["DimSpec"], cap: int = LARGEST_SUM) -> "DimSpec":
+        """The sum of other dimensions, called `name`."""
+        low, high = sum(p.minimum for p in parts), min(cap, sum(p.maximum for p in parts))
+        sizes = tuple((str(part.name), part.size) for part in parts)
+        return cls(name, sum(p.size for p in parts), low, high, parts=sizes, cap=cap)
+
+    def size_in(self, sizes: Mapping[str, int]) -> int:
+        """Its size where named dimensions have these sizes, and others the example's."""
+        if self.parts:
+            return sum(sizes.get(name, size) for name, size in self.parts)
+        return self.size if self.name is None else sizes.get(self.name, self.size)
 
     @property
     def sizes(self) -> range:
@@ -100,13 +119,38 @@ class InputSpec:
 
 
 def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
-    """The dimensions that vary, by name."""
-    return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
+    """The dimensions that vary by themselves, by name."""
+    return {
+        dim.name: dim
+        for spec in specs
+        for dim in spec.dims
+        if dim.name is not None and not dim.parts
+    }
+
+
+def sums(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
+    """The dimensions that are sums of others, by name."""
+    return {str(dim.name): dim for spec in specs for dim in spec.dims if dim.parts}
+
+
+def with_sums(specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
+    """The inputs, where dimensions that are sums have the sizes that their parts have now."""
+    dims = named_dims(specs)
+
+    def summed(dim: DimSpec) -> DimSpec:
+        if not dim.parts:
+            return dim
+        # A part that a range of one size made static is known by its size.
+        parts = [dims.get(n) or replace(DimSpec.static(size), name=n) for n, size in dim.parts]
+        return DimSpec.sum_of(str(dim.name), parts, dim.cap)
+
+    return tuple(replace(spec, dims=tuple(map(summed, spec.dims))) for spec in specs)
 
 
 def ranges_of(specs: Sequence[InputSpec]) -> dict[str, tuple[int, int]]:
     """Least and greatest size of each dimension that varies."""
-    return {name: (dim.minimum, dim.maximum) for name, dim in named_dims(specs).items()}
+    every = {**named_dims(specs), **sums(specs)}
+    return {name: (dim.minimum, dim.maximum) for name, dim in every.items()}
 
 
 def from_example(
@@ -178,7 +222,7 @@ def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
     chosen: dict[str, int] = {}
     for spec in specs:
         for dim in spec.dims:
-            if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum:
+            if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum or dim.parts:
                 continue
             least = min(max(dim.minimum, 2 * dim.step), dim.maximum)
             candidates = (*_candidates(dim, spec.kind), *dim.sizes)
@@ -186,8 +230,8 @@ def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
             free = (size for size in allowed if size not in taken)
             chosen[dim.name] = next(free, least)
             taken.add(chosen[dim.name])
-    return tuple(
-        replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs
+    return with_sums(
+        [replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs]
     )
 
 
@@ -198,6 +242,9 @@ def _candidates(dim: DimSpec, kind: Kind) -> list[int]:
 
 
 def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:
+    if dim.parts:
+        sizes = tuple((name, chosen.get(name, size)) for name, size in dim.parts)
+        return replace(dim, parts=sizes)
     if dim.name is None:
         return dim
     if dim.name not in chosen:

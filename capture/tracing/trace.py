@@ -22,7 +22,7 @@ from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow
-from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_model_code
@@ -234,6 +234,9 @@ def _once(
                 strict=strategy.is_strict,
                 prefer_deferred_runtime_asserts_over_guards=is_proved,
             )
+        if sums(specs):  # torch takes parts of two at least, and so a sum of four
+            for size in [size for size in program.range_constraints if not size.is_symbol]:
+                del program.range_constraints[size]
         inline_autocast(program)
         traced, program = program, without_levels(program)
     except EnginecastError:

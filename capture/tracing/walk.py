@@ -315,7 +315,7 @@ class Walker:
         with self.mode:
             return {
                 spec.name: torch.empty(
-                    [sizes.get(dim.name, dim.size) if dim.name else dim.size for dim in spec.dims],
+                    [dim.size_in(sizes) for dim in spec.dims],
                     dtype=spec.dtype,
                 )
                 for spec in self.specs

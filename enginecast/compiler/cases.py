@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
+from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import (
     Case,
     example_sizes,
@@ -32,6 +33,7 @@ from enginecast.capture.python.locations import (
     is_model_code,
 )
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.decoder import IDS, MASK, DecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
@@ -78,6 +80,8 @@ def choose_cases(
     cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
     if prompts is not None:
         encoded = tokenize(prompts, source, specs)
+        if isinstance(source, DecoderSource):
+            encoded = prompt_inputs(specs, encoded[IDS], encoded[MASK])
         lacking = [spec.name for spec in specs if spec.name not in encoded]
         if lacking:
             raise UsageError(

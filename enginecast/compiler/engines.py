@@ -24,6 +24,7 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.runtime.bundle.manifest import (
     EngineRecord,
     FileRecord,
+    GenerationCheck,
     Manifest,
     Verdict,
 )
@@ -45,6 +46,8 @@ from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import judge
 
 LOW = ("float16", "bfloat16")
+Generates = Callable[[Engine], tuple[GenerationCheck, tuple[str, ...]]]
+"""What an engine generates beside the model, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Twin:
     """What was done, for the verdict."""
     edges: tuple[str, ...] = ()
     """Cases of unusual values that it was compared on."""
+    generation: GenerationCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class EngineRun:
     """What the engine consists of, in words, where its runtime says."""
     leaks: Mapping[str, str] = field(default_factory=dict)
     """Outputs that were proved not to depend on padding, and change with it."""
+    generation: GenerationCheck | None = None
+    """How it generated what the model generates; None for an engine that generates nothing."""
 
 
 def lowering_request(
@@ -154,23 +160,25 @@ def run_engine(
     *,
     counts_ops: bool = True,
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]] = tuple,
+    generates: Generates | None = None,
 ) -> EngineRun:
     """Run the engine where this machine can, else its twin, and judge it.
 
     Args:
         widened: gives what the engine's program makes of cases where 16-bit values are widened, in
             each way that is right.
+        generates: compares what it generates with what the model does.
     """
     if not config.runs_here:
-        return EngineRun(
-            criteria.judge(twin=run_twin(bundle, record, criteria.reference, threads, widened))
-        )
+        twin = run_twin(bundle, record, criteria.reference, threads, widened, generates)
+        return EngineRun(criteria.judge(twin=twin), generation=twin.generation)
     try:
         opened = session_class(config.target).open(
             bundle, record, config.providers, threads, counts_ops=counts_ops
         )
         with Engine(bundle, record, opened) as engine:
-            verdict, layers = criteria.judge(engine), engine.layers()
+            checked, wrong = generates(engine) if generates is not None else (None, ())
+            verdict, layers = criteria.judge(engine, wrong), engine.layers()
             leaks = trimming_failures(engine, criteria.reference)
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
@@ -182,7 +190,7 @@ def run_engine(
             f"the lowering made an operator without a kernel: {error.message}",
             hint="Replace the op of torch that it stands for.",
         ) from error
-    return EngineRun(verdict, opened.executed_ops(), layers, leaks)
+    return EngineRun(verdict, opened.executed_ops(), layers, leaks, checked)
 
 
 def run_twin(
@@ -191,6 +199,7 @@ def run_twin(
     reference: Reference,
     threads: int | None,
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]],
+    generates: Generates | None = None,
 ) -> Twin:
     """Run an engine file with its 16-bit values in fp32, where this machine can."""
     widened_bundle = replace(bundle, manifest=_in_fp32(bundle.manifest))
@@ -206,6 +215,8 @@ def run_twin(
                     problems = translation_failures(engine, cases, reference)
                     if not problems:
                         break
+            checked, wrong = generates(engine) if generates is not None else (None, ())
+            problems = (*problems, *wrong)
             provider = engine.provider
     except MissingError as error:
         return Twin(note=f"the engine file did not run in fp32, either: {error.message}")
@@ -216,6 +227,7 @@ def run_twin(
         tuple(f"the engine file, run in fp32: {problem}" for problem in problems),
         f"the engine file ran on {provider} with its 16-bit values in fp32",
         tuple(case.name for case in edges_of(reference)),
+        checked,
     )
 
 

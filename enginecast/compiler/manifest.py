@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.calls import Slot, leaves_of
+from enginecast.capture.sources.decoder import TEXT_GENERATION, DecoderSource
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import strategy
@@ -25,6 +26,7 @@ from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.runtime.bundle.manifest import (
     Call,
     EngineRecord,
+    Generation,
     Guard,
     Input,
     Manifest,
@@ -36,6 +38,7 @@ from enginecast.runtime.bundle.manifest import (
     Rung,
     Site,
     SizeCheck,
+    State,
     Text,
     Verdict,
     Where,
@@ -75,6 +78,8 @@ def describe_manifest(
         precision=config.precision,
         text=_describe_text(model.source, model.inputs),
         call=_describe_call(model.source, model.inputs),
+        states=_describe_states(model.source),
+        generation=_describe_generation(model.source),
         engines=tuple(
             _describe_engine(engine, artifact)
             for engine, artifact in zip(config.engines, artifacts, strict=True)
@@ -201,6 +206,23 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
         constants={path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Slot)},
         weights=weights,
         library=library,
+    )
+
+
+def _describe_states(source: Source) -> tuple[State, ...]:
+    """Which outputs are fed as inputs of the next call."""
+    if not isinstance(source, DecoderSource):
+        return ()
+    pairs = zip(source.past, source.present, strict=True)
+    return tuple(State(input=before, output=after, grows=2) for before, after in pairs)
+
+
+def _describe_generation(source: Source) -> Generation | None:
+    """How text is generated; None for a model that is no step of it."""
+    if not isinstance(source, DecoderSource):
+        return None
+    return Generation(
+        task=TEXT_GENERATION, padding_id=source.own_padding, ending_ids=source.endings
     )
 
 

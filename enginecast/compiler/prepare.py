@@ -32,11 +32,12 @@ from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_exam
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.decoder import DecoderSource, as_decoder
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.history import CalledInTurn
-from enginecast.capture.tracing.shapes import Range
+from enginecast.capture.tracing.shapes import Range, sum_checks
 from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,
@@ -126,7 +127,12 @@ class OpenedModel:
     @property
     def mask_input(self) -> str | None:
         """The input that marks valid rows."""
-        masks = (spec.name for spec in self.inputs if spec.kind == "attention_mask")
+        # One that is as long as the tokens before, too, has no column for each row of an output.
+        masks = (
+            spec.name
+            for spec in self.inputs
+            if spec.kind == "attention_mask" and not any(dim.parts for dim in spec.dims)
+        )
         return next(masks, None)
 
 
@@ -216,6 +222,8 @@ def open_model(
         example=example,
         component=options.component,
     )
+    if options.task:
+        return as_decoder(source, options.task)
     given = {} if options.inputs is None else read_inputs(options.inputs)
     return with_sizes(bound(source), given)
 
@@ -350,6 +358,8 @@ def _settled(
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
     captured = settle(source, captured, wanted)
+    stated = sum_checks(captured.inputs)
+    captured = replace(captured, size_checks=(*captured.size_checks, *stated))
     with steps("values"):
         inputs, notes = of_program(captured.program, captured.inputs, options.values)
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
@@ -583,6 +593,11 @@ def input_specs(
     """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
         return (), {}
+    if inputs is not None and isinstance(source, DecoderSource):
+        raise UsageError(
+            f"--inputs {inputs} does not fit --task: its inputs belong together",
+            hint="Give texts to generate from: --prompts FILE.",
+        )
     if inputs is not None:
         specs, given = _given_inputs(source, inputs)
     else:

@@ -70,6 +70,7 @@ def reference_of_model(
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
         component=component_of(manifest),
+        task="" if manifest.generation is None else manifest.generation.task,
     )
     source = open_model(model, options)
     if any(rung.name == "torchscript" for rung in manifest.capture):
@@ -122,8 +123,8 @@ def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
             continue
         least, most = manifest.symbols[size]
         step = f"/{manifest.steps[size]}" if size in manifest.steps else ""
-        if least:
-            yield f"{place}={size}:{least}..{most}{step}"
+        if least or manifest.generation is not None:  # whose past may be empty anyway
+            yield f"{place}={size}:{max(least, 1)}..{most}{step}"
 
 
 def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
+from enginecast.capture.sources.decoder import TASKS
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
 from enginecast.capture.tracing.strategy import Fallback
@@ -71,11 +72,16 @@ class ModelOptions:
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False
     """Publish although no input was found that takes some path of a branch."""
+    task: str = ""
+    """"text-generation": the engine is a step of a language model, with its cache as inputs and
+    outputs."""
 
     def __post_init__(self) -> None:
         if self.fallback not in get_args(Fallback):
             expected = ", ".join(get_args(Fallback))
             raise UsageError(f"--fallback {self.fallback}: expected one of {expected}")
+        if self.task and self.task not in TASKS:
+            raise UsageError(f"--task {self.task}: expected {' or '.join(TASKS)}")
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,7 @@ class ExportRequest:
         """
         self._check_values()
         target = target_of(self.target)
+        self._check_task(target)
         self._check_engines(target)
         if "program" not in target.takes:
             return self._without_passes(target)
@@ -220,6 +227,12 @@ class ExportRequest:
         target.check_device(device)
         quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
         self._check_quantized(quantized, given)
+        if self.options.task and quantized:
+            raise UsageError(
+                f"--task {self.options.task} does not go with --precision {quantized}: what a"
+                " quantized engine generates is not compared yet",
+                hint="Use --precision fp32, fp16 or bf16.",
+            )
         if quantized and device == "cuda" and self.pipeline is None:
             target.pipeline(name, device=device)  # what does not go together does so on no GPU
             arch = arch or _arch_of_this_machine(name)
@@ -253,6 +266,14 @@ class ExportRequest:
         if self.arch is not None and not _ARCH.fullmatch(self.arch):
             expected = "a GPU architecture such as sm90 or gfx942"
             raise UsageError(f"--arch {self.arch}: expected {expected}")
+
+    def _check_task(self, target: Target) -> None:
+        """Refuse a task whose engines nothing would compare."""
+        if self.options.task and "program" not in target.takes:
+            raise UsageError(
+                f"--task {self.options.task} does not fit --target {target.name}",
+                hint="Use --target onnxruntime.",
+            )
 
     def _check_engines(self, target: Target) -> None:
         """Refuse options of another target, and engines that do not go together."""

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
@@ -22,12 +23,14 @@ from enginecast.compiler.culprits import find_culprits, is_wrong, without_culpri
 from enginecast.compiler.engines import (
     Criteria,
     EngineRun,
+    Generates,
     criteria_of,
     lowering_request,
     run_engine,
     unsealed,
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.generation import check, generated, generation_note
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.prepare import (
@@ -61,6 +64,7 @@ from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.emulate.widened import widened_cases
+from enginecast.verify.generation import write_continued
 from enginecast.verify.reference import Reference
 
 OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
@@ -100,7 +104,7 @@ def export(
 def falls_back(error: CaptureError, options: ModelOptions) -> bool:
     """Whether an export goes on with TorchScript after this refusal."""
     leads_on = isinstance(error, RefusedError) and error.refusal.kind in LEADS_ON
-    return leads_on and options.fallback == "torchscript"
+    return leads_on and options.fallback == "torchscript" and not options.task
 
 
 def _is_of_sizes(error: EnginecastError) -> bool:
@@ -246,6 +250,11 @@ class ExportSession:
             rewritten.sites(),
         )
         notes = [note for engine in rewritten.engines for note in engine.notes]
+        checked = next((run.generation for run in runs if run.generation), None)
+        if manifest.generation is not None and checked is not None:
+            generation = msgspec.structs.replace(manifest.generation, checked=checked)
+            manifest = msgspec.structs.replace(manifest, generation=generation)
+            notes.append(generation_note(checked))
         return replace(
             judged,
             runs=runs,
@@ -319,6 +328,7 @@ class ExportSession:
         names = [name for artifact in artifacts for name in artifact.files]
         bundle = unsealed(self.staging.folder, manifest, names)
         runs = []
+        generates = self._generates(model)
         pairs = zip(self.config.engines, manifest.engines, strict=True)
         for index, (config, record) in enumerate(pairs):
             with self.steps(self._step("verify", config)):
@@ -327,8 +337,23 @@ class ExportSession:
                 cases = (*model.cases, *edge_cases(model))
                 widened = partial(widened_cases, engine.program, cases, model.output_names)
                 threads = self.request.threads
-                runs.append(run_engine(bundle, record, config, criteria, threads, widened=widened))
+                runs.append(
+                    run_engine(
+                        *(bundle, record, config, criteria, threads),
+                        widened=widened,
+                        generates=generates,
+                    )
+                )
         return tuple(runs)
+
+    def _generates(self, model: Prepared) -> Generates | None:
+        """What lets an engine generate what the model does; None for any other model."""
+        if not isinstance(self.source, DecoderSource):
+            return None
+        with self.steps("generate"):
+            run = generated(model, self.source, self.config.precision)
+            write_continued(self.staging.folder, run.model)
+        return partial(check, run)
 
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"

@@ -22,7 +22,13 @@ from enginecast.capture.inputs.examples import (
     sample,
     without_data,
 )
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
+from enginecast.capture.inputs.specs import (
+    DimSpec,
+    InputSpec,
+    named_dims,
+    ranges_of,
+    with_sums,
+)
 from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
@@ -115,7 +121,7 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
             )
     return replace(
         captured,
-        inputs=tuple(_narrowed(spec, ranges) for spec in captured.inputs),
+        inputs=with_sums([_narrowed(spec, ranges) for spec in captured.inputs]),
         other_sizes=tuple(kept),
         size_checks=tuple(checks),
         notes=(*captured.notes, *notes),
@@ -196,7 +202,7 @@ def _is_too_large(captured: Captured, sizes: Mapping[str, int]) -> bool:
 
 
 def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
-    return sum(math.prod(sizes.get(d.name or "", d.size) for d in spec.dims) for spec in specs)
+    return sum(math.prod(dim.size_in(sizes) for dim in spec.dims) for spec in specs)
 
 
 def _parameters(captured: Captured) -> int:
@@ -280,7 +286,7 @@ def _shown(bounds: Range) -> str:
 def _narrowed(spec: InputSpec, ranges: Mapping[str, Range]) -> InputSpec:
     dims = (
         dim
-        if dim.name is None
+        if dim.name is None or dim.parts
         else replace(dim, minimum=ranges[dim.name][0], maximum=ranges[dim.name][1])
         for dim in spec.dims
     )

@@ -18,6 +18,7 @@ from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.verify.engine import runs_natively, verify_engine
+from enginecast.verify.generation import follow, read_continued
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
@@ -116,6 +117,9 @@ def verify_bundle(
             )
             reference, notes, problems = made.reference, made.notes, made.problems
             against = model
+        if engine.manifest.generation is not None:
+            followed = follow(engine, read_continued(engine.folder))
+            problems = (*problems, *followed.failures)
         verdict = verify_engine(engine, reference, problems=problems)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))

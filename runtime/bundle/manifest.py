@@ -166,6 +166,40 @@ class Padding(Record, frozen=True, kw_only=True):
     """Why nothing is known of the others, by name."""
 
 
+class State(Record, frozen=True, kw_only=True):
+    """What a call leaves to the next one: an output that is fed as an input."""
+
+    input: str
+    output: str
+    grows: Count | None = None
+    """The dimension in which each call appends to it, from nothing on; None: its shape stays."""
+    start: str = ""
+    """The tensor in `state.safetensors` that the first call is fed; empty: one without elements."""
+
+
+class GenerationCheck(Record, frozen=True, kw_only=True):
+    """How an engine that generates text went along with `generate` of the model."""
+
+    prompts: Count
+    steps: Count
+    """Tokens that were generated for each prompt."""
+    ties: Count = 0
+    """Tokens that differ where the model's own two are as good as equal; it was followed there."""
+    error: float
+    """Relative L2 error of the logits of all steps, against fp64."""
+    floor: float
+    """That of the model itself, in the engine's dtype."""
+
+
+class Generation(Record, frozen=True, kw_only=True):
+    """How text is generated with the engines, step by step."""
+
+    task: Literal["text-generation"]
+    padding_id: Count | None = None
+    ending_ids: tuple[Count, ...] = ()
+    checked: GenerationCheck | None = None
+
+
 class Where(Record, frozen=True, kw_only=True):
     """On what a verdict was reached."""
 
@@ -304,6 +338,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     """None: no input is a mask."""
     notes: tuple[str, ...] = ()
     """What a user of the engine should know, such as that its format is deprecated."""
+    states: tuple[State, ...] = ()
+    """Outputs that a caller feeds as inputs of the next call."""
+    generation: Generation | None = None
     call: Call | None = None
     """None: the model is a program, and no class."""
     engines: tuple[EngineRecord, ...]

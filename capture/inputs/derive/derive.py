@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from enginecast.capture.inputs.derive.decoder import decoder_inputs
 from enginecast.capture.inputs.derive.diffusion import component_inputs
 from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
@@ -13,6 +14,7 @@ from enginecast.capture.inputs.derive.known_inputs import (
 )
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
+from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.diffusion import ComponentSource
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
@@ -66,6 +68,8 @@ def derive(source: Source) -> tuple[InputSpec, ...]:
     """
     if isinstance(source, ComponentSource):
         return with_example_sizes(component_inputs(source))
+    if isinstance(source, DecoderSource):
+        return decoder_inputs(source)
     example = source.example()
     if example:
         specs = from_example(example, source.config, of_pipeline=bool(source.recorded))

@@ -53,6 +53,14 @@ Outputs = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
 ]
+Task = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="text-generation: make the engine a step of `generate`, with the KV cache as inputs"
+        " and outputs.",
+    ),
+]
 Height = Annotated[
     int | None, typer.Option(metavar="PIXELS", help="Height of a diffusion pipeline's images.")
 ]
@@ -216,6 +224,7 @@ class ModelFlags:
             "--hidden-state", metavar="INDEX", help="Add a hidden state as an output; repeatable."
         ),
     ] = None
+    task: Task = ""
     random_weights: RandomWeights = None
     variant: Annotated[
         str, typer.Option(metavar="NAME", help="Variant of a folder's weight files, such as fp16.")
@@ -258,6 +267,7 @@ class ModelFlags:
             component=ComponentOptions(
                 self.variant, self.entry, self.height, self.width, self.frames
             ),
+            task=self.task,
             **more,
         )
 

@@ -1,0 +1,275 @@
+"""A step of a decoder: a language model of transformers whose cache is inputs and outputs.
+
+`model.generate` hands a cache from call to call.  An engine keeps nothing, so the keys and values
+of the tokens before come as `past_key_values_0_key`, ..., and go out as `present.0.key`, with those
+of the new tokens appended.  With no tokens before, the same call reads a prompt.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
+from enginecast.capture.sources.empty import fake_weights
+from enginecast.capture.sources.huggingface import HuggingFaceSource
+from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.text_config import ending_of, padding_of, text_of
+from enginecast.errors import SourceError, UsageError
+
+TEXT_GENERATION: Literal["text-generation"] = "text-generation"
+TASKS = (TEXT_GENERATION,)
+IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+PAST, PRESENT = "past_key_values", "present"
+HINT = "Leave --task out to export the model as an encoder of text, without a cache."
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The keys and values that one layer keeps: [batch, heads, tokens, width]."""
+
+    heads: int
+    key: int
+    """Width of the keys of one head."""
+    value: int
+
+    def widths(self) -> dict[str, int]:
+        """By what is kept, as it is called in the names of inputs and outputs."""
+        return {"key": self.key, "value": self.value}
+
+
+class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
+    """Keys and values that were given.  Their length is a size of theirs, none at all included:
+    transformers asks whether there are any, which a trace would answer for all sizes.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+
+    def get_seq_length(self) -> int:
+        length: int = self.keys.shape[-2]
+        return length
+
+
+class DecoderSource(Source):
+    """A language model of another source, as a step of `generate`."""
+
+    def __init__(self, model: Source) -> None:
+        self._model = model
+        self.name = model.name
+        self.config: PreTrainedConfig | None = model.config
+        self.model_class = model.model_class
+        self.trained = model.trained
+        self.notes = model.notes
+        self.tokenizer_files = model.tokenizer_files
+        self.longest_text = model.longest_text
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """What each layer keeps.
+
+        Raises:
+            SourceError: the model keeps something else, or does not run.
+        """
+        module = self._model.empty()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_weights(module, mode)
+        cache = DynamicCache()
+        try:
+            with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
+                ids = torch.zeros(1, 2, dtype=torch.int64)
+                mask = torch.ones_like(ids)
+                module(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        except Exception as error:  # the model's own code
+            raise SourceError(
+                f"{self.name}: {type(module).__name__} does not run with a cache of keys and values"
+                f" alone: {type(error).__name__}: {error}",
+                hint=HINT,
+            ) from error
+        found = []
+        for index, layer in enumerate(cache.layers):
+            kept = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if type(layer) is not DynamicLayer or not all(_fits(tensor) for tensor in kept):
+                raise SourceError(
+                    f"{self.name}: layer {index} keeps something else than keys and values"
+                    " [batch, heads, tokens, width]",
+                    hint=HINT,
+                )
+            keys, values = kept
+            assert isinstance(keys, Tensor)
+            assert isinstance(values, Tensor)
+            found.append(Layer(keys.shape[1], keys.shape[3], values.shape[3]))
+        if not found:
+            raise SourceError(f"{self.name}: the model fills no cache", hint=HINT)
+        return tuple(found)
+
+    @cached_property
+    def takes_positions(self) -> bool:
+        """Whether `generate` gives the model positions."""
+        return POSITIONS in self._model.forward_arguments
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Names of the inputs that hold keys and values, in the order of the layers."""
+        return tuple(f"{PAST}_{n}_{kind}" for n, layer in self._numbered for kind in layer.widths())
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the outputs that they become, in the same order."""
+        return tuple(f"{PRESENT}.{n}.{k}" for n, layer in self._numbered for k in layer.widths())
+
+    @property
+    def endings(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        given: Any = getattr(text_of(self.config), "eos_token_id", None) if self.config else None
+        known = ending_of(self.config)
+        if isinstance(given, (list, tuple)):
+            return tuple(each for each in given if type(each) is int)
+        return () if known is None else (known,)
+
+    @property
+    def padding(self) -> int:
+        """The id that fills up a row."""
+        return padding_of(self.config) or 0
+
+    @property
+    def own_padding(self) -> int | None:
+        """The same, where the config names one."""
+        given: Any = getattr(text_of(self.config), "pad_token_id", None) if self.config else None
+        return given if type(given) is int and given >= 0 else None
+
+    @property
+    def _numbered(self) -> Sequence[tuple[int, Layer]]:
+        return list(enumerate(self.layers))
+
+    def generator(self, dtype: torch.dtype = torch.float32) -> Any:
+        """The model as transformers has it, with `generate`; as `eager` in other respects."""
+        return self._model.eager(dtype)
+
+    def write_beside(self, folder: Path) -> None:
+        self._model.write_beside(folder)
+
+    @property
+    def _fingerprint(self) -> Mapping[str, str]:
+        return {**self._model.fingerprint(), "task": TEXT_GENERATION}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return self._stepping(self._model.eager(dtype))
+
+    def empty(self) -> nn.Module:
+        return self._stepping(self._model.empty())
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._model.weights()
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        return self._model.weight_elements()
+
+    @property
+    def in_memory(self) -> bool:
+        return self._model.in_memory
+
+    @property
+    def maps_mixed(self) -> bool:
+        return self._model.maps_mixed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all inputs, in order."""
+        positions = (POSITIONS,) if self.takes_positions else ()
+        return (IDS, MASK, *positions, *self.past)
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
+
+    def given_program(self) -> ExportedProgram | None:
+        return None
+
+    def _stepping(self, module: nn.Module) -> nn.Module:
+        """Make `module` take and give keys and values by name, in place (see `calls.taking`)."""
+        plain: Callable[..., Any] = type(module).forward
+        names, past, layers = set(self.names), self.past, len(self.layers)
+
+        def forward(*args: Any, **tensors: Any) -> Any:
+            if args or tensors.keys() != names:
+                return plain(module, *args, **tensors)  # the model's own code calls it
+            kept = [tensors[name] for name in past]
+            tokens = kept[0].shape[2]
+            # A trace learns from these how the sizes belong together.
+            for tensor in kept:
+                torch._check(tensor.shape[2] == tokens)
+            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1])
+            cache = DynamicCache()
+            cache.layers = [_Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
+            given = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name in names}
+            returned = plain(
+                module, **given, past_key_values=cache, use_cache=True, return_dict=True
+            )
+            if len(cache.layers) != layers:
+                raise RuntimeError(f"expected a cache of {layers} layers, got {len(cache.layers)}")
+            return {
+                LOGITS: returned.logits,
+                PRESENT: [{"key": each.keys, "value": each.values} for each in cache.layers],
+            }
+
+        forward.__signature__ = self.forward_signature  # type: ignore[attr-defined]
+        forward.__wrapped__ = plain  # type: ignore[attr-defined]
+        module.forward = forward
+        return module
+
+
+def as_decoder(source: Source, task: str) -> DecoderSource:
+    """The model of a source as a step of `generate`.
+
+    Raises:
+        UsageError: the task is unknown, or the model is none that transformers generates text with.
+    """
+    if task not in TASKS:
+        raise UsageError(f"--task {task}: expected {' or '.join(TASKS)}")
+    if source.config is not None and getattr(source.config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"--task {task} does not fit {source.name}: it has an encoder and a decoder, and the"
+            " task is for decoders alone",
+            hint=HINT,
+        )
+    if source.example() or source.recorded:
+        raise UsageError(
+            f"--task {task} does not fit {source.name}, which comes with example inputs",
+            hint="The task knows its inputs: return the module alone.",
+        )
+    known = source.model_class
+    if isinstance(source, HuggingFaceSource) and not _generates(known):
+        headed = AutoModelForCausalLM._model_mapping.get(type(source.config), None)
+        if headed is not None:
+            source.model_class = headed
+            known = headed
+    if not _generates(known):
+        kind = getattr(known, "__name__", "a program")
+        raise UsageError(
+            f"--task {task} does not fit {source.name}: expected a model of transformers with"
+            f" generate, got {kind}",
+            hint="Give a folder or a factory of a ...ForCausalLM.",
+        )
+    return DecoderSource(source)
+
+
+def _generates(known: type[nn.Module] | None) -> bool:
+    can = getattr(known, "can_generate", None)
+    return can is not None and bool(can())
+
+
+def _fits(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.ndim == 4 and tensor.shape[::2] == (1, 2)

@@ -1,0 +1,205 @@
+"""The run of `generate` that an engine of a language model has to follow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from enginecast.capture.inputs.derive.decoder import prompt_inputs
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
+from enginecast.capture.sources.decoder import IDS, LOGITS, MASK, DecoderSource
+from enginecast.compiler.cases import SEED
+from enginecast.compiler.prepare import Prepared
+from enginecast.errors import EnginecastError, VerificationError, first_line
+from enginecast.passes.ir.text import DTYPES
+from enginecast.runtime.bundle.manifest import GenerationCheck
+from enginecast.runtime.engine import Engine
+from enginecast.verify.engine import runs_natively, where_it_ran
+from enginecast.verify.floor import LIMIT, Floor, least_floor
+from enginecast.verify.generation import Continued, Numbers, continued, follow
+from enginecast.verify.metrics import Metrics, measure, pool, ratio, times
+from enginecast.verify.verdict import judge
+
+STEPS = 64
+"""Tokens that are generated for each prompt."""
+LENGTHS = (8, 5, 3, 1)
+"""Tokens of the prompts, which are padded on the left to the longest."""
+LONGEST_GIVEN = 32
+"""Tokens to which prompts of the user are cut, from the left."""
+LARGE_VOCABULARY = 50_000
+"""From which on there are two prompts alone: all logits of all steps are held at once, in fp64."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the model generated, and its logits [prompts, steps, vocabulary]."""
+
+    model: Continued
+    exact: Numbers
+    floor: Floor
+    problems: tuple[str, ...]
+    """Why it is no measure."""
+
+
+def generated(prepared: Prepared, source: DecoderSource, dtype: str) -> Run:
+    """Let transformers generate, and compute what that is in fp64.
+
+    Args:
+        dtype: that the engine computes in.
+
+    Raises:
+        VerificationError: the model's own `generate` fails.
+    """
+    ids, mask = _prompts(prepared)
+    steps = min(STEPS, _longest(prepared.inputs) - ids.shape[1] + 1)
+    tokens, plain = _by_transformers(source, ids, mask, steps)
+    text = torch.cat([ids, tokens], 1)[:, :-1]
+    whole = torch.cat([mask, torch.ones_like(tokens)], 1)[:, :-1]
+    inputs = prompt_inputs(prepared.inputs, text, whole)
+    start = ids.shape[1] - 1
+
+    def logits(outputs: Mapping[str, Tensor]) -> Numbers:
+        return np.asarray(outputs[LOGITS][:, start:].double().numpy())
+
+    [found] = prepared.exact.outputs([inputs])
+    exact = logits(found)
+    own = logits(_run(source, inputs, "fp32"))
+    problems = [] if np.isfinite(exact).all() else ["its logits are not finite"]
+    off, usual = _distance(plain, exact), max(_distance(own, exact), least_floor("fp32"))
+    if not off <= LIMIT * usual:
+        problems.append(
+            f"the logits of generate are off by {off:.2g} from those of the captured step in fp64,"
+            f" whose own error in fp32 is {usual:.2g}: the step is not what generate runs"
+        )
+    if dtype != "fp32":
+        plain = logits(_run(source, inputs, dtype))
+    floor = Floor(dtype, _by_step(plain, exact))
+    model = continued(ids.numpy(), mask.numpy(), tokens.numpy(), exact, plain, dtype)
+    return Run(model, exact, floor, tuple(f"generating: {each}" for each in problems))
+
+
+def check(run: Run, engine: Engine) -> tuple[GenerationCheck, tuple[str, ...]]:
+    """Let an engine follow the model; what it did, and what was wrong with it."""
+    followed = follow(engine, run.model)
+    logits = [np.asarray(each, np.float64) for each in followed.logits]
+    steps = {
+        name: {LOGITS: measure(found, run.exact[:, index])}
+        for index, (name, found) in enumerate(zip(run.floor.cases, logits, strict=False))
+    }
+    verdict = judge(
+        steps,
+        run.floor,
+        where=where_it_ran(engine),
+        engine_ran=runs_natively(run.floor.dtype, engine.provider),
+    )
+    wrong = verdict.reasons if verdict.outcome == "rejected" else ()
+    error = pool([found[LOGITS] for found in steps.values()]).relative if steps else 1.0
+    checked = GenerationCheck(
+        prompts=run.exact.shape[0],
+        steps=run.exact.shape[1],
+        ties=followed.ties,
+        error=error,
+        floor=run.floor.of(LOGITS),
+    )
+    failures = (*run.problems, *followed.failures, *(f"generating: {each}" for each in wrong))
+    return checked, tuple(dict.fromkeys(failures))
+
+
+def generation_note(checked: GenerationCheck) -> str:
+    """What was compared, as a sentence."""
+    ties = f", but for {checked.ties} that tie" if checked.ties else ""
+    return (
+        f"generates what the model does: {checked.steps} tokens of {checked.prompts} prompts, all"
+        f" equal{ties}; logits {times(ratio(checked.error, checked.floor))} the model's own error"
+    )
+
+
+def _by_step(found: Numbers, exact: Numbers) -> dict[str, dict[str, Metrics]]:
+    return {
+        f"step {index + 1}": {LOGITS: measure(found[:, index], exact[:, index])}
+        for index in range(exact.shape[1])
+    }
+
+
+def _distance(found: Numbers, exact: Numbers) -> float:
+    """Relative L2 distance."""
+    difference = float(np.linalg.norm(found - exact))
+    return ratio(difference, float(np.linalg.norm(exact)))
+
+
+def _prompts(prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """Ids and mask of prompts, padded on the left: those of the user, or random ones."""
+    by_name = {spec.name: spec for spec in prepared.inputs}
+    spec = by_name[IDS]
+    assert spec.low is not None
+    assert spec.high is not None
+    rows = 2 if spec.high >= LARGE_VOCABULARY else len(LENGTHS)
+    rows = spec.dims[0].fit(rows)
+    most = min(spec.dims[1].maximum, max(1, _longest(prepared.inputs) // 2))
+    given = next((case for case in prepared.cases if case.name == "given prompts"), None)
+    if given is not None:
+        texts = [
+            ids[row_mask != 0][-min(most, LONGEST_GIVEN) :]
+            for ids, row_mask in zip(given.inputs[IDS], given.inputs[MASK], strict=True)
+        ]
+        texts = [*islice(cycle(texts), rows)] if len(texts) < spec.dims[0].minimum else texts[:rows]
+    else:
+        random = torch.Generator().manual_seed(SEED)
+        texts = [
+            torch.randint(spec.low, spec.high + 1, (min(length, most),), generator=random)
+            for length in islice(cycle(LENGTHS), rows)
+        ]
+    longest = max(max(map(len, texts)), spec.dims[1].minimum)
+    ids = torch.full((len(texts), longest), spec.padding or 0)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, longest - len(text) :], mask[row, longest - len(text) :] = text, 1
+    return ids, mask
+
+
+def _longest(specs: Sequence[InputSpec]) -> int:
+    """Tokens that a row may have in all, and that one call may read."""
+    by_name = {spec.name: spec for spec in specs}
+    return min(by_name[MASK].dims[1].maximum, by_name[IDS].dims[1].maximum)
+
+
+def _by_transformers(
+    source: DecoderSource, ids: Tensor, mask: Tensor, steps: int
+) -> tuple[Tensor, Numbers]:
+    """Tokens [prompts, steps] and logits of a greedy run that nothing ends early."""
+    model = source.generator()
+    asked = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=steps,
+        use_cache=True,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=source.padding,
+    )
+    model.generation_config = asked
+    try:
+        with torch.no_grad(), quiet_torch(), quiet_transformers():
+            found: Any = model.generate(ids, attention_mask=mask, generation_config=asked)
+    except EnginecastError:
+        raise
+    except Exception as error:  # the model's own code
+        raise VerificationError(
+            f"{source.name}: the model's own generate fails: {type(error).__name__}:"
+            f" {first_line(error)}"
+        ) from error
+    logits = torch.stack(found.logits, 1).double().numpy()
+    return found.sequences[:, ids.shape[1] :], logits
+
+
+def _run(source: DecoderSource, inputs: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:
+    module = source.eager(DTYPES[dtype])
+    cast = {n: t.to(DTYPES[dtype]) if t.is_floating_point() else t for n, t in inputs.items()}
+    with torch.no_grad(), quiet_torch():
+        found: Mapping[str, Tensor] = module(**cast)
+    return found

@@ -1,0 +1,345 @@
+"""Language models as steps of generate: what is verified, refused, and generated."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from decoders import CONFIGS, decoder
+from exports import cast
+from transformers import GenerationConfig, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers.generation import logits_process as reference
+
+import enginecast
+from enginecast.capture.inputs.derive.decoder import decoder_inputs
+from enginecast.capture.inputs.examples import sample, verification_inputs
+from enginecast.capture.sources import decoder as decoder_source
+from enginecast.capture.sources.decoder import as_decoder
+from enginecast.capture.sources.factory import take_module
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.errors import InputError, SourceError, UsageError, VerificationError
+from enginecast.runtime import Generator, generate
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.generation import only_top_k, only_top_p, penalized, tokens
+from enginecast.verify.generation import GENERATION_NAME, follow, read_continued
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+TASK = ModelOptions(task="text-generation")
+
+
+def export(model: PreTrainedModel, folder: Path, **options: Any) -> Bundle:
+    return enginecast.compile(model, folder, options=TASK, **options)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(decoder("llama"), tmp_path_factory.mktemp("llama") / "bundle").root
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Iterator[Engine]:
+    with enginecast.load(bundle) as engine:
+        yield engine
+
+
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Three texts, padded on the left."""
+    ids = torch.randint(3, 99, (3, 6), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, :3], mask[2, :5] = 0, 0
+    return ids * mask, mask
+
+
+def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
+    ids, mask = prompts()
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=2)
+    found: Any = model.generate(ids, attention_mask=mask, do_sample=False, **options)
+    return torch.as_tensor(found)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"max_new_tokens": 24},
+    {"max_new_tokens": 24, "repetition_penalty": 1.3},
+    {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))},
+    {"max_length": 12, "eos_token_id": 5, "pad_token_id": 7},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_greedy_is_that_of_transformers(engine: Engine, options: dict[str, Any]) -> None:
+    ids, mask = prompts()
+    found = Generator(engine).generate(ids, attention_mask=mask, **options)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, continued(decoder("llama"), **options))
+
+
+def test_rows_end_by_themselves(engine: Engine) -> None:
+    ids, mask = prompts()
+    options = OPTIONS[2]
+    found = generate(engine, ids.numpy(), mask.numpy(), **options)[:, ids.shape[1] :]
+    ends = [int(np.isin(row, options["eos_token_id"]).argmax()) for row in found]
+    assert len(set(ends)) > 1
+    assert all((row[end + 1 :] == 0).all() for row, end in zip(found, ends, strict=True))
+
+
+def test_the_mask_is_inferred_from_padding(engine: Engine) -> None:
+    ids, mask = prompts()
+    given = generate(engine, ids.numpy(), mask.numpy())
+    assert (generate(engine, ids.numpy()) == given).all()
+    assert (generate(engine, ids.numpy(), np.ones_like(mask)) != given).any()
+
+
+def test_drawing_follows_the_seed_and_the_probabilities(engine: Engine) -> None:
+    ids, mask = (tensor.numpy() for tensor in prompts())
+    options: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 8}
+    one, same, other = (generate(engine, ids, mask, **options, seed=s) for s in (1, 1, 2))
+    assert (one == same).all()
+    assert (one != other).any()
+    best = generate(engine, ids, mask, do_sample=True, top_k=1, max_new_tokens=8)
+    assert (best == generate(engine, ids, mask, max_new_tokens=8)).all()
+    rows = np.repeat(ids[:1], 64, 0)
+    drawn = np.concatenate([next(tokens(engine, rows, sampling=_hot(), seed=s)) for s in range(40)])
+    model = decoder("llama")
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids[:1])).logits[0, -1]
+    wanted = (logits / 2).softmax(-1).numpy()
+    share = np.bincount(drawn, minlength=99) / len(drawn)
+    assert np.abs(share - wanted).max() < 4 * np.sqrt(0.25 / len(drawn))
+
+
+def _hot() -> Any:
+    from enginecast.runtime.generation import Sampling
+
+    return Sampling(do_sample=True, temperature=2.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_filters_are_those_of_transformers(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=(4, 1000), scale=4).astype(np.float32)
+    logits[0, :500] = logits[0, 500:]  # equal ones
+    ids = random.integers(0, 1000, (4, 30))
+    scores, known = torch.from_numpy(logits), torch.from_numpy(ids)
+    pairs: list[tuple[Any, np.ndarray[Any, Any]]] = [
+        (reference.TopKLogitsWarper(20), only_top_k(logits, 20)),
+        (reference.TopKLogitsWarper(5000), only_top_k(logits, 5000)),
+        (reference.TopPLogitsWarper(0.9), only_top_p(logits[1:], 0.9)),
+        (reference.TopPLogitsWarper(0.01), only_top_p(logits[1:], 0.01)),
+        (reference.RepetitionPenaltyLogitsProcessor(1.7), penalized(logits, ids, 1.7)),
+    ]
+    for filtered, found in pairs:
+        rows = slice(len(logits) - len(found), None)
+        wanted = filtered(known[rows], scores[rows].clone()).numpy()
+        np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_what_is_not_heeded_is_refused(engine: Engine) -> None:
+    ids, _ = prompts()
+    with pytest.raises(UsageError, match="num_beams=4 is not heeded"):
+        Generator(engine).generate(ids, num_beams=4)
+    with pytest.raises(UsageError, match="no_repeat_ngram_size=2 is not heeded"):
+        Generator(engine).generate(ids, GenerationConfig(no_repeat_ngram_size=2))
+    with pytest.raises(UsageError, match="top_p: expected more than 0 and at most 1"):
+        generate(engine, ids, top_p=1.5)
+
+
+def test_prompts_that_do_not_fit_are_refused(engine: Engine) -> None:
+    ids, mask = prompts()
+    with pytest.raises(InputError, match="expected padding on the left, got a row 1"):
+        generate(engine, ids, mask.flip(1))
+    with pytest.raises(InputError, match="leave room for 124 new tokens, got 6 tokens of 128"):
+        generate(engine, ids, mask, max_new_tokens=124)
+    with pytest.raises(InputError, match="expected integers"):
+        generate(engine, ids.float())
+
+
+def test_sizes_that_do_not_belong_together_are_refused(engine: Engine) -> None:
+    feeds = {
+        spec.name: np.zeros([size if isinstance(size, int) else 3 for size in spec.shape], np.int64)
+        for spec in engine.inputs
+    }
+    feeds = {spec.name: feeds[spec.name].astype(spec.dtype) for spec in engine.inputs}
+    with pytest.raises(InputError, match="expected sizes with total == past \\+ sequence"):
+        engine.run(feeds)
+
+
+def test_the_manifest_says_what_was_checked(engine: Engine) -> None:
+    manifest = engine.manifest
+    assert manifest.generation is not None
+    checked = manifest.generation.checked
+    assert checked is not None
+    assert (checked.prompts, checked.steps, checked.ties) == (4, 64, 0)
+    assert 0 < checked.error <= 3 * checked.floor < 1e-5
+    assert manifest.generation.ending_ids == (2,)
+    pairs = {state.input: state.output for state in manifest.states}
+    assert pairs["past_key_values_1_value"] == "present.1.value"
+    assert all(state.grows == 2 for state in manifest.states)
+    assert manifest.symbols["past"] == (0, 127)
+    cases = (engine.folder / "build.log").read_text()
+    assert "one token after many" in cases
+
+
+Change = Callable[[Feeds], Mapping[str, np.ndarray[Any, Any]]]
+WRONG: dict[str, Change] = {
+    "mask": lambda feeds: {"attention_mask": np.ones_like(feeds["attention_mask"])},
+    "positions": lambda feeds: {"position_ids": np.minimum(feeds["position_ids"] + 1, 127)},
+    "order": lambda feeds: {
+        name: feed[:, :, ::-1].copy() for name, feed in feeds.items() if name.startswith("past")
+    },
+    "layers": lambda feeds: {
+        "past_key_values_0_key": feeds["past_key_values_1_key"],
+        "past_key_values_1_key": feeds["past_key_values_0_key"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_engine_that_is_fed_wrongly_does_not_follow(
+    name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read_continued(engine.folder)
+    assert follow(engine, model).failures == ()
+    run = engine.run
+    if name == "positions":  # rotary positions are relative: all may be one off, but not some
+        change: Change = lambda feeds: {  # noqa: E731
+            "position_ids": feeds["position_ids"] + (feeds["position_ids"].shape[1] == 1)
+        }
+    else:
+        change = WRONG[name]
+    monkeypatch.setattr(
+        engine, "run", lambda feeds, **more: run({**feeds, **change(feeds)}, **more)
+    )
+    assert follow(engine, model).failures[0].startswith("generating: step ")
+
+
+def test_verify_follows_again(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cast(capsys, "verify", bundle, "--json").json["outcome"] == "verified"
+    found = cast(capsys, "inspect", bundle, "--json").json
+    assert found["generation"]["checked"]["steps"] == 64
+
+
+def test_a_token_that_is_no_tie_fails(engine: Engine) -> None:
+    model = read_continued(engine.folder)
+    second = model.best[1][0][1]
+    wrong = msgspec.structs.replace(
+        model,
+        tokens=[[second, *row[1:]] if n == 1 else row for n, row in enumerate(model.tokens)],
+    )
+    [first, *_] = follow(engine, wrong).failures
+    assert f"the model generates {second}" in first
+    slack = [[1e3 for _ in row] for row in model.slack]
+    tied = follow(engine, msgspec.structs.replace(wrong, slack=slack))
+    assert tied.ties >= 1
+
+
+def test_a_damaged_record_is_no_record(tmp_path: Path, engine: Engine) -> None:
+    content = json.loads((engine.folder / GENERATION_NAME).read_text())
+    content["slack"] = content["slack"][:1]
+    (tmp_path / GENERATION_NAME).write_text(json.dumps(content))
+    with pytest.raises(enginecast.errors.BundleError, match="do not fit each other"):
+        read_continued(tmp_path)
+
+
+def test_any_other_bundle_generates_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = msgspec.structs.replace(engine.manifest, generation=None)
+    monkeypatch.setattr(type(engine), "manifest", manifest)
+    with pytest.raises(UsageError, match="does not generate text"):
+        generate(engine, prompts()[0])
+
+
+def test_cases_have_sizes_that_belong_together() -> None:
+    specs = decoder_inputs(as_decoder(take_module(decoder("mistral"), {}), "text-generation"))
+    cases = verification_inputs(specs, 0, parameters=1000)
+    sizes = set()
+    for case in cases:
+        past = case.inputs["past_key_values_0_key"].shape[2]
+        sequence = case.inputs["input_ids"].shape[1]
+        assert case.inputs["attention_mask"].shape[1] == past + sequence <= 128
+        sizes.add((min(past, 40), min(sequence, 2)))
+    assert {(0, 1), (0, 2), (40, 1), (5, 2)} <= sizes
+    drawn = sample(specs, {"batch": 2, "sequence": 3, "past": 4}, 0, lengths=(7, -5))
+    assert drawn["position_ids"].tolist() == [[4, 5, 6], [2, 3, 4]]
+
+
+def refused(model: Any, kind: type[Exception], text: str, **more: Any) -> None:
+    with pytest.raises(kind, match=text):
+        as_decoder(take_module(model, more.pop("example", {})), "text-generation").layers  # noqa: B018
+
+
+def test_models_that_are_no_decoders_are_refused() -> None:
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1))
+    refused(mamba, SourceError, "does not run with a cache|keeps something else|fills no cache")
+    refused(torch.nn.Linear(2, 2), UsageError, "expected a model of transformers with generate")
+    refused(
+        decoder("llama"), UsageError, "comes with example", example={"input_ids": torch.ones(1, 2)}
+    )
+    with pytest.raises(UsageError, match="--task summary: expected text-generation"):
+        ModelOptions(task="summary")
+    for more in ({"precision": "int8"}, {"target": "torchscript"}):
+        with pytest.raises(UsageError, match="--task text-generation does not"):
+            ExportRequest("model", "out", options=TASK, **more).resolve()  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "llama"])
+def test_families_are_verified(name: str, tmp_path: Path) -> None:
+    made = export(decoder(name), tmp_path / "bundle")
+    assert made.manifest.generation is not None
+    assert made.manifest.generation.checked is not None
+    with enginecast.load(made.root) as engine:
+        ids, mask = prompts()
+        found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=24)
+    assert torch.equal(found, continued(decoder(name), max_new_tokens=24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_low_precision_by_emulation(precision: str, tmp_path: Path) -> None:
+    made = export(decoder("gpt2"), tmp_path / "bundle", precision=precision)
+    assert made.manifest.engines[0].verdict.outcome == "verified-by-emulation"
+    assert made.manifest.generation is not None
+    assert made.manifest.generation.checked is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["positions", "mask", "cache"])
+def test_a_wrong_step_is_rejected(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is captured, and eager beside it, are both wrong: generate alone tells."""
+    plain = decoder_source.DecoderSource._stepping
+
+    def stepping(source: Any, module: torch.nn.Module) -> torch.nn.Module:
+        stepped = plain(source, module)
+        forward: Any = stepped.forward
+
+        def wrongly(*args: Any, **tensors: Any) -> Any:
+            if args or "attention_mask" not in tensors or len(tensors) < 4:
+                return forward(*args, **tensors)
+            if wrong == "positions":
+                tensors["position_ids"] = (tensors["position_ids"] - 1).clamp(min=0)
+            elif wrong == "mask":
+                tensors["attention_mask"] = torch.ones_like(tensors["attention_mask"])
+            found = forward(**tensors)
+            if wrong == "cache":  # not the keys of the last token, but those before once more
+                kept = found["present"][0]["key"]
+                found["present"][0]["key"] = torch.cat([kept[:, :, :1], kept[:, :, :-1]], 2)
+            return found
+
+        wrongly.__signature__ = forward.__signature__  # type: ignore[attr-defined]
+        wrongly.__wrapped__ = forward  # type: ignore[attr-defined]
+        stepped.forward = wrongly
+        return stepped
+
+    monkeypatch.setattr(decoder_source.DecoderSource, "_stepping", stepping)
+    with pytest.raises(VerificationError, match="generating: "):
+        export(decoder("gpt2"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
