@@ -20,6 +20,7 @@ from enginecast.cache.upkeep.exporting import Exported
 from enginecast.cache.upkeep.merging import Merged
 from enginecast.cache.upkeep.pruning import Pruned
 from enginecast.cli.inspect.inspect import Inspection
+from enginecast.cli.inspect.script import ScriptInspection
 from enginecast.cli.terminal.output import SCHEMA_VERSION
 from enginecast.doctor.checks import Report as Examination
 from enginecast.pipelines.record import PipelineRecord
@@ -130,6 +131,7 @@ VERSION: Schema = {"const": SCHEMA_VERSION}
 OUTPUTS: dict[str, Callable[[], Schema]] = {
     "error": lambda: _of(json_types.Error),
     "inspect-model": _inspected,
+    "inspect-script": lambda: _of(ScriptInspection),
     "inspect-bundle": _bundle,
     "inspect-rejected": lambda: _of(Report),
     "export": lambda: _of(json_types.Export),
@@ -225,7 +227,7 @@ def name_of(words: Sequence[str], content: Schema) -> str:
     if command == "report":
         return "report-comparison" if "groups" in content else "report-bundle"
     if command == "inspect":
-        kinds = {"files": "bundle", "floor_dtype": "rejected"}
+        kinds = {"files": "bundle", "floor_dtype": "rejected", "script_branches": "script"}
         return f"inspect-{next((kind for key, kind in kinds.items() if key in content), 'model')}"
     return command
 

@@ -23,10 +23,11 @@ from enginecast.compiler.session import ExportSession
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError, MissingError
 from enginecast.exporters.files import copy_archive, quiet
-from enginecast.exporters.onnx.script import branches, lower_script_to_onnx
+from enginecast.exporters.onnx.script import lower_script_to_onnx
 from enginecast.exporters.target import ScriptRequest
 from enginecast.exporters.torchscript.lower import (
     ENGINE_FILE,
+    branches,
     graph_ops,
     write_torchscript,
 )

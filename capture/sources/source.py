@@ -1,4 +1,6 @@
-"""What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
+"""What a MODEL argument may be: a folder, a config alone, a factory, a `.pt2` program, or a file of
+TorchScript.
+"""
 
 import inspect
 import json
@@ -48,6 +50,8 @@ class ComponentOptions:
 
 
 DEFAULTS = ComponentOptions()
+SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
+"""Ends of the names of files that torch writes, of which those of TorchScript are models."""
 
 
 class Source(ABC):
@@ -157,6 +161,10 @@ class Source(ABC):
         """The program, when the model is one already and needs no capture."""
         return None
 
+    def given_script(self) -> torch.jit.ScriptModule | None:
+        """The TorchScript module, when the model is one; torch.export takes none."""
+        return None
+
 
 def elements_of(tensors: Iterable[Tensor]) -> dict[torch.dtype, int]:
     """How many elements float tensors have in each dtype."""
@@ -184,7 +192,7 @@ def open_source(
 
     Args:
         model: a Hugging Face folder, that of a component of diffusers, `package.module:factory`, a
-            `.pt2` file, or a module, of which a copy is taken.
+            `.pt2` file, a file of TorchScript, or a module, of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
         example: inputs by name, for a module; or recorded calls, for a folder, too.
@@ -220,6 +228,10 @@ def open_source(
         from enginecast.capture.sources.program_file import open_program_file
 
         return open_program_file(path, allow_code=allow_code)
+    if path.suffix in SCRIPTS and (path.is_file() or ":" not in model):
+        from enginecast.capture.sources.script_file import open_script_file
+
+        return open_script_file(path, allow_code=allow_code)
     if ":" in model and not path.exists():
         from enginecast.capture.sources.factory import open_factory
 
@@ -232,7 +244,8 @@ def open_source(
     raise SourceError(
         f"{model!r} is not a model: "
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
-        hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
+        hint="Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
+        " file.",
     )
 
 

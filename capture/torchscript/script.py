@@ -144,7 +144,7 @@ def hybrid(
         suspects,
         held=tuple(place for place in dict.fromkeys((*places, *optional)) if place not in missed),
         unscripted=tuple(baked),
-        notes=_notes(scripted, baked),
+        notes=_notes(scripted, baked, any(_is_script(part) for part in module.modules())),
     )
 
 
@@ -273,9 +273,17 @@ def _trace(outer: Positional, arguments: tuple[Tensor, ...]) -> torch.jit.Script
     return traced
 
 
-def _notes(scripted: Sequence[str], missed: Mapping[SourceLocation, str]) -> tuple[str, ...]:
+def _is_script(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _notes(
+    scripted: Sequence[str], missed: Mapping[SourceLocation, str], was_script: bool
+) -> tuple[str, ...]:
     what = ", ".join(path or "the whole model" for path in scripted)
     traced = f"scripted {what}; the rest is traced" if scripted else "all of the model is traced"
+    if was_script and not scripted:
+        traced = "what the model has as TorchScript stays so; the rest is traced"
     left = (
         f"TorchScript: what {place} decides is traced, not scripted: {reason}"
         for place, reason in missed.items()

@@ -21,6 +21,7 @@ See [exit codes](exit-codes.md), too.
 - a component's folder in a diffusion pipeline ([how-to](../how-to/diffusion.md))
 - `package.module:factory`: the factory returns a module, or `(module, example)`
 - a `.pt2` program; needs `--allow-code`, because loading one can run code
+- a file of TorchScript (`.pt`), scripted or traced; needs `--allow-code` too, and `--inputs`
 
 `--config FILE.toml` sets options by name; the command line overrides it:
 

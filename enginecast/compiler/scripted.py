@@ -41,6 +41,7 @@ from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import ScriptRequest, Target
+from enginecast.exporters.torchscript.lower import branches
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import Staging
@@ -149,7 +150,9 @@ def _swept(model: OpenedModel, styles: Sequence[Style]) -> list[Case]:
     specs, traced = model.inputs, example_sizes(model.inputs)
     parameters = max(sum(model.source.weight_elements().values()), 1)
     cases = []
-    for sizes in telling_sizes(model.source.empty(), specs, traced):
+    is_script = model.source.given_script() is not None
+    module = nn.Module() if is_script else model.source.empty()  # Python code mentions sizes
+    for sizes in telling_sizes(module, specs, traced):
         shapes = ([sizes.get(dim.name or "", dim.size) for dim in spec.dims] for spec in specs)
         if sum(map(math.prod, shapes)) * parameters > TRIED_WORK:
             continue
@@ -371,6 +374,7 @@ class ScriptEngines:
     def _or_onnx(self, engine: Candidate, made: Hybrid) -> Candidate:
         """The same as an ONNX engine where that agrees with eager, too; else `engine`."""
         try:
+            self._refuse_unwatched(made)
             onnx = self._engine(
                 made,
                 target_of(self.config.target),
@@ -394,6 +398,20 @@ class ScriptEngines:
         [taken] = engine.rungs
         taken = replace(taken, reason=f"{taken.reason}; no ONNX engine: {reason}")
         return replace(engine, rungs=(taken,))
+
+    def _refuse_unwatched(self, made: Hybrid) -> None:
+        """Refuse to convert branches of a model that was TorchScript from the start: no run shows
+        which of their paths it takes.
+        """
+        if self.model.source.given_script() is None:
+            return
+        count = branches(made.module)
+        if count and not self.request.options.allow_unverified_branches:
+            found = "a branch or loop" if count == 1 else f"{count} branches or loops"
+            raise CaptureError(
+                f"the TorchScript module has {found}, and which paths the verification takes there"
+                " is not known: --allow-unverified-branches converts it all the same"
+            )
 
     def _engine(
         self, made: Hybrid, target: Target, how: str, note: str, problems: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ from enginecast.errors import (
     EnginecastError,
     LoweringError,
     PassError,
+    UsageError,
     VerificationError,
 )
 from enginecast.exporters.registry import target_of
@@ -172,7 +173,14 @@ class ExportSession:
     def _candidate(self) -> Candidate:
         """Engines of a program, or of the module where there is none."""
         takes = target_of(self.config.target).takes
-        if "program" not in takes:
+        is_script = self.source.given_script() is not None
+        if is_script and "script" not in takes:
+            raise UsageError(
+                f"{self.source.name} is a TorchScript module, and {self.config.target} takes"
+                " programs of torch.export",
+                hint="Use --target torchscript, or --target onnxruntime in fp32.",
+            )
+        if is_script or "program" not in takes:
             return self._of_module()
         try:
             model = self._as_eager(self._capture())

@@ -30,7 +30,11 @@ _OPERATORS = ("nms", "roi_align", "roi_pool")
 
 def box_rules() -> dict[Any, Callable[..., Any]]:
     """The translations of those operators that are registered."""
-    rules = {"nms": _nms, "roi_align": _roi_align, "roi_pool": _roi_pool}
+    rules: dict[str, Callable[..., Any]] = {
+        "nms": _nms,
+        "roi_align": _roi_align,
+        "roi_pool": _roi_pool,
+    }
     namespace = torch.ops.torchvision
     return {
         getattr(namespace, name).default: rules[name]

@@ -21,11 +21,10 @@ from enginecast.exporters.onnx.convert import quiet
 from enginecast.exporters.onnx.lower import GRAPH_FILE, describe, op_counts, save_model
 from enginecast.exporters.onnx.metadata import plain_metadata
 from enginecast.exporters.target import Artifact, ScriptRequest
-from enginecast.exporters.torchscript.lower import nodes_of
+from enginecast.exporters.torchscript.lower import BRANCHES, branches
 
 LEGACY_OPSET = 20
 """The newest that torch's legacy exporter writes."""
-_BRANCHES = ("If", "Loop")
 
 
 def lower_script_to_onnx(request: ScriptRequest) -> Artifact:
@@ -45,7 +44,7 @@ def lower_script_to_onnx(request: ScriptRequest) -> Artifact:
         _export(module, path, request.example, request.outputs, axes)
         model = ir.load(path)
         counted = op_counts(model)
-        found = sum(counted[kind] for kind in _BRANCHES)
+        found = sum(counted[kind] for kind in BRANCHES)
         if found < expected:
             raise LoweringError(
                 f"torch's legacy ONNX exporter keeps {found} of {expected} branches and loops: it"
@@ -55,14 +54,6 @@ def lower_script_to_onnx(request: ScriptRequest) -> Artifact:
         NameFixPass()(model)
         plain_metadata(model)
         return describe(model, save_model(model, folder))
-
-
-def branches(module: torch.jit.ScriptModule) -> int:
-    """How many branches and loops depend on inputs: those left when constants are folded."""
-    with quiet():
-        frozen = torch.jit.freeze(module.eval())
-    kinds = [node.kind() for node in nodes_of(frozen.graph)]
-    return sum(kinds.count(f"prim::{kind}") for kind in _BRANCHES)
 
 
 def _export(

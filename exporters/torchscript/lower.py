@@ -13,6 +13,7 @@ from enginecast.exporters.files import copy_archive, quiet
 from enginecast.exporters.target import Artifact
 
 ENGINE_FILE = "model.ts.pt"
+BRANCHES = ("If", "Loop")
 
 
 def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
@@ -49,3 +50,11 @@ def nodes_of(block: Any) -> Iterator[Any]:
         yield node
         for inner in node.blocks():
             yield from nodes_of(inner)
+
+
+def branches(module: torch.jit.ScriptModule) -> int:
+    """How many branches and loops depend on inputs: those left when constants are folded."""
+    with quiet():
+        frozen = torch.jit.freeze(module.eval())
+    kinds = [node.kind() for node in nodes_of(frozen.graph)]
+    return sum(kinds.count(f"prim::{kind}") for kind in BRANCHES)

@@ -182,7 +182,8 @@ def reachable(
     """
     waiting: list[Any] = []
     for owner in module.modules():
-        waiting += [owner.forward, type(owner).forward, *vars(owner).values()]
+        plain = getattr(type(owner), "forward", None)  # the class of a script has none
+        waiting += [owner.forward, plain, *vars(owner).values()]
     classes = tuple({type(owner) for owner in module.modules()})
     seen: set[FunctionType] = set()
     found: list[FunctionType] = []

@@ -14,6 +14,7 @@ from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 REPORT = "report.json"
 
 if TYPE_CHECKING:
+    from enginecast.capture.sources.source import Source
     from enginecast.compiler.request import ExportRequest
 
 
@@ -72,6 +73,9 @@ def _plan(
             "--save-plan: nothing is quantized here", hint="It goes with --precision int8 or fp8."
         )
     source = model_flags.source(str(request.model))
+    if source.given_script() is not None:
+        _show_script(source, as_json=as_json)
+        return
     try:
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
@@ -99,6 +103,17 @@ def _plan(
         refusal.details |= found.to_json()
     if refusal is not None:
         raise refusal
+
+
+def _show_script(source: "Source", *, as_json: bool) -> None:
+    """Show a model that is TorchScript, of which there is no plan to make."""
+    from enginecast.cli.inspect.script import inspect_script, print_script
+
+    found = inspect_script(source)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_script(found, results())
 
 
 def _show_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # these need torch, and `--help` does not
     from enginecast.compiler.request import ExportRequest, ModelOptions
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model folder, pkg.mod:factory, or .pt2.")
+    str, typer.Argument(metavar="MODEL", help="Model folder, pkg.mod:factory, .pt2 or .pt.")
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -1,0 +1,200 @@
+"""Files of TorchScript as models: told from checkpoints unread, exported, verified, inspected."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import json_schemas
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from enginecast.capture.sources.script_file import sniff
+from enginecast.capture.sources.source import open_source
+from enginecast.cli.app import app
+from enginecast.errors import SourceError, UsageError
+from enginecast.runtime.load import load
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Branch(nn.Module):
+    """Takes a path by its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = torch.relu(self.first(x)) * scale
+        if bool(y.sum() > 10):
+            y = y + 1
+        found: Tensor = self.last(y)
+        return found
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.relu(self.first(x)))
+        return found
+
+
+class Hostile:
+    """Would leave a file behind if its pickle was run."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.file,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("scripts")
+    torch.manual_seed(0)
+    torch.jit.save(torch.jit.script(Branch()), place / "branch.pt")
+    torch.jit.save(torch.jit.trace(Plain(), (torch.randn(3, 8),)), place / "plain.pt")
+    save_file({"x": torch.randn(3, 8), "scale": torch.randn(1)}, place / "branch.safetensors")
+    save_file({"x": torch.randn(3, 8)}, place / "plain.safetensors")
+    return place
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words), standalone_mode=False)
+    found = result.exit_code
+    error = result.exception
+    if error is not None and not isinstance(error, SystemExit):
+        found = getattr(error, "exit_code", 99)
+    assert found == code, (found, result.output, error)
+    return result.stdout
+
+
+def test_what_a_file_holds_is_told_without_running_it(folder: Path, tmp_path: Path) -> None:
+    torch.save(Plain().state_dict(), tmp_path / "weights.pt")
+    torch.save({"state_dict": Plain().state_dict(), "epoch": 3}, tmp_path / "trained.ckpt")
+    torch.save(Plain(), tmp_path / "module.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "layer.pt")
+    torch.save(Hostile(tmp_path / "ran"), tmp_path / "hostile.pt")
+    assert sniff(folder / "branch.pt") == sniff(folder / "plain.pt") == "a TorchScript module"
+    assert sniff(tmp_path / "weights.pt").startswith("a checkpoint: weights by name")
+    assert sniff(tmp_path / "trained.ckpt").startswith("a checkpoint: weights by name")
+    assert "test_script_file.Plain" in sniff(tmp_path / "module.pt")
+    assert "torch.nn.modules.linear.Linear" in sniff(tmp_path / "layer.pt")
+    assert "a pickled object" in sniff(tmp_path / "hostile.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("junk.pt", b"PK\x03\x04junk", "no zip file of torch's"),
+        ("old.pt", pickle.dumps({"a": 1}), "no zip file of torch's"),
+        ("empty.pt", b"", "no zip file of torch's"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        open_source(str(tmp_path / name), allow_code=True)
+
+
+def test_other_zip_files_and_broken_pickles_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/readme", "no model")
+    with zipfile.ZipFile(tmp_path / "b.pt", "w") as archive:
+        archive.writestr("b/data.pkl", b"\x80\x05X")
+    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
+        archive.writestr("c/constants.pkl", b"")
+        archive.writestr("c/code/x.py", b"")
+    with pytest.raises(SourceError, match=r"torch\.save and torch\.jit\.save do not write"):
+        sniff(tmp_path / "a.pt")
+    with pytest.raises(SourceError, match="its pickle is damaged"):
+        sniff(tmp_path / "b.pt")
+    with pytest.raises(SourceError, match=r"c\.pt cannot be loaded"):
+        open_source(str(tmp_path / "c.pt"), allow_code=True)
+    with pytest.raises(SourceError, match="does not exist"):
+        sniff(tmp_path / "none.pt")
+
+
+def test_a_script_is_code(folder: Path) -> None:
+    with pytest.raises(UsageError, match="a TorchScript module: loading it can run code"):
+        open_source(str(folder / "branch.pt"))
+
+
+def test_a_script_is_a_model_with_named_arguments(folder: Path) -> None:
+    source = open_source(str(folder / "branch.pt"), allow_code=True)
+    assert source.required_arguments == ("x", "scale")
+    x, scale = torch.randn(2, 8), torch.ones(1)
+    first = source.eager()
+    wide = source.eager(torch.float64)(x=x.double(), scale=scale.double())
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(first(x=x, scale=scale), wide.float())
+    assert len(source.weights()) == 4
+    with pytest.raises(SourceError, match=r"torch\.export does not capture it"):
+        source.empty()
+
+
+def test_both_paths_of_a_script_reach_its_engine(folder: Path, tmp_path: Path) -> None:
+    inputs = ("--inputs", str(folder / "branch.safetensors"), "--allow-code")
+    model, bundle = str(folder / "branch.pt"), str(tmp_path / "bundle")
+    run("export", model, "-o", bundle, "--target", "torchscript", *inputs, "--threads", "1")
+    run("verify", bundle, "--allow-code")
+    run("verify", bundle, "--model", model, *inputs)
+    eager = torch.jit.load(model)
+    taken = set()
+    with load(bundle, allow_code=True, threads=1) as engine:
+        for scale in (0.01, 100.0):
+            x = torch.randn(5, 8)
+            wanted = eager(x, torch.full((1,), scale))
+            taken.add(bool((torch.relu(eager.first(x)) * scale).sum() > 10))
+            found = engine.run({"x": x.numpy(), "scale": torch.full((1,), scale).numpy()})
+            torch.testing.assert_close(torch.from_numpy(found["output_0"]), wanted)
+    assert taken == {False, True}
+
+
+def test_a_script_with_branches_is_not_converted_unwatched(folder: Path, tmp_path: Path) -> None:
+    inputs = ("--inputs", str(folder / "branch.safetensors"), "--allow-code")
+    found = json.loads(
+        run("export", str(folder / "branch.pt"), "-o", str(tmp_path / "b"), "--json", *inputs)
+    )
+    assert "has a branch or loop" in json.dumps(found)
+    assert (tmp_path / "b" / "model.ts.pt").exists()
+
+
+def test_a_traced_module_becomes_an_onnx_engine(folder: Path, tmp_path: Path) -> None:
+    inputs = ("--inputs", str(folder / "plain.safetensors"), "--allow-code")
+    run("export", str(folder / "plain.pt"), "-o", str(tmp_path / "b"), *inputs, "--threads", "1")
+    assert (tmp_path / "b" / "engine.onnx").exists()
+    eager = torch.jit.load(folder / "plain.pt")
+    with load(tmp_path / "b", threads=1) as engine:
+        x = torch.randn(7, 8)
+        found = torch.from_numpy(engine.run({"x": x.numpy()})["output_0"])
+    torch.testing.assert_close(found, eager(x))
+
+
+def test_targets_of_programs_refuse_a_script(folder: Path, tmp_path: Path) -> None:
+    inputs = ("--inputs", str(folder / "plain.safetensors"), "--allow-code")
+    place = ("-o", str(tmp_path / "b"), "--target", "aotinductor")
+    run("export", str(folder / "plain.pt"), *place, *inputs, code=2)
+    assert not (tmp_path / "b").exists()
+
+
+def test_inspect_shows_what_a_script_holds(folder: Path) -> None:
+    printed = json.loads(run("inspect", str(folder / "branch.pt"), "--allow-code", "--json"))
+    assert printed["inputs"] == ["x: Tensor", "scale: Tensor"]
+    assert printed["script_branches"] == 1
+    assert printed["weights"] == {"float32": 108}
+    assert printed["operators"]["aten::linear"] == 2
+    json_schemas.hold(("inspect",), printed)
+    assert "branches and loops that depend on inputs: 1" in run(
+        "inspect", str(folder / "branch.pt"), "--allow-code"
+    )
