@@ -234,7 +234,12 @@ def generate(
         eos_token_id: ends a row; None: those of the model's config; (): none.
         pad_token_id: follows in a row that has ended; None: that of the config, or else the first
             id that ends a row.
-        do_sample, temperature, top_k, top_p, repetition_penalty: see `Sampling`.
+        do_sample: draw the next token; False: take the one with the highest score.
+        temperature: divides the scores.
+        top_k: draw from so many tokens with the highest scores; None: from all.
+        top_p: draw from the fewest tokens whose probabilities add up to it.
+        repetition_penalty: divides positive scores of tokens that the row has, and multiplies
+            negative ones.
         seed: of what is drawn; None: another one in each call.
 
     Returns:
@@ -415,7 +420,8 @@ class Generator:
         """Generate text as `model.generate` does.
 
         Args:
-            inputs, input_ids: the prompts, int64 [batch, tokens], padded on the left.
+            inputs: the prompts, int64 [batch, tokens], padded on the left.
+            input_ids: the same, by name.
             generation_config: a GenerationConfig; `options` come before it.
             attention_mask: [batch, tokens].
             seed: of what is drawn: the random numbers are not those of torch.
