@@ -52,6 +52,8 @@ from enginecast.capture.tracing.state import (
     drop_idle_writes,
     input_writes,
     refuse_mutation,
+    settles,
+    writes_of_weights,
 )
 from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
 from enginecast.capture.tracing.sweep import Sweep, untold
@@ -154,13 +156,13 @@ def capture(
     drop_failed(program)
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
-    refuse_mutation(program)
+    set_up = _set_up(source, program, inputs)
     outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
-    notes = (*traced.notes, *overwritten, *input_writes(program))
+    notes = (*traced.notes, *overwritten, *set_up, *input_writes(program))
     functionalize(program)
     program.validate()
     return Captured(
@@ -178,6 +180,21 @@ def capture(
         unlike_eager=unlike,
         is_widened=found.is_widened,
     )
+
+
+def _set_up(
+    source: Source, program: ExportedProgram, inputs: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """Refuse writes into the model's own state, but for those of a first call that later ones find
+    done: the engine computes from the weights what they write.  Gives notes on these.
+    """
+    writes = writes_of_weights(program)
+    if not writes or not settles(source.eager(), inputs):
+        refuse_mutation(program)
+        return ()
+    refuse_mutation(program, writes)
+    names = ", ".join(dict.fromkeys(writes.values()))
+    return (f"the model changes {names} in its first call: the engine has what they become",)
 
 
 def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:

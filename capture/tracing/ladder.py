@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.converters.convert import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.operators.selections import noting_selections
 from enginecast.capture.control_flow.operators.sites import PYTHON, Site
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
@@ -201,7 +202,7 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
     def active(module: nn.Module) -> Iterator[None]:
         restructured = restructure(module, sorted(places), baked.answered)
         sites[:] = restructured.sites
-        with restructured.active():
+        with restructured.active(), noting_selections():
             yield
 
     def branches() -> tuple[SourceLocation, ...]:
