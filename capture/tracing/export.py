@@ -37,6 +37,7 @@ from enginecast.capture.tracing.aware import as_eager, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.possible_values import values_of
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,
@@ -149,6 +150,7 @@ def capture(
         cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
         widens=widens,
+        values=values_of(specs),
     )
     found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
     traced = found.traced
