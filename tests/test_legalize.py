@@ -372,3 +372,13 @@ def test_cells_take_any_batch(tmp_path: Path) -> None:
             found = engine.run({"x": x.numpy()})
             for got, wanted in zip(found.values(), model(x), strict=True):
                 np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_histogram_of_one_bin_holds_all(tmp_path: Path) -> None:
+    """A mixture of one expert counts its tokens so; ONNX has no bounds that come from values."""
+    histogram = Function(lambda x: torch.histc(x, bins=1, min=0, max=0))
+    for x in (torch.zeros(2, 3), torch.randn(4, 3)):
+        program = captured(histogram, x)
+        lower(program, tmp_path, ["counts"])
+        assert run(tmp_path, x)[0].equal(torch.tensor([float(x.numel())]))
+        assert histogram(x).equal(torch.tensor([float(x.numel())]))

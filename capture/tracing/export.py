@@ -37,6 +37,7 @@ from enginecast.capture.tracing.aware import as_eager, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.possible_values import values_of
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,
@@ -52,6 +53,8 @@ from enginecast.capture.tracing.state import (
     drop_idle_writes,
     input_writes,
     refuse_mutation,
+    settles,
+    writes_of_weights,
 )
 from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
 from enginecast.capture.tracing.sweep import Sweep, untold
@@ -147,6 +150,7 @@ def capture(
         cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
         widens=widens,
+        values=values_of(specs),
     )
     found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
     traced = found.traced
@@ -154,13 +158,13 @@ def capture(
     drop_failed(program)
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
-    refuse_mutation(program)
+    set_up = _set_up(source, program, inputs)
     outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
-    notes = (*traced.notes, *overwritten, *input_writes(program))
+    notes = (*traced.notes, *overwritten, *set_up, *input_writes(program))
     functionalize(program)
     program.validate()
     return Captured(
@@ -178,6 +182,21 @@ def capture(
         unlike_eager=unlike,
         is_widened=found.is_widened,
     )
+
+
+def _set_up(
+    source: Source, program: ExportedProgram, inputs: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """Refuse writes into the model's own state, but for those of a first call that later ones find
+    done: the engine computes from the weights what they write.  Gives notes on these.
+    """
+    writes = writes_of_weights(program)
+    if not writes or not settles(source.eager(), inputs):
+        refuse_mutation(program)
+        return ()
+    refuse_mutation(program, writes)
+    names = ", ".join(dict.fromkeys(writes.values()))
+    return (f"the model changes {names} in its first call: the engine has what they become",)
 
 
 def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:

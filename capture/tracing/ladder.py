@@ -14,19 +14,21 @@ Nothing below `export` is tried for a model that `export` takes in all its sizes
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.converters.convert import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.operators.selections import noting_selections
 from enginecast.capture.control_flow.operators.sites import PYTHON, Site
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
+from enginecast.capture.tracing.possible_values import answering_certain
 from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.size_numbers import following_numbers, numbers_of
 from enginecast.capture.tracing.strategy import (
@@ -83,6 +85,8 @@ class Ladder:
     fallback: Fallback
     widens: bool = True
     """Whether the user's own code is rewritten for the sizes that a plain export does not take."""
+    values: Mapping[str, range] = field(default_factory=dict)
+    """The values that inputs may have, where they are few."""
 
     def climb(self) -> LadderResult:
         """The first trace that succeeds, and what was tried up to it.
@@ -131,7 +135,7 @@ class Ladder:
         module = self.source.eager()
         with quiet_torch():
             runs += record(module, self.cases())
-        baked = _baked(runs, module)
+        baked = _baked(runs, module, self.values)
         if baked.around:
             yield baked
         yield TracingStrategy("strict", is_strict=True)
@@ -182,9 +186,12 @@ def _split(place: str) -> SourceLocation:
     return SourceLocation(file, int(line)).resolved
 
 
-def _baked(runs: Sequence[Sequence[Read]], module: nn.Module) -> TracingStrategy:
-    """Answers what depends on weights alone, and follows numbers that buffers hold through what is
-    computed from them and from sizes; does nothing where there is neither.
+def _baked(
+    runs: Sequence[Sequence[Read]], module: nn.Module, values: Mapping[str, range]
+) -> TracingStrategy:
+    """Answers what depends on weights alone, and what comes out the same for all values of inputs;
+    follows numbers that buffers hold through what is computed from them and from sizes.  Does
+    nothing where there is none of these.
     """
     places = baked_places(runs)
     numbers = numbers_of(module)
@@ -196,7 +203,19 @@ def _baked(runs: Sequence[Sequence[Read]], module: nn.Module) -> TracingStrategy
     if numbers:
         effects.append(f"whole numbers in buffers are known: {', '.join(numbers)}")
         around.append(partial(following_numbers, known=numbers))
+    if values and _are_alike(runs):
+        effects.append(f"tests with one answer for all values of {', '.join(values)} are answered")
+        around.append(partial(answering_certain, known=values))
     return TracingStrategy("bake", "; ".join(effects), tuple(around), answered=places)
+
+
+def _are_alike(runs: Sequence[Sequence[Read]]) -> bool:
+    """Whether a test of inputs came out the same wherever it was seen."""
+    seen: dict[SourceLocation, set[bool]] = {}
+    for read in (read for run in runs for read in run if read.decides == "inputs"):
+        if isinstance(read.value, bool):
+            seen.setdefault(read.place, set()).add(read.value)
+    return any(len(answers) == 1 for answers in seen.values())
 
 
 def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> TracingStrategy:
@@ -207,7 +226,7 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
     def active(module: nn.Module) -> Iterator[None]:
         restructured = restructure(module, sorted(places), baked.answered)
         sites[:] = restructured.sites
-        with restructured.active():
+        with restructured.active(), noting_selections():
             yield
 
     def branches() -> tuple[SourceLocation, ...]:

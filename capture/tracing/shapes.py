@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
@@ -26,6 +27,7 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
+from enginecast.passes.ir.source import source_line
 
 Range = tuple[int, int]
 MOST_AT_ONCE = 5_000_000
@@ -300,17 +302,18 @@ def tried_guards(
     sizes: list[Any] = [
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
     ]
-    guards = sizes[0].node.shape_env.guards if sizes else ()
+    guards = [(g.expr, place_of(g)) for g in sizes[0].node.shape_env.guards] if sizes else []
+    guards += _asserted(program)
     found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
     open_guards: dict[str, SizeCheck] = {}
-    symbols = _in_names([guard.expr for guard in guards], names, dims)
-    for guard in guards:
-        renamed = guard.expr.xreplace(symbols)
+    symbols = _in_names([expression for expression, _ in guards], names, dims)
+    for expression, decided_at in guards:
+        renamed = expression.xreplace(symbols)
         known = sorted(map(str, renamed.free_symbols))
         if not known or any(name not in dims for name in known):
             continue  # not about sizes
         condition = str(PythonPrinter().doprint(renamed))
-        place = str(place_of(guard) or "")
+        place = str(decided_at or "")
         every = {name: dims[name].sizes for name in known}
         for tried in _sides(dims[known[0]], known[0]) if len(known) == 1 else [every]:
             broken = _breaking(condition, tried)
@@ -320,6 +323,18 @@ def tried_guards(
             elif broken is None:
                 open_guards.setdefault(condition, SizeCheck(condition, place))
     return tuple(found.values()), tuple(open_guards.values())
+
+
+def _asserted(program: ExportedProgram) -> list[tuple[sympy.Expr, str]]:
+    """What the program asserts of sizes, each with its line: guards that torch put off."""
+    found = []
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.aten._assert_scalar.default:
+            continue
+        asserted = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+        if isinstance(asserted, torch.SymBool):
+            found.append((asserted.node.expr, source_line(node)))
+    return found
 
 
 def _sides(dim: DimSpec, name: str) -> list[dict[str, range]]:

@@ -90,7 +90,7 @@ class _Following(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if _writes(name) or "out" in kwargs:
+        if writes(name) or "out" in kwargs:
             leaves = pytree.tree_leaves((args, kwargs))
             self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
             return func(*args, **kwargs)
@@ -144,7 +144,7 @@ class _Following(TorchFunctionMode):
         return tree if number is None or not number.is_whole else number.over
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
     """Whether a function writes into a tensor."""
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)

@@ -4,10 +4,11 @@ A program shows what writes to a parameter or buffer.  What Python keeps is look
 `capture.tracing.history`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
@@ -112,13 +113,57 @@ def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
             user.replace_input_with(buffer, made)
 
 
-def refuse_mutation(program: ExportedProgram) -> None:
+def writes_of_weights(program: ExportedProgram) -> dict[Node, str]:
+    """The writes into parameters and buffers, with the name of each, where all that is written is
+    computed from weights alone; none where one is not.
+
+    Such a model sets itself up when it is first called.
+    """
+    found = dict(_written(program.graph, _owners(program, _state(program))))
+    inputs = set(program.graph_signature.user_inputs)
+    varying: set[Node] = set()
+    for node in program.graph.nodes:
+        is_input = node.op == "placeholder" and node.name in inputs
+        if is_input or any(source in varying for source in node.all_input_nodes):
+            varying.add(node)
+    is_set_up = all(node.graph is program.graph and node not in varying for node in found)
+    return found if is_set_up else {}
+
+
+def settles(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a module changes its weights in its first call alone.
+
+    Args:
+        module: with weights, not called yet.
+        inputs: for the calls.
+    """
+    with torch.no_grad():
+        module(**{name: tensor.clone() for name, tensor in inputs.items()})
+        first = {name: tensor.clone() for name, tensor in _tensors(module)}
+        module(**{name: tensor.clone() for name, tensor in inputs.items()})
+    return all(torch.equal(tensor, first[name]) for name, tensor in _tensors(module))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _state(program: ExportedProgram) -> dict[str, str]:
+    signature = program.graph_signature
+    return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+
+
+def refuse_mutation(program: ExportedProgram, allowed: Container[Node] = ()) -> None:
     """Raise CaptureError when `program` writes to a parameter or buffer, also through a view, or
     when a branch or the body of a loop writes into anything that it was given.
+
+    Args:
+        allowed: writes that leave nothing to a later call.
     """
-    signature = program.graph_signature
-    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    for node, owner in _written(program.graph, _owners(program, state)):
+    for node, owner in _written(program.graph, _owners(program, _state(program))):
+        if node in allowed:
+            continue
         raise CaptureError(
             f"the model writes to its own state: {node.target} changes {owner}{_line_of(node)}",
             hint="An engine keeps no state between calls: return the new value instead.",

@@ -40,6 +40,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.autocast import inline_autocast
 from enginecast.capture.tracing.data_attribute import data_detached
 from enginecast.capture.tracing.equivalents import replaced_in
+from enginecast.capture.tracing.module_casts import idle_casts
 from enginecast.capture.tracing.open_sizes import open_sizes
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
@@ -221,6 +222,7 @@ def _once(
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
             keeping_caches(module),
+            idle_casts(),
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),

@@ -290,7 +290,13 @@ def deletes_names(node: ast.stmt) -> bool:
 def _may_be_dynamic(values: ast.expr) -> bool:
     if is_range(values):
         return not all(isinstance(bound, ast.Constant) for bound in values.args)
-    return isinstance(values, ast.Name)
+    return isinstance(values, ast.Name) or is_selection(values)
+
+
+def is_selection(values: ast.AST) -> bool:
+    """Whether these are the places of what is true in a mask."""
+    called = values.func if isinstance(values, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("nonzero", "argwhere")
 
 
 def is_range(values: ast.AST) -> TypeGuard[ast.Call]:

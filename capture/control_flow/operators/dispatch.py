@@ -30,6 +30,7 @@ from enginecast.capture.control_flow.operators.probe import (
     unaliased,
     with_modes,
 )
+from enginecast.capture.control_flow.operators.selections import selected
 from enginecast.capture.control_flow.operators.sites import PYTHON, RewriteRefused, Site, site_of
 from enginecast.capture.control_flow.operators.values import (
     UNDEFINED,
@@ -143,7 +144,13 @@ def for_(
         state = tuple(Appended(list(v)) if i in lists else v for i, v in enumerate(state))
         is_over = None if over is None else (lambda *inner: inner[over])
         step = body if rows is None else (lambda index, *inner: body(rows[index], *inner))
-        return loop_for(site, values, _inside(site, step), state, names, is_over)
+        places = selected(rows) if rows is not None and over is None and not lists else None
+        try:
+            return loop_for(site, values, _inside(site, step), state, names, is_over)
+        except RewriteRefused:
+            if places is None:
+                raise
+            return _for_selected(place, *places, body, state, names)
     for value in values:
         if over is not None and is_open(state[over]):
             go_on = (lambda *inner: inner, lambda *inner, v=value: body(v, *inner))
@@ -153,6 +160,17 @@ def for_(
         if over is not None and not is_open(state[over]) and state[over]:
             break
     site.done(PYTHON)
+    return state
+
+
+def _for_selected(
+    place: int, mask: Tensor, count: int, body: Callable[..., State], state: State, names: Any
+) -> State:
+    """`for [index] in mask.nonzero(): state = body([index], *state)`."""
+    for index in range(count):
+        row = torch.tensor([index])
+        paths = (lambda *inner, row=row: body(row, *inner), lambda *inner: inner)
+        state = if_(place, mask[index], *paths, state, names)
     return state
 
 

@@ -165,34 +165,46 @@ class _Carried:
         ]
 
     def operands(self, probes: Sequence[Probe]) -> Operands:
-        operands = Operands.of(self.site, probes, [tensor.shape for tensor in self.first])
-        if operands.roots:
-            raise self.site.refuse("it writes into a tensor from outside the loop")
-        return operands
+        return Operands.of(self.site, probes, [tensor.shape for tensor in self.first])
 
 
 def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence[str]) -> State:
     """Trace `while test(*state): state = body(*state)` into `while_loop`.
+
+    A tensor from outside that a round writes into goes from round to round like the state; what it
+    holds after the last one is written into it.
 
     Raises:
         RewriteRefused: a value changes its shape, dtype or kind from round to round.
     """
     carried = _carry(site, body, state, names)
     operands = carried.operands(carried.probes([test, body]))
-    size = len(carried.first)
+    size, roots = len(carried.first), operands.roots
+    are_roots = [any(tensor is root for root in roots) for tensor in operands.tensors]
+
+    def bind(arguments: Sequence[Any]) -> Sequence[Any]:
+        """Gives the arguments that are the state."""
+        written = iter(arguments[size : size + len(roots)])
+        others = iter(arguments[size + len(roots) :])
+        operands.bind([next(written if is_root else others) for is_root in are_roots])
+        return arguments[:size]
 
     def run_test(*arguments: Any) -> Tensor:
-        operands.bind(arguments[size:])
-        return as_predicate(test(*carried.state(arguments[:size])))
+        return as_predicate(test(*carried.state(bind(arguments))))
 
     def run_body(*arguments: Any) -> tuple[Tensor, ...]:
-        operands.bind(arguments[size:])
-        inner = [argument.clone() for argument in arguments[:size]]
+        inner = [argument.clone() for argument in bind(arguments)]
         outputs = carried.tensors(body(*carried.state(inner)))
-        return tuple(unaliased(outputs, [*operands.tensors, *arguments, *inner]))
+        results = unaliased(outputs, [*operands.tensors, *arguments, *inner])
+        return (*results, *(root.clone() for root in roots))
 
-    first = tuple(unaliased(carried.first, operands.tensors))
-    outputs = while_loop_op(with_modes(run_test), with_modes(run_body), first, operands.flat())
+    first = unaliased(carried.first, operands.tensors)
+    held = zip(operands.tensors, are_roots, strict=True)
+    rest = (*(tensor for tensor, is_root in held if not is_root), *operands.numbers)
+    given = (*first, *(root.clone() for root in roots))
+    outputs = list(while_loop_op(with_modes(run_test), with_modes(run_body), given, rest))
+    for root in reversed(roots):
+        root.copy_(outputs.pop())
     site.done("while_loop")
     return carried.state(outputs)
 
@@ -250,6 +262,8 @@ def _scan(
     carried = _carry(site, step, state, names)
     [seen] = carried.probes([step], index)
     operands = carried.operands([seen])
+    if operands.roots:
+        raise site.refuse("a list grows in it, and it writes into a tensor from outside")
     size = len(carried.first)
     for place in lists:
         new = seen.result[place].new

@@ -344,6 +344,18 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Te
     return (loss, loss.mean(), loss.sum())[reduction]
 
 
+def _all_of_them(x: Tensor, *_: float) -> Tensor:
+    """The histogram of one bin over all values."""
+    count = torch.ones_like(x, dtype=torch.int64).sum()
+    return count.to(x.dtype).reshape(1)
+
+
+def _has_one_bin(node: Node) -> bool:
+    """Whether a histogram has one bin and takes its bounds from the values: all are in it."""
+    bins, low, high = (*node.args[1:], *(100, 0, 0)[len(node.args) - 1 :])
+    return bins == 1 and low == high
+
+
 def _lstm_cell(
     x: Tensor, state: list[Tensor], w: Tensor, u: Tensor, b: Any = None, c: Any = None
 ) -> tuple[Tensor, Tensor]:
@@ -776,6 +788,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.grid_sampler.default: lambda program, node: insert_traced(
         program, node, _nearest_reflected
     ),
+    aten.histc.default: lambda program, node: insert_traced(program, node, _all_of_them),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
@@ -806,6 +819,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.scaled_dot_product_attention.default: _broadcasts,
     aten.cross_entropy_loss.default: _is_other_cross_entropy,
     aten.grid_sampler.default: _is_reflected,
+    aten.histc.default: _has_one_bin,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,

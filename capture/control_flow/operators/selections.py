@@ -1,0 +1,59 @@
+"""Which mask the places in a tensor come from: a loop over them is one over all places.
+
+The rows of `mask.nonzero()` are as many as the mask has true elements, and an index in a round of
+a loop over them is data.  Where the mask has a known size, the loop is as well one over all its
+places, each with a branch: a mixture of experts goes through the experts that were hit in this way.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+MOST_PLACES = 256
+"""Of a mask whose places are gone through one by one."""
+_SELECTING = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
+
+
+class _Selections(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._masks: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.item and isinstance(args[0].storage_offset(), SymInt):
+            # torch cannot read a number in a block where the row of a round begins.
+            return args[0].clone().item()
+        found = func(*args, **kwargs)
+        if func in _SELECTING and isinstance(found, Tensor) and args[0].dim() == 1:
+            self._masks[id(found)] = found, args[0], args[0]._version
+        return found
+
+    def mask_of(self, places: Tensor) -> Tensor | None:
+        _, mask, version = self._masks.get(id(places), (None, None, 0))
+        # Written to since, it may have other places.
+        return mask if mask is not None and mask._version == version else None
+
+
+@contextmanager
+def noting_selections() -> Iterator[None]:
+    """Within the block, know the masks of the places that are computed."""
+    with _Selections():
+        yield
+
+
+def selected(places: Tensor) -> tuple[Tensor, int] | None:
+    """The mask that `places`, one in each row, are the true elements of, and its size; None where
+    that is not known.
+    """
+    for mode in _get_current_function_mode_stack():
+        mask = mode.mask_of(places) if isinstance(mode, _Selections) else None
+        if mask is not None and isinstance(mask.shape[0], int) and mask.shape[0] <= MOST_PLACES:
+            return mask, mask.shape[0]
+    return None

@@ -1,0 +1,172 @@
+"""Tests that come out the same for all values that an input may have.
+
+A mask holds zeros and ones, and code that knows of more, such as a two that marks a token which all
+others attend to, asks whether there is one.  Here all values that an element may have are followed
+through what is computed element by element.  Where a test of them has one answer for every input,
+that is what the trace reads.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from enginecast.capture.control_flow.operators.probe import storage
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.recompile import replaced
+from enginecast.capture.tracing.size_numbers import writes
+
+MOST_VALUES = 64
+"""Of an element."""
+NUMBERS = (bool, int, float)
+_FUNCTIONS = (
+    "add sub rsub mul div neg abs eq ne lt le gt ge logical_not logical_and logical_or masked_fill"
+    " where to float bool long int half double type clone contiguous detach clamp minimum maximum"
+    " bitwise_not bitwise_and bitwise_or"
+)
+_OPERATORS = "add radd sub rsub mul rmul truediv neg eq ne lt le gt ge invert and or"
+_MOVES = (
+    "__getitem__ unsqueeze squeeze expand expand_as view reshape flatten transpose permute repeat"
+    " select narrow"
+)
+ELEMENTWISE = frozenset((*_FUNCTIONS.split(), *(f"__{name}__" for name in _OPERATORS.split())))
+MOVES = frozenset(_MOVES.split())
+"""Give elements of their first argument, at other places."""
+REDUCES: Mapping[str, bool] = {"any": False, "all": True}
+"""By name: the value that all elements have to have for the result to be that value."""
+
+
+@dataclass(frozen=True)
+class _Possible:
+    """What an element may hold: one of `values`.
+
+    Two tensors with one `layout` hold the values of one index at each place.
+    """
+
+    values: Tensor
+    layout: object
+
+
+def values_of(specs: Sequence[InputSpec]) -> dict[str, range]:
+    """The values of inputs that may have few, which an engine checks; by name."""
+    return {
+        spec.name: range(spec.low, spec.high + 1)
+        for spec in specs
+        if spec.kind == "attention_mask" and spec.low is not None and spec.high is not None
+    }
+
+
+@contextmanager
+def answering_certain(module: nn.Module, known: Mapping[str, range]) -> Iterator[None]:
+    """Let `module.forward` read tests that come out the same for all inputs.
+
+    Args:
+        module: what is traced.
+        known: the values that inputs may have, by name.
+    """
+    forward = module.forward
+
+    @functools.wraps(forward)  # torch.export asks for its signature
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        given = [(kwargs[name], values) for name, values in known.items() if name in kwargs]
+        with _Values(given):
+            return forward(*args, **kwargs)
+
+    with replaced(module, "forward", answered):
+        yield
+
+
+class _Values(TorchFunctionMode):
+    def __init__(self, given: Sequence[tuple[Tensor, range]]) -> None:
+        super().__init__()
+        self._known: dict[int, _Possible] = {}
+        self._kept: list[Tensor] = []  # so that no id is given twice
+        self._written: set[int] = set()
+        for tensor, values in given:
+            with _real():
+                possible = torch.tensor(list(values), dtype=tensor.dtype)
+            self._note(tensor, _Possible(possible, object()))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if writes(name) or "out" in kwargs:
+            leaves = pytree.tree_leaves((args, kwargs))
+            self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+            return func(*args, **kwargs)
+        first = self._of(args[0]) if args else None
+        if name in ("item", "__bool__") and first is not None:
+            with _real():
+                answers = first.values.tolist()
+            if len(set(answers)) == 1:
+                return answers[0] if name == "item" else bool(answers[0])
+        result = func(*args, **kwargs)
+        if first is not None and isinstance(result, Tensor):
+            with _real():
+                found = self._result(func, name, first, args, kwargs)
+            if found is not None and found.values.dtype == result.dtype:
+                self._note(result, found)
+        return result
+
+    def _of(self, value: Any) -> _Possible | None:
+        if not isinstance(value, Tensor) or storage(value) in self._written:
+            return None
+        return self._known.get(id(value))
+
+    def _note(self, tensor: Tensor, found: _Possible) -> None:
+        if len(found.values) <= MOST_VALUES:
+            self._kept.append(tensor)
+            self._known[id(tensor)] = found
+
+    def _result(
+        self, func: Callable[..., Any], name: str, first: _Possible, args: Any, kwargs: Any
+    ) -> _Possible | None:
+        if name in MOVES:
+            return _Possible(first.values, object())
+        if name == "pad" and func is functional.pad and _is_filled(args, kwargs):
+            filling = kwargs.get("value", args[3] if len(args) > 3 else None) or 0
+            added = torch.tensor([filling], dtype=first.values.dtype)
+            return _Possible(torch.cat([first.values, added]), object())
+        if name in REDUCES and len(args) == 1 and not kwargs:
+            value = REDUCES[name]
+            are_all = bool(((first.values != 0) == value).all())
+            return _Possible(torch.tensor([value]), object()) if are_all else None
+        if name in ELEMENTWISE:
+            return self._computed(func, first, args, kwargs)
+        return None
+
+    def _computed(
+        self, func: Callable[..., Any], first: _Possible, args: Any, kwargs: Any
+    ) -> _Possible | None:
+        """What a function gives element by element, computed for each value."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        given = []
+        for leaf in leaves:
+            found = self._of(leaf)
+            if isinstance(leaf, Tensor) and (found is None or found.layout is not first.layout):
+                return None
+            given.append(leaf if found is None else found.values)
+        arguments, named = pytree.tree_unflatten(given, spec)
+        return _Possible(func(*arguments, **named), first.layout)
+
+
+@contextmanager
+def _real() -> Iterator[None]:
+    """Compute within the block, and trace nothing."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # type: ignore[no-untyped-call]
+        yield
+
+
+def _is_filled(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a pad adds elements of one number."""
+    mode = kwargs.get("mode", args[2] if len(args) > 2 else "constant")
+    value = kwargs.get("value", args[3] if len(args) > 3 else None)
+    return mode == "constant" and (value is None or isinstance(value, NUMBERS))
