@@ -14,9 +14,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from lowering import lower, run
 from mutations import edit_graph, nothing, outcome
 from onnx import numpy_helper
-from programs import calibrated, captured, outputs, reasons, relative_error, rewritten
+from programs import calibrated, captured, outputs, relative_error, rewritten
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -30,21 +31,24 @@ from enginecast.passes.quantize.measure.quantizable import tail_of
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.planning import MARGIN
 from enginecast.runtime.load import load
 
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
 aten, own = torch.ops.aten, torch.ops.enginecast
 PLAN = "plan-int8{integers=true max_error=0.3}"
 BOTH = f"canonicalize,fold-batch-norm,{PLAN},int8-matmul"
 
 
-def loud(module: nn.Module) -> nn.Module:
-    """Every fourth channel is four times as loud as the others."""
+def loud(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module, seeded, with every fourth channel four times as loud as the others."""
     torch.manual_seed(0)
+    module = make()
     for part in module.modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             part.weight.data[::4] *= 4
         if isinstance(part, nn.LSTM | nn.GRU):
-            part.weight_ih_l0.data[::4] *= 4
+            part.get_parameter("weight_ih_l0").data[::4] *= 4
         if isinstance(part, nn.BatchNorm2d):
             assert part.running_mean is not None
             part.running_mean.normal_(0, 0.1)
@@ -74,8 +78,10 @@ class Residual(nn.Module):
         return last
 
 
-def program_of(module: nn.Module, *inputs: Tensor, dynamic: Any = None) -> ExportedProgram:
-    return captured(loud(module), *inputs, dynamic=dynamic)
+def program_of(
+    make: Callable[[], nn.Module], *inputs: Tensor, dynamic: Any = None
+) -> ExportedProgram:
+    return captured(loud(make), *inputs, dynamic=dynamic)
 
 
 def planned(program: ExportedProgram, *inputs: Tensor, spec: str = PLAN) -> dict[str, LayerPlan]:
@@ -88,11 +94,11 @@ def planned(program: ExportedProgram, *inputs: Tensor, spec: str = PLAN) -> dict
 
 
 PIXELS = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
-SIZES = {0: Dim("batch", min=1, max=8), 2: Dim("height", min=8, max=64)}
+SIZES = {0: Dim("batch", min=1, max=8), 2: Dim("height", min=12, max=64)}
 
 
 def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
-    program = program_of(Residual(), PIXELS)
+    program = program_of(Residual, PIXELS)
     plan = planned(program)
     chosen = {name: layer.choice for name, layer in plan.items()}
     integers = dict.fromkeys(["first", "second", "third", "deep"], "w8a8-static")
@@ -112,18 +118,25 @@ def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
 
 
 def test_a_limit_keeps_the_layers_that_lose_most() -> None:
-    program = program_of(Residual(), PIXELS)
-    plan = planned(program, spec="plan-int8{integers=true max_error=0.006}")
+    program = program_of(Residual, PIXELS)
+    loose, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
+    whole = plan_of(loose)
+    assert whole is not None
+    assert whole.predicted_error is not None
+    # What is left of a limit is what a simulation may use of it.
+    limit = 0.8 * whole.predicted_error / MARGIN
+    spec = f"plan-int8{{integers=true max_error={limit:.6f}}}"
+    plan = planned(program, spec=spec)
     kept = [layer for layer in plan.values() if layer.reason.startswith("not within max_error")]
     assert kept
     assert any(layer.choice == "w8a8-static" for layer in plan.values())
 
 
 def test_the_rewriting_does_what_was_simulated() -> None:
-    program = program_of(Residual(), PIXELS, dynamic=SIZES)
+    program = program_of(Residual, PIXELS, dynamic=SIZES)
     before, _ = rewritten(program, "canonicalize,fold-batch-norm")
     context = calibrated(before, PIXELS)
-    after, sites = rewritten(before, f"{PLAN},int8-matmul", context)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
     plan = plan_of(after)
     assert plan is not None
     ops = [node.target for node in after.graph.nodes]
@@ -133,28 +146,22 @@ def test_the_rewriting_does_what_was_simulated() -> None:
     assert ops.count(own.quantize_affine.default) == 1
     (pool,) = [node for node in after.graph.nodes if node.target is aten.max_pool2d.default]
     assert pool.meta["val"].dtype == torch.uint8
-    assert (
-        not {aten.relu.default, aten.relu6.default}
-        & {
-            node.target
-            for node in after.graph.nodes
-            if "stem" not in str(node.meta["nn_module_stack"])
-        }
-        or ops.count(aten.relu.default) == 1
-    )
+    # Of rectifiers and clamps that of the stem is left.
+    limits = (aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default)
+    assert [ops.count(limit) for limit in limits] == [1, 0, 0, 0]
     exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
     (simulated,) = simulate(before, plan, context.calibration)[0].values()
     error = relative_error(found, exact)
     assert 1e-4 < error < 0.03
-    # A value that meets another rounding is one step off: far less than the rounding itself.
-    assert relative_error(found, simulated) < error / 4
+    # Biases are rounded here, too, and what meets another rounding is a whole step off.
+    assert relative_error(found, simulated) < error / 2
     # Other sizes than traced.
     other = torch.randn(3, 3, 20, 10, generator=torch.Generator().manual_seed(4))
     assert relative_error(outputs(after, other)[0], outputs(before, other)[0]) < 0.1
 
 
 def test_values_beyond_the_calibrated_ones_saturate() -> None:
-    program = program_of(Residual(), PIXELS)
+    program = program_of(Residual, PIXELS)
     after, _ = rewritten(program, BOTH, calibrated(program, PIXELS))
     found = outputs(after, PIXELS * 1e6)[0]
     assert found.isfinite().all()
@@ -178,13 +185,16 @@ def scaled(convolution: nn.Module) -> nn.Module:
     return one(lambda n, x: n.conv(x.sin()).tanh() * 2, conv=convolution)
 
 
-FORMS = {
-    "1-d": (nn.Conv1d(8, 6, 5, stride=2, padding=2), (2, 8, 21)),
-    "3-d": (nn.Conv3d(4, 6, 3, padding=1), (1, 4, 5, 6, 5)),
-    "as wide behind as before": (nn.Conv1d(8, 6, 4, padding="same", dilation=3), (2, 8, 21)),
-    "one channel": (nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
-    "no bias": (nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
-    "one position": (nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
+FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1-d": (lambda: nn.Conv1d(8, 6, 5, stride=2, padding=2), (2, 8, 21)),
+    "3-d": (lambda: nn.Conv3d(4, 6, 3, padding=1), (1, 4, 5, 6, 5)),
+    "as wide behind as before": (
+        lambda: nn.Conv1d(8, 6, 4, padding="same", dilation=3),
+        (2, 8, 21),
+    ),
+    "one channel": (lambda: nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
+    "no bias": (lambda: nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
+    "one position": (lambda: nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
 }
 
 
@@ -192,31 +202,31 @@ FORMS = {
 def test_forms(form: str, tmp_path: Path) -> None:
     convolution, shape = FORMS[form]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
-    module = loud(scaled(convolution))
-    request = ExportRequest(module, tmp_path / "bundle", precision="int8", example={"x": x})
-    done = export(request)
-    assert done.bundle is not None, done.report.verdict.reasons
-    graph = onnx.load(tmp_path / "bundle" / "engine.onnx", load_external_data=False).graph
-    assert [node.op_type for node in graph.node].count("QLinearConv") == 1
-    with load(tmp_path / "bundle") as engine:
-        (found,) = engine.run({"x": x.numpy()}).values()
-    error = relative_error(torch.from_numpy(found), module(x))
+    module = loud(lambda: scaled(convolution()))
+    before = captured(module, x)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", calibrated(before, x))
+    lowered = lower(after, tmp_path)
+    assert lowered.ops["QLinearConv"] == 1
+    wanted, (found,) = outputs(after, x)[0], run(tmp_path, x)
+    error = relative_error(wanted, module(x))
     assert 1e-4 < error < 0.03
+    # Beside the rounding itself, what meets another one.
+    assert relative_error(found, wanted) < error / 4
 
 
-KEPT: dict[str, tuple[nn.Module, Tensor, str]] = {
+KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "no batch": (
-        scaled(nn.Conv2d(8, 6, 3)),
+        lambda: scaled(nn.Conv2d(8, 6, 3)),
         torch.randn(8, 9, 9),
         "a convolution of what has no batch",
     ),
     "GRU": (
-        one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
+        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
         torch.randn(5, 2, 8),
         "a GRU: ONNX Runtime's CPU provider",
     ),
     "projection": (
-        one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
+        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
         torch.randn(5, 2, 8),
         "an LSTM with a projection",
     ),
@@ -225,16 +235,18 @@ KEPT: dict[str, tuple[nn.Module, Tensor, str]] = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_has_no_form_in_integers_is_kept(name: str) -> None:
-    module, x, reason = KEPT[name]
+    make, x, reason = KEPT[name]
     with pytest.raises(PassError, match="no layer is left to quantize") as caught:
-        planned(program_of(module, x))
+        planned(program_of(make, x))
     assert reason.partition(":")[0] in str(caught.value)
 
 
 def test_a_large_bias_fits_beside_a_quiet_weight() -> None:
     """int32 holds it where the scale of the weight is raised."""
+    torch.manual_seed(0)
     convolution = nn.Conv2d(8, 6, 3)
     convolution.weight.data[0] *= 1e-9
+    assert convolution.bias is not None
     convolution.bias.data[0] = 50.0
     module = scaled(convolution)
     x = torch.randn(2, 8, 9, 9)
@@ -284,13 +296,16 @@ class Tagger(nn.Module):
 @pytest.mark.parametrize(("layers", "bias", "first"), [(2, True, True), (1, False, False)])
 def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
     x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
-    module = loud(Tagger(layers, bias, first))
+    module = loud(lambda: Tagger(layers, bias, first))
     program = captured(module, x)
     context = calibrated(program, x)
     after, _ = rewritten(program, f"{PLAN},int8-matmul", context)
     plan = plan_of(after)
     assert plan is not None
-    assert {p.module: p.choice for p in plan.layers} == {"cells": "w8a8-dynamic", "head": "keep"}
+    assert {p.module: p.choice for p in plan.layers} == {
+        "cells": "w8a8-dynamic",
+        "head": "w8a8-dynamic",
+    }
     ops = [node.target for node in after.graph.nodes]
     assert ops.count(own.quantized_lstm.default) == layers
     assert aten.lstm.input not in ops
@@ -303,14 +318,16 @@ def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Pat
     assert done.bundle is not None, done.report.verdict.reasons
     assert done.report.verdict.outcome == "verified"
     with load(tmp_path / "b") as engine:
-        (run,) = engine.run({"x": x.numpy()}).values()
-    assert relative_error(torch.from_numpy(run), found) < error / 2
+        (ran,) = engine.run({"x": x.numpy()}).values()
+    # It rounds the states of fewer rows at once, where it shares them out.
+    assert relative_error(torch.from_numpy(ran), exact) < 1.5 * error
 
 
 def test_a_stored_recurrence() -> None:
-    module = one(lambda n, x: n.cells(x)[0], cells=nn.GRU(12, 16, 2, batch_first=True))
     x = torch.randn(2, 5, 12)
-    program = program_of(module, x)
+    program = program_of(
+        lambda: one(lambda n, x: n.cells(x)[0].sin(), cells=nn.GRU(12, 16, 2, batch_first=True)), x
+    )
     after, _ = rewritten(program, "plan-int8{mode=storage},int8-matmul", calibrated(program, x))
     ops = [node.target for node in after.graph.nodes]
     assert ops.count(own.dequantize.default) == 4
@@ -329,7 +346,7 @@ def test_a_stored_recurrence() -> None:
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], reported: str) -> None:
-    program = program_of(Residual(), PIXELS)
+    program = program_of(Residual, PIXELS)
     after, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
     plan = plan_of(after)
     assert plan is not None
@@ -352,9 +369,9 @@ def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], reported: str
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("integers") / "bundle"
-    options = ModelOptions(dynamic=["x:0=batch=1..8"])
+    options = ModelOptions(dynamic=["x:0=1..8"])
     request = ExportRequest(
-        loud(Residual()), folder, precision="int8", example={"x": PIXELS}, options=options
+        loud(Residual), folder, precision="int8", example={"x": PIXELS}, options=options
     )
     done = export(request)
     assert done.bundle is not None, done.report.verdict.reasons
