@@ -139,9 +139,14 @@ class QuantizeLayers(QuantizingPass):
         writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, spans)
         for layer, found in chosen:
             log.done(layer.node, _described(found))
-            if not is_product_of_integers(found):
+            if not is_product_of_integers(found) and layer.kind != "lstm":
                 writer.rewrite(layer, found)
         writer.integers()
+        # Last: it puts other nodes in the place of those that it gives, by which the others know
+        # what they read.
+        for layer, found in chosen:
+            if layer.kind == "lstm":
+                writer.rewrite(layer, found)
         erase_dead(program.graph)
         drop_unused_weights(program)
         done = program.graph_module.meta.get(DONE, frozenset())

@@ -152,7 +152,8 @@ def make_plan(
             del choices[node]
     _require_some(layers, kept.values(), options)
     plan = _Planner(program, context, options, layers, kept, choices).plan()
-    plan = replace(plan, notes=(*_declared_in_words(layers, kept), *plan.notes))
+    notes = (*_declared_in_words(layers, kept), *plan.notes, *_integers_in_words(plan, context))
+    plan = replace(plan, notes=notes)
     _require_some(layers, [p.reason for p in plan.layers if p.choice == "keep"], options)
     return plan
 
@@ -230,6 +231,23 @@ def _declared_in_words(layers: Sequence[Layer], kept: Mapping[Node, str]) -> Ite
     counts = Counter(reason for reason in reasons if reason.endswith(OVERRIDE))
     for reason, count in counts.items():
         yield f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
+
+
+def _integers_in_words(plan: QuantizationPlan, context: PassContext) -> Iterator[str]:
+    """What who runs the engine should know of convolutions and LSTMs in int8."""
+    multiplied = (p for p in plan.layers if p.choice.startswith("w8a8"))
+    counts = Counter(p.kind for p in multiplied)
+    if count := counts["conv"]:
+        names = f": {', '.join(context.names)}" if context.names else ""
+        yield (
+            f"static scales of {count} convolution{'s' if count > 1 else ''} from"
+            f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
+        )
+    if count := counts["lstm"]:
+        yield (
+            f"{count} LSTM{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
+            " which change one another within that rounding"
+        )
 
 
 class _Planner:

@@ -1,0 +1,455 @@
+"""Convolutions and LSTMs in int8, from the plan to the engine, and what is found out about wrong
+ones.
+
+Weights have loud channels: one scale for all of a weight, or of what floats read, would lose the
+others.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from lowering import lower, run
+from mutations import edit_graph, nothing, outcome
+from onnx import numpy_helper
+from programs import calibrated, captured, outputs, relative_error, rewritten
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.nn import functional
+
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
+from enginecast.errors import PassError
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.quantizable import tail_of
+from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.passes.quantize.plan.check import check_plan
+from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.planning import MARGIN
+from enginecast.runtime.load import load
+
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
+aten, own = torch.ops.aten, torch.ops.enginecast
+PLAN = "plan-int8{integers=true max_error=0.3}"
+BOTH = f"canonicalize,fold-batch-norm,{PLAN},int8-matmul"
+
+
+def loud(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module, seeded, with every fourth channel four times as loud as the others."""
+    torch.manual_seed(0)
+    module = make()
+    for part in module.modules():
+        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            part.weight.data[::4] *= 4
+        if isinstance(part, nn.LSTM | nn.GRU):
+            part.get_parameter("weight_ih_l0").data[::4] *= 4
+        if isinstance(part, nn.BatchNorm2d):
+            assert part.running_mean is not None
+            part.running_mean.normal_(0, 0.1)
+    return module.eval().requires_grad_(False)
+
+
+class Residual(nn.Module):
+    """A stem, a block with a norm and a rectifier, a sum, a pool, and what floats read."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, size, 3, padding=1)
+        self.first, self.norm = nn.Conv2d(size, size, 3, padding=1), nn.BatchNorm2d(size)
+        self.second = nn.Conv2d(size, size, 3, padding=1, groups=2)
+        self.third = nn.Conv2d(size, size, (3, 1), (2, 1), padding=(1, 0), dilation=(2, 1))
+        self.deep = nn.Conv2d(size, size, 3, padding="same", groups=size)
+        self.up = nn.ConvTranspose2d(size, size, 2, 2)
+        self.head = nn.Linear(size, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.stem(x).relu())
+        kept = self.norm(x).relu()
+        summed = functional.relu6(self.second(kept) + kept)
+        found = functional.max_pool2d(self.third(summed).clamp(-1, 2), 2)
+        found = functional.silu(self.deep(found))
+        last: Tensor = self.head(self.up(found).mean((2, 3)))
+        return last
+
+
+def program_of(
+    make: Callable[[], nn.Module], *inputs: Tensor, dynamic: Any = None
+) -> ExportedProgram:
+    return captured(loud(make), *inputs, dynamic=dynamic)
+
+
+def planned(program: ExportedProgram, *inputs: Tensor, spec: str = PLAN) -> dict[str, LayerPlan]:
+    after, _ = rewritten(
+        program, f"canonicalize,fold-batch-norm,{spec}", calibrated(program, *inputs)
+    )
+    plan = plan_of(after)
+    assert plan is not None
+    return {layer.module: layer for layer in plan.layers}
+
+
+PIXELS = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
+SIZES = {0: Dim("batch", min=1, max=8), 2: Dim("height", min=12, max=64)}
+
+
+def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
+    program = program_of(Residual, PIXELS)
+    plan = planned(program)
+    chosen = {name: layer.choice for name, layer in plan.items()}
+    integers = dict.fromkeys(["first", "second", "third", "deep"], "w8a8-static")
+    assert chosen == integers | dict.fromkeys(["stem", "up", "head"], "keep")
+    assert plan["stem"].reason.startswith("the first convolution")
+    assert plan["up"].reason.startswith("a transposed convolution: ONNX Runtime")
+    assert [plan[name].gain for name in integers] == [3.0, 1.8, 3.0, 1.0]
+    for name in integers:
+        error = plan[name].error
+        assert error is not None
+        assert 1e-4 < error < 0.05, name
+    # Another target than ONNX Runtime on a CPU has none, and says so.
+    plain = "plan-int8{heads=true max_error=0.3}"
+    assert {n: p.choice for n, p in planned(program, spec=plain).items() if n in integers} == (
+        dict.fromkeys(integers, "keep")
+    )
+
+
+def test_a_limit_keeps_the_layers_that_lose_most() -> None:
+    program = program_of(Residual, PIXELS)
+    loose, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
+    whole = plan_of(loose)
+    assert whole is not None
+    assert whole.predicted_error is not None
+    # What is left of a limit is what a simulation may use of it.
+    limit = 0.8 * whole.predicted_error / MARGIN
+    spec = f"plan-int8{{integers=true max_error={limit:.6f}}}"
+    plan = planned(program, spec=spec)
+    kept = [layer for layer in plan.values() if layer.reason.startswith("not within max_error")]
+    assert kept
+    assert any(layer.choice == "w8a8-static" for layer in plan.values())
+
+
+def test_the_rewriting_does_what_was_simulated() -> None:
+    program = program_of(Residual, PIXELS, dynamic=SIZES)
+    before, _ = rewritten(program, "canonicalize,fold-batch-norm")
+    context = calibrated(before, PIXELS)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
+    plan = plan_of(after)
+    assert plan is not None
+    ops = [node.target for node in after.graph.nodes]
+    assert ops.count(own.quantized_conv.default) == 4
+    assert ops.count(own.quantized_add.default) == 1
+    # One step to integers, where the stem leaves them; the pool stays among them.
+    assert ops.count(own.quantize_affine.default) == 1
+    (pool,) = [node for node in after.graph.nodes if node.target is aten.max_pool2d.default]
+    assert pool.meta["val"].dtype == torch.uint8
+    # Of rectifiers and clamps that of the stem is left.
+    limits = (aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default)
+    assert [ops.count(limit) for limit in limits] == [1, 0, 0, 0]
+    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
+    (simulated,) = simulate(before, plan, context.calibration)[0].values()
+    error = relative_error(found, exact)
+    assert 1e-4 < error < 0.03
+    # Biases are rounded here, too, and what meets another rounding is a whole step off.
+    assert relative_error(found, simulated) < error / 2
+    # Other sizes than traced.
+    other = torch.randn(3, 3, 20, 10, generator=torch.Generator().manual_seed(4))
+    assert relative_error(outputs(after, other)[0], outputs(before, other)[0]) < 0.1
+
+
+def test_values_beyond_the_calibrated_ones_saturate() -> None:
+    program = program_of(Residual, PIXELS)
+    after, _ = rewritten(program, BOTH, calibrated(program, PIXELS))
+    found = outputs(after, PIXELS * 1e6)[0]
+    assert found.isfinite().all()
+
+
+def one(function: Callable[[Any, Tensor], Any], **layers: nn.Module) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, layer in layers.items():
+                setattr(self, name, layer)
+
+        def forward(self, x: Tensor) -> Any:
+            return function(self, x)
+
+    return Net()
+
+
+def scaled(convolution: nn.Module) -> nn.Module:
+    """Between values that nothing is fused with: neither is it the first layer nor the last."""
+    return one(lambda n, x: n.conv(x.sin()).tanh() * 2, conv=convolution)
+
+
+FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1-d": (lambda: nn.Conv1d(8, 6, 5, stride=2, padding=2), (2, 8, 21)),
+    "3-d": (lambda: nn.Conv3d(4, 6, 3, padding=1), (1, 4, 5, 6, 5)),
+    "as wide behind as before": (
+        lambda: nn.Conv1d(8, 6, 4, padding="same", dilation=3),
+        (2, 8, 21),
+    ),
+    "one channel": (lambda: nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
+    "no bias": (lambda: nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
+    "one position": (lambda: nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, tmp_path: Path) -> None:
+    convolution, shape = FORMS[form]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    module = loud(lambda: scaled(convolution()))
+    before = captured(module, x)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", calibrated(before, x))
+    lowered = lower(after, tmp_path)
+    assert lowered.ops["QLinearConv"] == 1
+    wanted, (found,) = outputs(after, x)[0], run(tmp_path, x)
+    error = relative_error(wanted, module(x))
+    assert 1e-4 < error < 0.03
+    # Beside the rounding itself, what meets another one.
+    assert relative_error(found, wanted) < error / 4
+
+
+KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "no batch": (
+        lambda: scaled(nn.Conv2d(8, 6, 3)),
+        torch.randn(8, 9, 9),
+        "a convolution of what has no batch",
+    ),
+    "GRU": (
+        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
+        torch.randn(5, 2, 8),
+        "a GRU: ONNX Runtime's CPU provider",
+    ),
+    "projection": (
+        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
+        torch.randn(5, 2, 8),
+        "an LSTM with a projection",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_has_no_form_in_integers_is_kept(name: str) -> None:
+    make, x, reason = KEPT[name]
+    with pytest.raises(PassError, match="no layer is left to quantize") as caught:
+        planned(program_of(make, x))
+    assert reason.partition(":")[0] in str(caught.value)
+
+
+def test_a_large_bias_fits_beside_a_quiet_weight() -> None:
+    """int32 holds it where the scale of the weight is raised."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(8, 6, 3)
+    convolution.weight.data[0] *= 1e-9
+    assert convolution.bias is not None
+    convolution.bias.data[0] = 50.0
+    module = scaled(convolution)
+    x = torch.randn(2, 8, 9, 9)
+    before = captured(module.eval().requires_grad_(False), x)
+    after, _ = rewritten(before, BOTH, calibrated(before, x))
+    values = after.module()(x)
+    assert relative_error(values, module(x)) < 0.03
+
+
+def test_limits_of_what_a_layer_gives() -> None:
+    def tail(function: Callable[[Tensor], Tensor]) -> tuple[float | None, float | None]:
+        program = captured(scaled_by(function), PIXELS)
+        (conv,) = [n for n in program.graph.nodes if n.target is aten.conv2d.default]
+        found = tail_of(conv)
+        return (found.low, found.high) if found.node is not conv else (None, None)
+
+    def scaled_by(function: Callable[[Tensor], Tensor]) -> nn.Module:
+        return one(lambda n, x: function(n.conv(x)), conv=nn.Conv2d(3, 4, 3)).eval()
+
+    assert tail(torch.relu) == (0.0, None)
+    assert tail(functional.relu6) == (0.0, 6.0)
+    assert tail(functional.hardtanh) == (-1.0, 1.0)
+    assert tail(lambda x: functional.hardtanh(x, -2.0, 3.0)) == (-2.0, 3.0)
+    assert tail(lambda x: x.clamp(max=2)) == (None, 2.0)
+    assert tail(lambda x: x.clamp_min(0)) == (0.0, None)
+    assert tail(lambda x: x.relu() + x) == (None, None)  # read twice
+    assert tail(lambda x: x.clamp(x.mean())) == (None, None)
+
+
+# LSTMs
+
+
+class Tagger(nn.Module):
+    def __init__(self, layers: int = 2, bias: bool = True, batch_first: bool = True) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(
+            12, 16, layers, bias=bias, batch_first=batch_first, bidirectional=layers > 1
+        )
+        self.head = nn.Linear(32 if layers > 1 else 16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, (state, _) = self.cells(x)
+        last: Tensor = self.head(found) + state.sum()
+        return last
+
+
+@pytest.mark.parametrize(("layers", "bias", "first"), [(2, True, True), (1, False, False)])
+def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
+    x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
+    module = loud(lambda: Tagger(layers, bias, first))
+    program = captured(module, x)
+    context = calibrated(program, x)
+    after, _ = rewritten(program, f"{PLAN},int8-matmul", context)
+    plan = plan_of(after)
+    assert plan is not None
+    assert {p.module: p.choice for p in plan.layers} == {
+        "cells": "w8a8-dynamic",
+        "head": "w8a8-dynamic",
+    }
+    ops = [node.target for node in after.graph.nodes]
+    assert ops.count(own.quantized_lstm.default) == layers
+    assert aten.lstm.input not in ops
+    exact, found = outputs(program, x)[0], outputs(after, x)[0]
+    (simulated,) = simulate(program, plan, context.calibration)[0].values()
+    error = relative_error(found, exact)
+    assert 1e-4 < error < 0.05
+    assert relative_error(found, simulated) < error / 4
+    done = export(ExportRequest(module, tmp_path / "b", precision="int8", example={"x": x}))
+    assert done.bundle is not None, done.report.verdict.reasons
+    assert done.report.verdict.outcome == "verified"
+    with load(tmp_path / "b") as engine:
+        (ran,) = engine.run({"x": x.numpy()}).values()
+    # It rounds the states of fewer rows at once, where it shares them out.
+    assert relative_error(torch.from_numpy(ran), exact) < 1.5 * error
+
+
+def test_a_stored_recurrence() -> None:
+    x = torch.randn(2, 5, 12)
+    program = program_of(
+        lambda: one(lambda n, x: n.cells(x)[0].sin(), cells=nn.GRU(12, 16, 2, batch_first=True)), x
+    )
+    after, _ = rewritten(program, "plan-int8{mode=storage},int8-matmul", calibrated(program, x))
+    ops = [node.target for node in after.graph.nodes]
+    assert ops.count(own.dequantize.default) == 4
+    assert 1e-4 < relative_error(outputs(after, x)[0], outputs(program, x)[0]) < 0.02
+
+
+# Plans by hand
+
+
+@pytest.mark.parametrize(
+    ("changes", "reported"),
+    [
+        ({"choice": "w8a8-dynamic", "activations": "row"}, "w8a8-static by row and tensor"),
+        ({"weights": "tensor"}, "w8a8-static by row and tensor"),
+        ({"choice": "storage"}, "which rounds weights alone"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], reported: str) -> None:
+    program = program_of(Residual, PIXELS)
+    after, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
+    plan = plan_of(after)
+    assert plan is not None
+    content = {name: getattr(plan, name) for name in plan.__struct_fields__}
+    layers = []
+    for layer in plan.layers:
+        own_fields = {name: getattr(layer, name) for name in layer.__struct_fields__}
+        layers.append(
+            LayerPlan(**(own_fields | changes if layer.module == "third" else own_fields))
+        )
+    with pytest.raises(PassError, match=reported):
+        check_plan(
+            after, QuantizationPlan(**(content | {"layers": tuple(layers)})), PlanOptions("int8")
+        )
+
+
+# Engines that are wrong
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("integers") / "bundle"
+    options = ModelOptions(dynamic=["x:0=1..8"])
+    request = ExportRequest(
+        loud(Residual), folder, precision="int8", example={"x": PIXELS}, options=options
+    )
+    done = export(request)
+    assert done.bundle is not None, done.report.verdict.reasons
+    return folder
+
+
+def test_a_plan_and_what_was_measured_are_published(bundle: Path) -> None:
+    plan = json.loads((bundle / "plan.json").read_text())
+    assert plan["predicted_error"] <= 0.85 * plan["max_error"]
+    assert any("static scales of 4 convolutions" in note for note in plan["notes"])
+    graph = onnx.load(bundle / "engine.onnx", load_external_data=False).graph
+    ops = [node.op_type for node in graph.node]
+    assert (ops.count("QLinearConv"), ops.count("QLinearAdd")) == (4, 1)
+    assert "BatchNormalization" not in ops
+
+
+def _convs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if node.op_type == "QLinearConv"]
+
+
+def _set(tensor: onnx.TensorProto, array: Any) -> None:
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def _change(graph: onnx.GraphProto, name: str, change: Callable[[Any], Any]) -> None:
+    """Edit a constant, which stands in the graph or in a node."""
+    found = [tensor for tensor in graph.initializer if tensor.name == name]
+    if not found:
+        (node,) = [node for node in graph.node if name in node.output]
+        found = [node.attribute[0].t]
+    array = numpy_helper.to_array(found[0])
+    edited = change(array.copy()).astype(array.dtype)
+    assert (edited != array).any()
+    found[0].CopyFrom(numpy_helper.from_array(edited, found[0].name))
+
+
+def wrong_scale(graph: onnx.GraphProto) -> None:
+    _change(graph, _convs(graph)[1].input[4], lambda scales: scales * 1.3)
+
+
+def wrong_zero(graph: onnx.GraphProto) -> None:
+    _change(graph, _convs(graph)[2].input[7], lambda zero: zero + 40)
+
+
+def swapped_channels(graph: onnx.GraphProto) -> None:
+    """Those of the sum of each channel: weights may lie in another file."""
+    _change(graph, _convs(graph)[0].input[8], lambda bias: bias[::-1])
+
+
+def no_bias(graph: onnx.GraphProto) -> None:
+    _change(graph, _convs(graph)[2].input[8], lambda bias: bias * 0)
+
+
+@pytest.mark.parametrize("edit", [wrong_scale, wrong_zero, swapped_channels, no_bias])
+def test_a_wrong_engine_is_rejected(
+    edit: Callable[[onnx.GraphProto], None], bundle: Path, tmp_path: Path
+) -> None:
+    found = outcome(bundle, tmp_path, lambda folder: edit_graph(folder, edit))
+    assert found == "rejected"
+
+
+def test_an_engine_with_other_weights_is_rejected(bundle: Path, tmp_path: Path) -> None:
+    """Two rows of int8 weights change places."""
+
+    def edit(folder: Path) -> None:
+        weights = load_file(folder / "weights.safetensors")
+        (name,) = [
+            n for n, w in weights.items() if w.shape == (16, 16, 3, 3) and w.dtype == np.int8
+        ]
+        data, path = weights[name], folder / "weights.safetensors"
+        swapped = data.copy()
+        swapped[[0, 1]] = swapped[[1, 0]]
+        content = path.read_bytes()
+        assert content.count(data.tobytes()) == 1
+        path.write_bytes(content.replace(data.tobytes(), swapped.tobytes()))
+
+    assert outcome(bundle, tmp_path, edit) == "rejected"
+
+
+def test_the_same_engine_is_not(bundle: Path, tmp_path: Path) -> None:
+    assert outcome(bundle, tmp_path, nothing) == "verified"
