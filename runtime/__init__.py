@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from enginecast.runtime.batcher import Batcher as Batcher
     from enginecast.runtime.generation import Generator as Generator
     from enginecast.runtime.generation import generate as generate
+    from enginecast.runtime.stepping import Stepper as Stepper
 
 if __name__ != "enginecast.runtime":
     raise ImportError(
@@ -18,7 +19,12 @@ if __name__ != "enginecast.runtime":
     )
 
 
-_WHERE = {"Batcher": "batcher", "Generator": "generation", "generate": "generation"}
+_WHERE = {
+    "Batcher": "batcher",
+    "Generator": "generation",
+    "Stepper": "stepping",
+    "generate": "generation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -208,9 +208,16 @@ def _with_padding(
 
 def feeds_of(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:
     """The case's inputs in the dtypes the engine declares: an fp16 engine may want fp16 pixels."""
+    return as_declared(engine, case.inputs)
+
+
+def as_declared(engine: Engine, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of the engine's inputs that are there, in the dtypes that it declares."""
     feeds = {}
     for declared in engine.inputs:
-        array = case.inputs[declared.name]
+        if declared.name not in arrays:
+            continue
+        array = arrays[declared.name]
         dtype = np.dtype(ml_dtypes.bfloat16 if declared.dtype == "bfloat16" else declared.dtype)
         feeds[declared.name] = array if array.dtype == dtype else array.astype(dtype)
     return feeds

@@ -33,6 +33,7 @@ from enginecast.capture.outputs.flatten import (
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing.aware import as_eager, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
@@ -157,7 +158,8 @@ def capture(
     program = traced.program
     drop_failed(program)
     drop_idle_writes(program)
-    overwritten = compute_overwritten(program)
+    state = source.buffers if isinstance(source, StatefulSource) else ()
+    overwritten = compute_overwritten(program, state)
     set_up = _set_up(source, program, inputs)
     outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)

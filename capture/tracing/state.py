@@ -4,7 +4,7 @@ A program shows what writes to a parameter or buffer.  What Python keeps is look
 `capture.tracing.history`.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -58,11 +58,15 @@ def _original(node: Node) -> Node:
     return node
 
 
-def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
+def compute_overwritten(program: ExportedProgram, state: Collection[str] = ()) -> tuple[str, ...]:
     """Take away writes into buffers that every call overwrites whole before it reads them.
 
     `self.frequencies.copy_(computed)` keeps nothing from one call to the next when nothing reads
     the buffer before: longrope does so.  What reads it later reads what was computed.
+
+    Args:
+        state: names of buffers that come as inputs: torch writes what is assigned to them into the
+            module's own, which nothing reads.
 
     Returns:
         Notes on these buffers, as sentences.
@@ -76,6 +80,8 @@ def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
         assert isinstance(buffer, Node)
         if buffer in owners and node.target in _WHOLE and _is_whole(node, buffer):
             _compute(program, node, buffer)
+            if owner in state:
+                continue
             notes.append(
                 f"the model overwrites its buffer {owner}{_line_of(node)} before it reads it: the "
                 "engine computes it in every call"
@@ -166,7 +172,8 @@ def refuse_mutation(program: ExportedProgram, allowed: Container[Node] = ()) -> 
             continue
         raise CaptureError(
             f"the model writes to its own state: {node.target} changes {owner}{_line_of(node)}",
-            hint="An engine keeps no state between calls: return the new value instead.",
+            hint="An engine keeps no state between calls: make its buffers inputs and outputs"
+            " (--state inputs), or return the new value instead.",
         )
     for outer, block in all_blocks(program):
         given = {placeholder: placeholder.name for placeholder in block.placeholders}

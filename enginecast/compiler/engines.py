@@ -26,6 +26,7 @@ from enginecast.runtime.bundle.manifest import (
     FileRecord,
     GenerationCheck,
     Manifest,
+    StepCheck,
     Verdict,
 )
 from enginecast.runtime.bundle.reader import Bundle, unpublished
@@ -46,8 +47,8 @@ from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import judge
 
 LOW = ("float16", "bfloat16")
-Generates = Callable[[Engine], tuple[GenerationCheck, tuple[str, ...]]]
-"""What an engine generates beside the model, and what is wrong with it."""
+Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
+"""What an engine does in calls in turn beside the model, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Twin:
     """What was done, for the verdict."""
     edges: tuple[str, ...] = ()
     """Cases of unusual values that it was compared on."""
-    generation: GenerationCheck | None = None
+    followed: GenerationCheck | StepCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ class EngineRun:
     """What the engine consists of, in words, where its runtime says."""
     leaks: Mapping[str, str] = field(default_factory=dict)
     """Outputs that were proved not to depend on padding, and change with it."""
-    generation: GenerationCheck | None = None
-    """How it generated what the model generates; None for an engine that generates nothing."""
+    followed: GenerationCheck | StepCheck | None = None
+    """How it did in calls in turn; None for an engine without state."""
 
 
 def lowering_request(
@@ -160,24 +161,24 @@ def run_engine(
     *,
     counts_ops: bool = True,
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]] = tuple,
-    generates: Generates | None = None,
+    follows: Follows | None = None,
 ) -> EngineRun:
     """Run the engine where this machine can, else its twin, and judge it.
 
     Args:
         widened: gives what the engine's program makes of cases where 16-bit values are widened, in
             each way that is right.
-        generates: compares what it generates with what the model does.
+        follows: compares what it does in calls in turn with what the model does.
     """
     if not config.runs_here:
-        twin = run_twin(bundle, record, criteria.reference, threads, widened, generates)
-        return EngineRun(criteria.judge(twin=twin), generation=twin.generation)
+        twin = run_twin(bundle, record, criteria.reference, threads, widened, follows)
+        return EngineRun(criteria.judge(twin=twin), followed=twin.followed)
     try:
         opened = session_class(config.target).open(
             bundle, record, config.providers, threads, counts_ops=counts_ops
         )
         with Engine(bundle, record, opened) as engine:
-            checked, wrong = generates(engine) if generates is not None else (None, ())
+            checked, wrong = follows(engine) if follows is not None else (None, ())
             verdict, layers = criteria.judge(engine, wrong), engine.layers()
             leaks = trimming_failures(engine, criteria.reference)
     except (BundleError, InputError) as error:
@@ -199,7 +200,7 @@ def run_twin(
     reference: Reference,
     threads: int | None,
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]],
-    generates: Generates | None = None,
+    follows: Follows | None = None,
 ) -> Twin:
     """Run an engine file with its 16-bit values in fp32, where this machine can."""
     widened_bundle = replace(bundle, manifest=_in_fp32(bundle.manifest))
@@ -215,7 +216,7 @@ def run_twin(
                     problems = translation_failures(engine, cases, reference)
                     if not problems:
                         break
-            checked, wrong = generates(engine) if generates is not None else (None, ())
+            checked, wrong = follows(engine) if follows is not None else (None, ())
             problems = (*problems, *wrong)
             provider = engine.provider
     except MissingError as error:

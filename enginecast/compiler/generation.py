@@ -47,15 +47,16 @@ class Run:
     """Why it is no measure."""
 
 
-def generated(prepared: Prepared, source: DecoderSource, dtype: str) -> Run:
+def generated(prepared: Prepared, source: DecoderSource, single: Floor) -> Run:
     """Let transformers generate, and compute what that is in fp64.
 
     Args:
-        dtype: that the engine computes in.
+        single: the floor of single calls, in the dtype that the engine computes in.
 
     Raises:
         VerificationError: the model's own `generate` fails.
     """
+    dtype = single.dtype
     ids, mask = _prompts(prepared)
     steps = min(STEPS, _longest(prepared.inputs) - ids.shape[1] + 1)
     tokens, plain = _by_transformers(source, ids, mask, steps)
@@ -79,7 +80,7 @@ def generated(prepared: Prepared, source: DecoderSource, dtype: str) -> Run:
         )
     if dtype != "fp32":
         plain = logits(_run(source, inputs, dtype))
-    floor = Floor(dtype, _by_step(plain, exact))
+    floor = Floor(dtype, _by_step(plain, exact), kernels=single.kernels)
     model = continued(ids.numpy(), mask.numpy(), tokens.numpy(), exact, plain, dtype)
     return Run(model, exact, floor, tuple(f"generating: {each}" for each in problems))
 

@@ -14,6 +14,7 @@ from enginecast.capture.sources.calls import Slot, leaves_of
 from enginecast.capture.sources.decoder import TEXT_GENERATION, DecoderSource
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing import strategy
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
@@ -211,6 +212,11 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
 
 def _describe_states(source: Source) -> tuple[State, ...]:
     """Which outputs are fed as inputs of the next call."""
+    if isinstance(source, StatefulSource):
+        return tuple(
+            State(input=before, output=source.outputs[name], start=before)
+            for name, before in source.inputs.items()
+        )
     if not isinstance(source, DecoderSource):
         return ()
     pairs = zip(source.past, source.present, strict=True)

@@ -20,6 +20,7 @@ from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
 from enginecast.capture.inputs.derive.diffusion import bound
 from enginecast.capture.inputs.derive.image_sizes import with_sizes
+from enginecast.capture.inputs.derive.stateful import state_inputs
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import (
     apply_dynamic,
@@ -35,6 +36,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.decoder import DecoderSource, as_decoder
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.sources.stateful import StatefulSource, with_state
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.history import CalledInTurn
 from enginecast.capture.tracing.shapes import Range, sum_checks
@@ -106,6 +108,8 @@ is short, and waking a second thread for each op cost T5-base a tenth to a quart
 """
 Call = tuple[Mapping[str, Tensor], Mapping[str, Tensor], nn.Module | None]
 """Inputs, what eager gave for them, and the module that did, if it is small enough to be kept."""
+CALLS = 8
+"""Of a model with state, in turn."""
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -224,8 +228,12 @@ def open_model(
     )
     if options.task:
         return as_decoder(source, options.task)
-    given = {} if options.inputs is None else read_inputs(options.inputs)
-    return with_sizes(bound(source), given)
+    read = {} if options.inputs is None else read_inputs(options.inputs)
+    source = with_sizes(bound(source), read)
+    if not options.state:
+        return source
+    specs, given = input_specs(source, options.inputs, ())
+    return with_state(source, calls_in_turn(source, specs, given))
 
 
 def given_plan(config: EngineConfig, source: Source) -> QuantizationPlan | None:
@@ -593,6 +601,11 @@ def input_specs(
     """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
         return (), {}
+    if isinstance(source, StatefulSource):
+        specs, given = input_specs(source.model, inputs, ())
+        specs = (*specs, *state_inputs(source))
+        given = {**given, **source.start} if given else {}
+        return with_options(specs, dynamic), given
     if inputs is not None and isinstance(source, DecoderSource):
         raise UsageError(
             f"--inputs {inputs} does not fit --task: its inputs belong together",
@@ -605,8 +618,32 @@ def input_specs(
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             check_arguments(source.example(), source, "the example")
         specs, given = derive(source), {}
+    return with_options(specs, dynamic), given
+
+
+def with_options(specs: tuple[InputSpec, ...], dynamic: Sequence[str]) -> tuple[InputSpec, ...]:
+    """The inputs with the sizes that a user asked for."""
     options = [parse_dynamic(part) for text in dynamic for part in text.split(",")]
-    return apply_dynamic(specs, options), given
+    return apply_dynamic(specs, options)
+
+
+def calls_in_turn(
+    source: Source, specs: Sequence[InputSpec], given: Mapping[str, Tensor]
+) -> list[dict[str, Tensor]]:
+    """Inputs of calls by which the state of a model is found: those of the user or the example
+    first, and drawn ones of the same sizes.
+    """
+    known, sizes = dict(given) or source.example(), example_sizes(specs)
+    if not known:
+        return [sample(specs, sizes, SEED + n) for n in range(CALLS)]
+    first = {spec.name: known[spec.name].to(spec.dtype) for spec in specs}
+    sizes |= {  # which a buffer may share
+        dim.name: size
+        for spec in specs
+        for dim, size in zip(spec.dims, first[spec.name].shape, strict=True)
+        if dim.name is not None
+    }
+    return [first, *(sample(specs, sizes, SEED + n) for n in range(1, CALLS))]
 
 
 def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:

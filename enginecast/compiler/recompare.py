@@ -70,6 +70,7 @@ def reference_of_model(
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
         component=component_of(manifest),
+        state="inputs" if any(state.start for state in manifest.states) else "",
         task="" if manifest.generation is None else manifest.generation.task,
     )
     source = open_model(model, options)

@@ -14,6 +14,7 @@ from torch import nn
 from enginecast.capture.sources.decoder import TASKS
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.stateful import STATES
 from enginecast.capture.tracing.strategy import Fallback
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, target_of
@@ -75,6 +76,8 @@ class ModelOptions:
     task: str = ""
     """"text-generation": the engine is a step of a language model, with its cache as inputs and
     outputs."""
+    state: str = ""
+    """"inputs": buffers that the model writes to are inputs and outputs of the engine."""
 
     def __post_init__(self) -> None:
         if self.fallback not in get_args(Fallback):
@@ -82,6 +85,13 @@ class ModelOptions:
             raise UsageError(f"--fallback {self.fallback}: expected one of {expected}")
         if self.task and self.task not in TASKS:
             raise UsageError(f"--task {self.task}: expected {' or '.join(TASKS)}")
+        if self.state and self.state not in STATES:
+            raise UsageError(f"--state {self.state}: expected {' or '.join(STATES)}")
+        if self.state and self.task:
+            raise UsageError(
+                f"--state {self.state} does not go with --task {self.task}, whose state is the"
+                " cache"
+            )
 
 
 @dataclass(frozen=True)
@@ -227,10 +237,10 @@ class ExportRequest:
         target.check_device(device)
         quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
         self._check_quantized(quantized, given)
-        if self.options.task and quantized:
+        if self._turns and quantized:
             raise UsageError(
-                f"--task {self.options.task} does not go with --precision {quantized}: what a"
-                " quantized engine generates is not compared yet",
+                f"{self._turns} does not go with --precision {quantized}: what a quantized engine"
+                " does in calls in turn is not compared yet",
                 hint="Use --precision fp32, fp16 or bf16.",
             )
         if quantized and device == "cuda" and self.pipeline is None:
@@ -269,11 +279,17 @@ class ExportRequest:
 
     def _check_task(self, target: Target) -> None:
         """Refuse a task whose engines nothing would compare."""
-        if self.options.task and "program" not in target.takes:
+        if self._turns and "program" not in target.takes:
             raise UsageError(
-                f"--task {self.options.task} does not fit --target {target.name}",
+                f"{self._turns} does not fit --target {target.name}",
                 hint="Use --target onnxruntime.",
             )
+
+    @property
+    def _turns(self) -> str:
+        """The option by which the engine is called in turn; empty without one."""
+        task, state = self.options.task, self.options.state
+        return f"--task {task}" if task else f"--state {state}" if state else ""
 
     def _check_engines(self, target: Target) -> None:
         """Refuse options of another target, and engines that do not go together."""

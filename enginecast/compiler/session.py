@@ -12,6 +12,7 @@ import msgspec
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
 from enginecast.capture.tracing.ladder import LEADS_ON
@@ -23,7 +24,7 @@ from enginecast.compiler.culprits import find_culprits, is_wrong, without_culpri
 from enginecast.compiler.engines import (
     Criteria,
     EngineRun,
-    Generates,
+    Follows,
     criteria_of,
     lowering_request,
     run_engine,
@@ -47,6 +48,8 @@ from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
+from enginecast.compiler.stateful import check as check_turn
+from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     CaptureError,
@@ -61,10 +64,11 @@ from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
-from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.manifest import Manifest, StepCheck
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.emulate.widened import widened_cases
+from enginecast.verify.floor import Floor
 from enginecast.verify.generation import write_continued
 from enginecast.verify.reference import Reference
 
@@ -105,7 +109,9 @@ def export(
 def falls_back(error: CaptureError, options: ModelOptions) -> bool:
     """Whether an export goes on with TorchScript after this refusal."""
     leads_on = isinstance(error, RefusedError) and error.refusal.kind in LEADS_ON
-    return leads_on and options.fallback == "torchscript" and not options.task
+    # Of a module itself no calls in turn would be compared.
+    is_single = not options.task and not options.state
+    return leads_on and options.fallback == "torchscript" and is_single
 
 
 def _is_of_sizes(error: EnginecastError) -> bool:
@@ -258,8 +264,11 @@ class ExportSession:
             rewritten.sites(),
         )
         notes = [note for engine in rewritten.engines for note in engine.notes]
-        checked = next((run.generation for run in runs if run.generation), None)
-        if manifest.generation is not None and checked is not None:
+        checked = next((run.followed for run in runs if run.followed), None)
+        if isinstance(checked, StepCheck):
+            manifest = msgspec.structs.replace(manifest, stepped=checked)
+            notes.append(step_note(checked))
+        elif manifest.generation is not None and checked is not None:
             generation = msgspec.structs.replace(manifest.generation, checked=checked)
             manifest = msgspec.structs.replace(manifest, generation=generation)
             notes.append(generation_note(checked))
@@ -336,7 +345,7 @@ class ExportSession:
         names = [name for artifact in artifacts for name in artifact.files]
         bundle = unsealed(self.staging.folder, manifest, names)
         runs = []
-        generates = self._generates(model)
+        follows = self._follows(model, rewritten.reference.floor)
         pairs = zip(self.config.engines, manifest.engines, strict=True)
         for index, (config, record) in enumerate(pairs):
             with self.steps(self._step("verify", config)):
@@ -349,17 +358,22 @@ class ExportSession:
                     run_engine(
                         *(bundle, record, config, criteria, threads),
                         widened=widened,
-                        generates=generates,
+                        follows=follows,
                     )
                 )
         return tuple(runs)
 
-    def _generates(self, model: Prepared) -> Generates | None:
-        """What lets an engine generate what the model does; None for any other model."""
-        if not isinstance(self.source, DecoderSource):
+    def _follows(self, model: Prepared, floor: Floor) -> Follows | None:
+        """What calls an engine in turn, as the model is called; None for one without state."""
+        source = self.source
+        if isinstance(source, StatefulSource):
+            with self.steps("calls in turn"):
+                write_start(self.staging.folder, source)
+                return partial(check_turn, turn(model, source, floor))
+        if not isinstance(source, DecoderSource):
             return None
         with self.steps("generate"):
-            run = generated(model, self.source, self.config.precision)
+            run = generated(model, source, floor)
             write_continued(self.staging.folder, run.model)
         return partial(check, run)
 

@@ -20,6 +20,7 @@ from enginecast.runtime.load import load
 from enginecast.verify.engine import runs_natively, verify_engine
 from enginecast.verify.generation import follow, read_continued
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verify.stepping import step_failures
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
@@ -120,6 +121,8 @@ def verify_bundle(
         if engine.manifest.generation is not None:
             followed = follow(engine, read_continued(engine.folder))
             problems = (*problems, *followed.failures)
+        if engine.manifest.stepped is not None:
+            problems = (*problems, *step_failures(engine, reference))
         verdict = verify_engine(engine, reference, problems=problems)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))

@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+STATE_NAME = "state.safetensors"
+"""What the first call of an engine with state is fed."""
 SIGNATURE_NAME = "model.sig"
 """The one file of a bundle that its manifest does not list: see `runtime.bundle.signature`."""
 SCHEMA_VERSION = 2
@@ -191,6 +193,16 @@ class GenerationCheck(Record, frozen=True, kw_only=True):
     """That of the model itself, in the engine's dtype."""
 
 
+class StepCheck(Record, frozen=True, kw_only=True):
+    """How an engine did in calls in turn, each fed the state that the last one gave."""
+
+    calls: Count
+    error: float
+    """Relative L2 error against fp64, of the output that is worst beside the floor."""
+    floor: float
+    """That of the model itself, which keeps its own state, in the engine's dtype."""
+
+
 class Generation(Record, frozen=True, kw_only=True):
     """How text is generated with the engines, step by step."""
 
@@ -340,6 +352,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     """What a user of the engine should know, such as that its format is deprecated."""
     states: tuple[State, ...] = ()
     """Outputs that a caller feeds as inputs of the next call."""
+    stepped: StepCheck | None = None
+    """Of an engine whose state was in buffers of the model."""
     generation: Generation | None = None
     call: Call | None = None
     """None: the model is a program, and no class."""

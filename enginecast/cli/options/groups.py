@@ -61,6 +61,13 @@ Task = Annotated[
         " and outputs.",
     ),
 ]
+State = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="inputs: make the buffers that the model writes to inputs and outputs.",
+    ),
+]
 Height = Annotated[
     int | None, typer.Option(metavar="PIXELS", help="Height of a diffusion pipeline's images.")
 ]
@@ -225,6 +232,7 @@ class ModelFlags:
         ),
     ] = None
     task: Task = ""
+    state: State = ""
     random_weights: RandomWeights = None
     variant: Annotated[
         str, typer.Option(metavar="NAME", help="Variant of a folder's weight files, such as fp16.")
@@ -268,6 +276,7 @@ class ModelFlags:
                 self.variant, self.entry, self.height, self.width, self.frames
             ),
             task=self.task,
+            state=self.state,
             **more,
         )
 

@@ -1,0 +1,228 @@
+"""A module that writes to its buffers, with these buffers as inputs and outputs.
+
+    before  forward(x): self.n += 1; return x * self.n
+    after   forward(x, state_n): n = state_n + 1; return {"output_0": x * n, "next_n": n}
+
+An engine keeps nothing, so its caller feeds what the last call gave.  The buffer of the module
+itself stays as it is.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.source import Source
+from enginecast.errors import SourceError, UsageError
+
+INPUTS = "inputs"
+STATES = (INPUTS,)
+BEFORE, AFTER = "state_", "next_"
+
+
+class StatefulSource(Source):
+    """A module of another source, whose state comes and goes with each call.
+
+    Args:
+        model: the other source.
+        buffers: the buffers that its calls write to, by name, with their initial values.
+        calls: inputs of calls in turn, and the state that each of them found.
+        example: inputs that came with the model, or nothing.
+    """
+
+    def __init__(
+        self,
+        model: Source,
+        buffers: Mapping[str, Tensor],
+        calls: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        self._model = model
+        self.buffers = dict(buffers)
+        self.calls = tuple(calls)
+        self.name = model.name
+        self.config = model.config
+        self.model_class = model.model_class
+        self.trained = model.trained
+        self.notes = model.notes
+        self.tokenizer_files = model.tokenizer_files
+        self.longest_text = model.longest_text
+        self.recorded = {f"call {n + 1} in turn": dict(call) for n, call in enumerate(self.calls)}
+
+    @property
+    def model(self) -> Source:
+        """The module as it was given."""
+        return self._model
+
+    @cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """The input that holds a buffer, by the name of the buffer."""
+        taken = self._model.forward_arguments
+        found = {name: BEFORE + name.replace(".", "_") for name in self.buffers}
+        for name, chosen in found.items():
+            if chosen in taken or list(found.values()).count(chosen) > 1:
+                raise SourceError(
+                    f"{self.name}: the state of {name} would be the input {chosen!r}, which is"
+                    " taken already",
+                    hint="Rename the buffer or the argument.",
+                )
+        return found
+
+    @property
+    def outputs(self) -> Mapping[str, str]:
+        """The output that it becomes, by the name of the buffer."""
+        return {name: AFTER + name.replace(".", "_") for name in self.buffers}
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        """The state that the first call is fed, by input."""
+        return {self.inputs[name]: tensor for name, tensor in self.buffers.items()}
+
+    def write_beside(self, folder: Path) -> None:
+        self._model.write_beside(folder)
+
+    @property
+    def _fingerprint(self) -> Mapping[str, str]:
+        return {**self._model.fingerprint(), "state": INPUTS}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return self._fed(self._model.eager(dtype))
+
+    def empty(self) -> nn.Module:
+        return self._fed(self._model.empty())
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._model.weights()
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        return self._model.weight_elements()
+
+    @property
+    def in_memory(self) -> bool:
+        return self._model.in_memory
+
+    @property
+    def maps_mixed(self) -> bool:
+        return self._model.maps_mixed
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        own = self._model.forward_signature.parameters.values()
+        named = (p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        return inspect.Signature(
+            [
+                *(p.replace(kind=kind) for p in named),
+                *(inspect.Parameter(name, kind) for name in self.inputs.values()),
+            ]
+        )
+
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        return self._model.tokenized
+
+    def example(self) -> dict[str, Tensor]:
+        found = self._model.example()
+        return {**found, **self.start} if found else {}
+
+    def _fed(self, module: nn.Module) -> nn.Module:
+        """Make `module` take and give its state by name, in place (see `calls.taking`)."""
+        plain: Callable[..., Any] = module.forward
+        places = {name: _owner(module, name) for name in self.buffers}
+        names = dict(self.inputs)
+        outputs = self.outputs
+
+        def forward(*args: Any, **tensors: Any) -> Any:
+            if args or not tensors.keys() >= set(names.values()):
+                return plain(*args, **tensors)  # the model's own code calls it
+            kept = {name: owner._buffers[key] for name, (owner, key) in places.items()}
+            try:
+                for name, (owner, key) in places.items():
+                    owner._buffers[key] = tensors.pop(names[name]).clone()
+                returned = plain(**tensors)
+                after = {name: owner._buffers[key] for name, (owner, key) in places.items()}
+            finally:
+                for name, (owner, key) in places.items():
+                    owner._buffers[key] = kept[name]
+            return {**_fields(returned), **{outputs[name]: after[name] for name in after}}
+
+        forward.__signature__ = self.forward_signature  # type: ignore[attr-defined]
+        forward.__wrapped__ = plain  # type: ignore[attr-defined]
+        module.forward = forward
+        return module
+
+
+def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> StatefulSource:
+    """The module of a source with the buffers that its calls write to as inputs and outputs.
+
+    Args:
+        calls: inputs of calls in turn.
+
+    Raises:
+        SourceError: the module does not run, or a buffer gets another shape or dtype.
+        UsageError: its calls write to no buffer.
+    """
+    if source.given_program() is not None:
+        raise UsageError(f"--state {INPUTS} does not fit {source.name}, which is a program")
+    module = source.eager()
+    before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    seen: list[dict[str, Tensor]] = []
+    written: dict[str, None] = {}
+    for inputs in calls:
+        found = dict(module.named_buffers())
+        seen.append({name: tensor.clone() for name, tensor in found.items()})
+        versions = {name: tensor._version for name, tensor in found.items()}
+        try:
+            with torch.no_grad(), quiet_torch():
+                module(**{name: tensor.clone() for name, tensor in inputs.items()})
+        except Exception as error:  # the model's own code
+            raise SourceError(
+                f"{source.name}: call {len(seen)} in turn fails: {type(error).__name__}: {error}",
+                hint="Give inputs that it takes again and again: --inputs FILE.safetensors.",
+            ) from error
+        after = dict(module.named_buffers())
+        for name, tensor in found.items():
+            now = after.get(name)
+            if now is tensor and tensor._version == versions[name]:
+                continue
+            if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
+                what = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
+                raise SourceError(
+                    f"{source.name}: forward makes the buffer {name} {what}, which was"
+                    f" {tensor.dtype} {list(tensor.shape)}",
+                    hint="State keeps its shape and dtype: write into a buffer of a fixed size.",
+                )
+            written[name] = None
+    if not written:
+        raise UsageError(
+            f"--state {INPUTS} does not fit {source.name}: its calls write to no buffer",
+            hint="Leave it out; or register what forward keeps: self.register_buffer(NAME, ...).",
+        )
+    started = StatefulSource(source, {name: before[name] for name in written}, ())
+    fed = [
+        {**inputs, **{started.inputs[name]: kept[name] for name in written}}
+        for inputs, kept in zip(calls, seen, strict=True)
+    ]
+    return StatefulSource(source, started.buffers, fed)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, key = name.rpartition(".")
+    return module.get_submodule(path), key
+
+
+def _fields(returned: Any) -> dict[str, Any]:
+    """What a forward returned, by name; what has no name by its number."""
+    if isinstance(returned, Mapping):
+        return {str(key): value for key, value in returned.items()}
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {each.name: getattr(returned, each.name) for each in dataclasses.fields(returned)}
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return dict(zip(returned._fields, returned, strict=True))
+    items = returned if isinstance(returned, (tuple, list)) else [returned]
+    return {str(index): item for index, item in enumerate(items)}

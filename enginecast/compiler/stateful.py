@@ -1,0 +1,132 @@
+"""Calls in turn of a module with state, which its engine has to follow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from enginecast.capture.inputs.specs import captured_dtype
+from enginecast.capture.outputs.flatten import run_named
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.stateful import StatefulSource
+from enginecast.compiler.prepare import Prepared
+from enginecast.errors import EnginecastError, first_line
+from enginecast.passes.ir.text import DTYPES
+from enginecast.runtime.bundle.manifest import STATE_NAME, StepCheck
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.stepping import Stepper
+from enginecast.verify.eager import as_arrays
+from enginecast.verify.engine import as_declared, runs_natively, where_it_ran
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, measure, output_names, pool_output, ratio, times
+from enginecast.verify.verdict import judge
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Calls in turn: inputs without state, and what each call gives in fp64."""
+
+    inputs: tuple[Mapping[str, Tensor], ...]
+    exact: tuple[Mapping[str, Array], ...]
+    floor: Floor
+    """Of the module itself, which steps its own buffers."""
+
+
+def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
+    """Call the module in turn, and its program in fp64.
+
+    Args:
+        floor: of single calls, in the dtype that the engine computes in.
+
+    Raises:
+        EnginecastError: either does not run.
+    """
+    dtype = floor.dtype
+    names, back = set(source.start), {after: before for before, after in _pairs(source)}
+    inputs = [{n: t for n, t in call.items() if n not in names} for call in source.calls]
+    module = source.model.eager(DTYPES[dtype])
+    plain = []
+    for call in inputs:
+        cast = {n: t.to(DTYPES[dtype]) if t.is_floating_point() else t for n, t in call.items()}
+        with torch.no_grad(), quiet_torch():
+            found = dict(
+                run_named(module, {n: t.clone() for n, t in cast.items()}, prepared.wanted)
+            )
+        buffers = dict(module.named_buffers())
+        state = {source.outputs[name]: buffers[name] for name in source.buffers}
+        plain.append(as_arrays({**found, **{n: t.clone() for n, t in state.items()}}))
+    exact = []
+    state = {name: _captured(tensor) for name, tensor in source.start.items()}
+    for call in inputs:
+        fed = {**{n: _captured(t) for n, t in call.items()}, **state}
+        [outputs] = prepared.exact.outputs([fed])
+        exact.append(as_arrays(outputs))
+        state = {back[name]: outputs[name] for name in back}
+    cases: dict[str, Any] = {
+        f"call {index + 1} in turn": {
+            name: measure(found[name], wanted) for name, wanted in right.items() if name in found
+        }
+        for index, (found, right) in enumerate(zip(plain, exact, strict=True))
+    }
+    return Turn(tuple(inputs), tuple(exact), Floor(dtype, cases, kernels=floor.kernels))
+
+
+def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
+    """Let an engine take the same calls, feeding it what it gave; and what was wrong with it."""
+    measured: dict[str, Any] = {}
+    failures: list[str] = []
+    try:
+        stepper = Stepper(engine)
+        for (name, known), call, exact in zip(
+            run.floor.cases.items(), run.inputs, run.exact, strict=True
+        ):
+            outputs = stepper(as_declared(engine, as_arrays(call)), check_finite=False)
+            measured[name] = {n: measure(outputs[n], exact[n]) for n in known}
+    except EnginecastError as error:
+        failures.append(f"call {len(measured) + 1} in turn: {first_line(error)}")
+    verdict = judge(
+        measured,
+        run.floor,
+        where=where_it_ran(engine),
+        engine_ran=runs_natively(run.floor.dtype, engine.provider),
+    )
+    if verdict.outcome == "rejected":
+        failures += verdict.reasons
+    names = output_names(run.floor.cases)
+    worst = max(
+        names,
+        key=lambda name: ratio(pool_output(measured, name).relative, run.floor.of(name)),
+        default="",
+    )
+    checked = StepCheck(
+        calls=len(run.inputs),
+        error=pool_output(measured, worst).relative,
+        floor=run.floor.of(worst),
+    )
+    return checked, tuple(f"calls in turn: {each}" for each in failures)
+
+
+def step_note(checked: StepCheck) -> str:
+    """What was compared, as a sentence."""
+    return (
+        f"{checked.calls} calls in turn give what the model gives that keeps its own state:"
+        f" {times(ratio(checked.error, checked.floor))} the model's own error"
+    )
+
+
+def write_start(folder: Path, source: StatefulSource) -> None:
+    """Write the state that the first call is fed."""
+    tensors = {name: _captured(t).contiguous() for name, t in source.start.items()}
+    save_file(tensors, folder / STATE_NAME)
+
+
+def _pairs(source: StatefulSource) -> list[tuple[str, str]]:
+    return [(source.inputs[name], source.outputs[name]) for name in source.buffers]
+
+
+def _captured(tensor: Tensor) -> Tensor:
+    return tensor.to(captured_dtype(tensor))

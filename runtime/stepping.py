@@ -1,0 +1,76 @@
+"""An engine with state as inputs and outputs, called in turn: numpy alone, no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginecast.errors import BundleError, InputError, UsageError
+from enginecast.runtime.bundle.manifest import STATE_NAME
+from enginecast.runtime.bundle.tensor_files import read_tensors
+from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.values.arrays import Array
+
+
+def initial_state(engine: Engine) -> dict[str, Array]:
+    """The state that the first call of an engine is fed, by input.
+
+    Raises:
+        UsageError: the engine has no state of fixed shapes.
+        BundleError: the file that holds it is missing or damaged.
+    """
+    states = [state for state in engine.manifest.states if state.start]
+    if not states:
+        raise UsageError(
+            f"{engine.folder}: the engine has no state that starts from stored values",
+            hint="Export the model with --state inputs.",
+        )
+    try:
+        stored = read_tensors(engine.folder / STATE_NAME)
+        return {state.input: stored[state.start] for state in states}
+    except (InputError, OSError, KeyError) as error:
+        raise BundleError(f"{engine.folder / STATE_NAME}: not the state: {error}") from error
+
+
+class Stepper:
+    """Calls an engine in turn, and feeds each call the state that the last one gave.
+
+    Args:
+        engine: of a bundle that was exported with `--state inputs`.
+
+    Raises:
+        UsageError: the engine has no state.
+        BundleError: the file that holds its start is missing or damaged.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.state = initial_state(engine)
+        """By input; it may be read, replaced and kept."""
+        self._pairs = {state.input: state.output for state in engine.manifest.states}
+        self._start = dict(self.state)
+
+    def __call__(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
+        """Run the engine on the other inputs.
+
+        Args:
+            feeds: as `Engine.run` takes them, without the state.
+            **options: as `Engine.run` takes them, but for `outputs` and `as_dlpack`.
+
+        Returns:
+            All outputs, the new state among them.
+
+        Raises:
+            EnginecastError: as `Engine.run`; the state stays as it was then.
+        """
+        given = [name for name in self._pairs if name in feeds]
+        if given:
+            raise InputError(f"feeds: {given[0]!r} is the state, which the last call gave")
+        outputs = self.engine.run({**feeds, **self.state}, **options)
+        self.state = {
+            name: outputs[output].astype(self._start[name].dtype, copy=False)
+            for name, output in self._pairs.items()
+        }
+        return outputs
+
+    def reset(self) -> None:
+        """Begin again, as before the first call."""
+        self.state = dict(self._start)

@@ -1,0 +1,288 @@
+"""Modules that write to their buffers, as engines with state as inputs and outputs."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from control_flow import SIZE, BufferCounter, KvCache
+from exports import cast
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture.sources import stateful
+from enginecast.compiler.request import ModelOptions
+from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
+from enginecast.runtime import Stepper
+from enginecast.runtime.bundle.manifest import STATE_NAME
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.engine import Engine
+from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verify.stepping import step_failures
+
+STATE = ModelOptions(state="inputs")
+
+
+class Stream(nn.Module):
+    """A convolution that goes on where the last call ended, and counts."""
+
+    past: Tensor
+    n: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(4, 6, 3)
+        self.register_buffer("past", torch.full((1, 4, 2), 0.5))
+        self.register_buffer("n", torch.tensor(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        whole = torch.cat([self.past, x], -1)
+        self.past.copy_(whole[..., -2:])
+        self.n += 1
+        return {"y": self.convolution(whole) * self.n}
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class Smoothed(nn.Module):
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = 0.6 * x + 0.4 * self.last
+        self.last = out.mean(0)
+        return out
+
+
+class Recurrent(nn.Module):
+    h: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(5, 7), nn.Linear(7, 2)
+        self.register_buffer("h", torch.zeros(3, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x, self.h)
+        found: Tensor = self.out(self.h)
+        return found
+
+
+class Ring(nn.Module):
+    """Keys in a buffer of a fixed length, written in turn."""
+
+    keys: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(4, 4)
+        self.register_buffer("keys", torch.zeros(16, 4))
+        self.register_buffer("place", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(0, self.place.reshape(1) % 16, x)
+        self.place += 1
+        scores = self.query(x) @ self.keys.T
+        known = torch.arange(16) < self.place
+        return scores.masked_fill(~known, float("-inf")).softmax(-1) @ self.keys
+
+
+class Grows(Smoothed):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = torch.cat([self.last, x[0]])
+        return x + self.last.sum()
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().eval()
+
+
+def export(module: nn.Module, folder: Path, example: dict[str, Tensor], **options: Any) -> Bundle:
+    return enginecast.compile(module, folder, example=example, options=STATE, threads=1, **options)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stream") / "bundle"
+    module = seeded(lambda: Outer(Stream()))
+    return export(module, folder, {"x": torch.randn(1, 4, 9)}).root
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Iterator[Engine]:
+    with enginecast.load(bundle, threads=1) as engine:
+        yield engine
+
+
+def follow(engine: Engine, module: nn.Module, calls: list[dict[str, Tensor]], output: str) -> None:
+    stepper, module = Stepper(engine), copy.deepcopy(module)
+    for call in calls:
+        with torch.no_grad():
+            wanted = module(**call)
+        wanted = wanted[output] if isinstance(wanted, dict) else wanted
+        found = stepper({name: tensor.numpy() for name, tensor in call.items()})[output]
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_calls_in_turn_are_those_of_the_module(engine: Engine) -> None:
+    calls = [{"x": torch.randn(1, 4, 9) * n} for n in range(1, 12)]
+    follow(engine, seeded(lambda: Outer(Stream())), calls, "y")
+
+
+def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
+    stepper = Stepper(engine)
+    x = np.ones((1, 4, 9), np.float32)
+    first, second = stepper({"x": x})["y"], stepper({"x": x})["y"]
+    assert (first != second).any()
+    assert stepper.state["state_inner_n"] == 5
+    stepper.reset()
+    assert (stepper({"x": x})["y"] == first).all()
+    stored = load_file(engine.folder / STATE_NAME)
+    assert stored["state_inner_n"] == 3
+    assert (stored["state_inner_past"] == 0.5).all()
+    with pytest.raises(InputError, match="'state_inner_n' is the state"):
+        stepper({"x": x, "state_inner_n": stored["state_inner_n"]})
+
+
+def test_the_manifest_pairs_inputs_and_outputs(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = cast(capsys, "inspect", bundle, "--json").json
+    assert [(each["input"], each["output"], each["grows"]) for each in found["states"]] == [
+        ("state_inner_past", "next_inner_past", None),
+        ("state_inner_n", "next_inner_n", None),
+    ]
+    assert found["stepped"]["calls"] == 8
+    assert not any("overwrites" in note for note in found["notes"])
+    assert cast(capsys, "verify", bundle, "--json").json["outcome"] == "verified"
+
+
+def test_an_engine_that_is_not_fed_what_it_gave_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = read_reference(engine.folder / REFERENCE_NAME)
+    assert step_failures(engine, reference) == ()
+    run = engine.run
+    start = Stepper(engine).state["state_inner_past"]
+
+    def stale(feeds: dict[str, Any], **options: Any) -> Any:
+        return run({**feeds, "state_inner_past": start}, **options)
+
+    monkeypatch.setattr(engine, "run", stale)
+    assert "case 'call 2 in turn'" in " ".join(step_failures(engine, reference))
+
+
+@pytest.mark.parametrize("wrong", ["old", "early"])
+def test_a_wrong_state_is_rejected(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program and eager with inputs agree: the module that keeps its own state tells."""
+    plain = stateful.StatefulSource._fed
+
+    def fed(source: Any, module: nn.Module) -> nn.Module:
+        made = plain(source, module)
+        forward: Any = made.forward
+
+        def wrongly(*args: Any, **tensors: Any) -> Any:
+            if args or "state_last" not in tensors:
+                return forward(*args, **tensors)
+            found = forward(**tensors)
+            if wrong == "old":
+                return {**found, "next_last": tensors["state_last"].clone()}
+            return {**found, "next_last": found["next_last"] * 0.999}
+
+        wrongly.__signature__ = forward.__signature__  # type: ignore[attr-defined]
+        wrongly.__wrapped__ = forward  # type: ignore[attr-defined]
+        made.forward = wrongly
+        return made
+
+    monkeypatch.setattr(stateful.StatefulSource, "_fed", fed)
+    with pytest.raises(VerificationError, match="calls in turn: "):
+        export(Smoothed(), tmp_path / "bundle", {"x": torch.randn(3, 8)})
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_what_has_no_such_state_is_refused(tmp_path: Path) -> None:
+    x = {"x": torch.randn(3, 8)}
+    with pytest.raises(UsageError, match="its calls write to no buffer"):
+        export(Outer(nn.Linear(8, 8)), tmp_path / "none", x)
+    with pytest.raises(SourceError, match=r"forward makes the buffer last torch.float32 \[16\]"):
+        export(Grows(), tmp_path / "grows", x)
+    with pytest.raises(UsageError, match="--state memory: expected inputs"):
+        ModelOptions(state="memory")
+    with pytest.raises(UsageError, match="does not go with --task"):
+        ModelOptions(state="inputs", task="text-generation")
+    with pytest.raises(UsageError, match="--state inputs does not go with --precision int8"):
+        export(Smoothed(), tmp_path / "int8", x, precision="int8")
+
+
+def test_without_the_option_the_refusal_names_it(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="writes to its own state") as caught:
+        enginecast.compile(BufferCounter(), tmp_path / "bundle", example={"x": torch.randn(2, 3)})
+    assert "--state inputs" in caught.value.hint
+
+
+def test_the_module_that_was_given_keeps_its_state() -> None:
+    module = Smoothed()
+    with torch.no_grad():
+        source = stateful.with_state(
+            enginecast.capture.sources.factory.take_module(module, {}),
+            [{"x": torch.randn(3, 8)} for _ in range(3)],
+        )
+    assert not module.last.any()
+    assert [*source.buffers] == ["last"]
+    assert not source.calls[0]["state_last"].any()
+    assert source.calls[1]["state_last"].any()
+    fed = source.eager()
+    found = fed(x=torch.ones(3, 8), state_last=torch.full((8,), 2.0))
+    assert torch.allclose(found["next_last"], torch.full((8,), 1.4))
+    assert not fed.last.any()  # type: ignore[operator, union-attr]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
+    "counter": (BufferCounter, {"x": torch.randn(2, 3)}),
+    "cache": (KvCache, {"x": torch.randn(3, SIZE), "position": torch.tensor([0, 1, 2])}),
+    "recurrent": (Recurrent, {"x": torch.randn(3, 5)}),
+    "ring": (Ring, {"x": torch.randn(1, 4)}),
+    "smoothed": (Smoothed, {"x": torch.randn(3, 8)}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_kinds_of_state(name: str, tmp_path: Path) -> None:
+    make, example = CASES[name]
+    made = export(seeded(make), tmp_path / "bundle", example)
+    assert made.manifest.stepped is not None
+    calls = [
+        {n: t * (k + 1) if t.is_floating_point() else t for n, t in example.items()}
+        for k in range(6)
+    ]
+    with enginecast.load(made.root, threads=1) as engine:
+        follow(engine, seeded(make), calls, "output_0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_low_precision_by_emulation(precision: str, tmp_path: Path) -> None:
+    make, example = CASES["recurrent"]
+    made = export(seeded(make), tmp_path / "bundle", example, precision=precision)
+    assert made.manifest.engines[0].verdict.outcome == "verified-by-emulation"
+    assert made.manifest.stepped is not None

@@ -1,0 +1,42 @@
+"""Calls an engine with state in turn, fed what it gave.  Needs neither torch nor the model."""
+
+from itertools import count, takewhile
+
+from enginecast.errors import EnginecastError, first_line
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.stepping import Stepper
+from enginecast.verify.engine import feeds_of, runs_natively, where_it_ran
+from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import judge
+
+
+def step_failures(engine: Engine, reference: Reference) -> tuple[str, ...]:
+    """Say where calls in turn are not what the model gives that keeps its own state.
+
+    Args:
+        reference: with the cases "call 1 in turn", ..., as far as they were stored.
+    """
+    known = {case.name: case for case in reference.cases}
+    names = list(takewhile(known.__contains__, (f"call {n} in turn" for n in count(1))))
+    measured, failures = {}, list[str]()
+    try:
+        stepper = Stepper(engine)
+        for name in names:
+            feeds = {
+                n: feed
+                for n, feed in feeds_of(engine, known[name]).items()
+                if n not in stepper.state
+            }
+            outputs = stepper(feeds, check_finite=False)
+            measured[name] = reference.compare(known[name], outputs)
+    except EnginecastError as error:
+        failures.append(f"call {len(measured) + 1}: {first_line(error)}")
+    verdict = judge(
+        measured,
+        reference.floor.only(frozenset(names)),
+        where=where_it_ran(engine),
+        engine_ran=runs_natively(reference.floor.dtype, engine.provider),
+    )
+    if names and verdict.outcome == "rejected":
+        failures += verdict.reasons
+    return tuple(f"calls in turn: {each}" for each in failures)
