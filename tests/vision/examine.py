@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from exports import reseal
 from safetensors.numpy import load_file
+from zoo.examine import without_folders
+from zoo.judge import judge
 
 from enginecast.capture.inputs.specs import from_example
 from enginecast.cli.app import main
@@ -20,8 +22,6 @@ from enginecast.errors import EnginecastError
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from vision.models import ENTRIES, made
-from zoo.examine import without_folders
-from zoo.judge import judge
 
 WEIGHTS = "weights.safetensors"
 
@@ -83,7 +83,8 @@ def examine(name: str, folder: Path) -> Row:
 
 def export(name: str, bundle: Path, options: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run the command; its exit code, and what it printed as JSON."""
-    words = ["export", f"vision.models:{name}", "-o", str(bundle), "--json", "--threads", "1"]
+    words = ["export", f"vision.models:{name}", "-o", str(bundle), "--json", "--overwrite"]
+    words += ["--threads", "1"]
     out = bundle.with_suffix(".json")
     code = 0
     with out.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):

@@ -57,4 +57,4 @@ def loaded() -> Classifier:
         file = Path(folder) / "model.ckpt"
         trained(file, width=6)
         module: Classifier = Classifier.load_from_checkpoint(file, map_location="cpu")
-    return module
+    return module.eval()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FAINT = 1e-2
+"""Parameters that are smaller, all of them, are drawn anew: zeros, and scales of branches."""
 Made = tuple[nn.Module, dict[str, Tensor]]
 
 
@@ -35,8 +37,13 @@ def settled(model: nn.Module, example: Mapping[str, Tensor], seed: int = 0) -> n
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise * 0.02 * (parameter.std() if parameter.numel() > 1 else 1))
-        norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+            if parameter.abs().max() < FAINT:  # a scale of almost nothing hides what it scales
+                parameter.copy_(0.2 + noise * 0.1)
+            else:
+                parameter.add_(noise * 0.02 * (parameter.std() if parameter.numel() > 1 else 1))
+        norms = [
+            part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        ]
         model.eval()
         for norm in norms:
             norm.train()
@@ -247,7 +254,9 @@ def clip(part: str) -> Made:
     if part in ("whole", "coca"):
         return settled(model, {**pictures, **texts}), {**pictures, **texts}
     method = "encode_image" if part == "image" else "encode_text"
-    return Tower(settled(model, {**pictures, **texts}), method), pictures if part == "image" else texts
+    return Tower(
+        settled(model, {**pictures, **texts}), method
+    ), pictures if part == "image" else texts
 
 
 class Tower(nn.Module):

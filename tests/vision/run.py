@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import msgspec  # noqa: E402 - the path comes first
+import msgspec
 
 if TYPE_CHECKING:
     from vision.examine import Row
