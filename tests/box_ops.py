@@ -2,6 +2,7 @@
 package is not installed.
 """
 
+import importlib
 import importlib.util
 import math
 import warnings
@@ -140,7 +141,7 @@ def _fake_roi_pool(
 
 
 if IS_REAL:
-    import torchvision  # type: ignore[import-not-found, unused-ignore] # noqa: F401 - registers them
+    importlib.import_module("torchvision")  # registers them
 else:
     LIBRARY = torch.library.Library("torchvision", "DEF")
     for _schema in _SCHEMAS:

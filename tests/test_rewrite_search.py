@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -129,7 +128,7 @@ def test_the_length_of_a_tensor_stays_a_size() -> None:
         dispatch.len_(3)
 
 
-@torch.jit.script_if_tracing
+@torch.jit.script_if_tracing  # type: ignore[untyped-decorator]
 def compiled(x: Tensor) -> Tensor:
     if x.sum() > 0:
         return x + 1
@@ -138,12 +137,12 @@ def compiled(x: Tensor) -> Tensor:
 
 class Compiled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        found: Any = compiled(x * 2)
-        return found  # type: ignore[no-any-return]
+        found: Tensor = compiled(x * 2)
+        return found
 
 
 def test_what_a_trace_compiles_keeps_both_paths() -> None:
-    code = compiled.__wrapped__.__code__  # type: ignore[attr-defined]
+    code = compiled.__wrapped__.__code__
     place = SourceLocation(__file__, code.co_firstlineno + 2)
     made = hybrid(Compiled(), {"x": torch.ones(3)}, [place])
     assert made.scripted == ()  # nothing else has to be scripted for it

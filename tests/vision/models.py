@@ -72,30 +72,44 @@ def classifier(name: str, size: int = 64, **options: Any) -> Made:
     return image(make, size=size, weights=None, num_classes=10, **options)
 
 
-def vision_transformer() -> Made:
+def patches() -> Made:
     make = of("torchvision", "models.VisionTransformer")
-    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4}
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4}
     return image(make, size=32, hidden_dim=32, mlp_dim=64, num_classes=10, **sizes)
 
 
-def max_vit() -> Made:
+def several_axes() -> Made:
     make = of("torchvision", "models.MaxVit")
-    sizes = {"input_size": (64, 64), "stem_channels": 16, "partition_size": 2, "head_dim": 8}
-    blocks = {"block_channels": [16, 32], "block_layers": [1, 1], "stochastic_depth_prob": 0.0}
+    sizes: dict[str, Any] = {
+        "input_size": (64, 64),
+        "stem_channels": 16,
+        "partition_size": 2,
+        "head_dim": 8,
+    }
+    blocks: dict[str, Any] = {
+        "block_channels": [16, 32],
+        "block_layers": [1, 1],
+        "stochastic_depth_prob": 0.0,
+    }
     return image(make, num_classes=10, **sizes, **blocks)
 
 
-def swin(block: str) -> Made:
+def windows(block: str) -> Made:
     """Windows that are shifted in the second block."""
     make = of("torchvision", "models.SwinTransformer")
     more: dict[str, Any] = {"block": of("torchvision", f"models.swin_transformer.{block}")}
     if block.endswith("V2"):
         more["downsample_layer"] = of("torchvision", "models.swin_transformer.PatchMergingV2")
-    sizes = {"patch_size": [4, 4], "embed_dim": 24, "depths": [2, 1], "num_heads": [2, 4]}
+    sizes: dict[str, Any] = {
+        "patch_size": [4, 4],
+        "embed_dim": 24,
+        "depths": [2, 1],
+        "num_heads": [2, 4],
+    }
     return image(make, window_size=[4, 4], num_classes=10, **sizes, **more)
 
 
-def convnext() -> Made:
+def next_convolutions() -> Made:
     make = of("torchvision", "models.ConvNeXt")
     setting = of("torchvision", "models.convnext.CNBlockConfig")
     return image(make, block_setting=[setting(16, 32, 1), setting(32, None, 1)], num_classes=10)
@@ -192,7 +206,7 @@ def detector(name: str, scale: float = 8.0, **options: Any) -> Made:
     return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
 
 
-def faster_rcnn_fpn() -> Made:
+def with_pyramid() -> Made:
     torch.manual_seed(0)
     make = of("torchvision", "models.detection.fasterrcnn_mobilenet_v3_large_320_fpn")
     sizes = {"rpn_pre_nms_top_n_test": 40, "rpn_post_nms_top_n_test": 16, "box_score_thresh": 0.3}
@@ -203,7 +217,7 @@ def faster_rcnn_fpn() -> Made:
     return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
 
 
-def ssdlite() -> Made:
+def single_shot() -> Made:
     torch.manual_seed(0)
     make = of("torchvision", "models.detection.ssdlite320_mobilenet_v3_large")
     made = make(weights=None, weights_backbone=None, num_classes=4, topk_candidates=20).eval()
@@ -264,7 +278,7 @@ class Tower(nn.Module):
 
     def __init__(self, model: nn.Module, method: str) -> None:
         super().__init__()
-        self.model, self.method = model, method
+        self.model: Any = model
         name = "image" if method == "encode_image" else "text"
         self.forward = self._image if name == "image" else self._text
 
@@ -283,28 +297,29 @@ def lightning() -> Made:
     return loaded(), {"x": torch.randn(3, 3, 16, 16)}
 
 
+_CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "resnet18": {},
+    "mobilenet_v2": {},
+    "mobilenet_v3_small": {},
+    "mnasnet0_5": {},
+    "efficientnet_b0": {},
+    "densenet121": {},
+    "googlenet": {"init_weights": False, "aux_logits": False},
+    "inception_v3": {"size": 96, "init_weights": False, "aux_logits": False},
+    "regnet_y_400mf": {},
+    "shufflenet_v2_x0_5": {},
+    "squeezenet1_1": {},
+}
 _TORCHVISION = {
     **{
         name: Entry("classification", "torchvision", partial(classifier, name, **options))
-        for name, options in {
-            "resnet18": {},
-            "mobilenet_v2": {},
-            "mobilenet_v3_small": {},
-            "mnasnet0_5": {},
-            "efficientnet_b0": {},
-            "densenet121": {},
-            "googlenet": {"init_weights": False, "aux_logits": False},
-            "inception_v3": {"size": 96, "init_weights": False, "aux_logits": False},
-            "regnet_y_400mf": {},
-            "shufflenet_v2_x0_5": {},
-            "squeezenet1_1": {},
-        }.items()
+        for name, options in _CLASSIFIERS.items()
     },
-    "vision_transformer": Entry("classification", "torchvision", vision_transformer),
-    "convnext": Entry("classification", "torchvision", convnext),
-    "swin": Entry("classification", "torchvision", partial(swin, "SwinTransformerBlock")),
-    "swin_v2": Entry("classification", "torchvision", partial(swin, "SwinTransformerBlockV2")),
-    "max_vit": Entry("classification", "torchvision", max_vit),
+    "vision_transformer": Entry("classification", "torchvision", patches),
+    "convnext": Entry("classification", "torchvision", next_convolutions),
+    "swin": Entry("classification", "torchvision", partial(windows, "SwinTransformerBlock")),
+    "swin_v2": Entry("classification", "torchvision", partial(windows, "SwinTransformerBlockV2")),
+    "max_vit": Entry("classification", "torchvision", several_axes),
     **{
         name: Entry("segmentation", "torchvision", partial(segmentation, name))
         for name in ("deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
@@ -319,7 +334,7 @@ _TORCHVISION = {
         partial(detector, "FasterRCNN", box_score_thresh=0.5),
         fp16=False,
     ),
-    "faster_rcnn_fpn": Entry("detection", "torchvision", faster_rcnn_fpn, fp16=False),
+    "faster_rcnn_fpn": Entry("detection", "torchvision", with_pyramid, fp16=False),
     "mask_rcnn": Entry(
         "detection", "torchvision", partial(detector, "MaskRCNN", box_score_thresh=0.5), fp16=False
     ),
@@ -332,39 +347,40 @@ _TORCHVISION = {
     "retinanet": Entry(
         "detection",
         "torchvision",
-        partial(detector, "RetinaNet", score_thresh=0.5, topk_candidates=30),
+        partial(detector, "RetinaNet", score_thresh=0.9, topk_candidates=30),
         fp16=False,
     ),
     "fcos": Entry(
         "detection",
         "torchvision",
-        partial(detector, "FCOS", score_thresh=0.5, topk_candidates=30),
+        partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30),
         fp16=False,
     ),
-    "ssdlite": Entry("detection", "torchvision", ssdlite, fp16=False),
+    "ssdlite": Entry("detection", "torchvision", single_shot, fp16=False),
+}
+_OF_TIMM: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 3},
+    "deit3_small_patch16_224": {"img_size": 64, "depth": 2},
+    "eva02_tiny_patch14_224": {"size": 56, "img_size": 56, "depth": 3},
+    "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 96, "num_heads": 4},
+    "hiera_tiny_224": {"size": 224, "embed_dim": 24, "stages": (1, 1, 2, 1)},
+    "convnext_atto": {},
+    "mobilenetv4_conv_small": {},
+    "efficientvit_b0": {},
+    "repvit_m0_9": {},
+    "edgenext_xx_small": {},
+    "levit_128s": {"size": 224},
+    "poolformer_s12": {},
+    "mixer_s16_224": {"img_size": 64, "num_blocks": 2},
+    "ghostnetv2_100": {},
+    "tinynet_e": {},
+    "tiny_vit_5m_224": {"img_size": 64},
+    "mambaout_femto": {},
+    "cait_xxs24_224": {"img_size": 64, "depth": 2},
 }
 _TIMM = {
     f"timm_{name.partition('.')[0]}": Entry("timm", "timm", partial(of_timm, name, **options))
-    for name, options in {
-        "vit_tiny_patch16_224": {"img_size": 64, "depth": 3},
-        "deit3_small_patch16_224": {"img_size": 64, "depth": 2},
-        "eva02_tiny_patch14_224": {"size": 56, "img_size": 56, "depth": 3},
-        "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 96, "num_heads": 4},
-        "hiera_tiny_224": {"size": 224, "embed_dim": 24, "stages": (1, 1, 2, 1)},
-        "convnext_atto": {},
-        "mobilenetv4_conv_small": {},
-        "efficientvit_b0": {},
-        "repvit_m0_9": {},
-        "edgenext_xx_small": {},
-        "levit_128s": {"size": 224},
-        "poolformer_s12": {},
-        "mixer_s16_224": {"img_size": 64, "num_blocks": 2},
-        "ghostnetv2_100": {},
-        "tinynet_e": {},
-        "tiny_vit_5m_224": {"img_size": 64},
-        "mambaout_femto": {},
-        "cait_xxs24_224": {"img_size": 64, "depth": 2},
-    }.items()
+    for name, options in _OF_TIMM.items()
 }
 _OTHERS = {
     **{

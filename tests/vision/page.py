@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "vision.md"
 LIBRARIES = ("torch", "torchvision", "timm", "open-clip-torch", "lightning", "onnx", "onnxruntime")
+COLUMNS = (
+    *("family", "model", "parameters", "fp32", "engine", "sizes", "mutation", "fp16", "seconds"),
+    "reason",
+)
 HEAD = """\
 # Vision
 
@@ -63,8 +67,8 @@ def render(found: dict[str, Any]) -> str:
         HEAD,
         f"{versions}.\n",
         f"{len(models)} models: {', '.join(f'{count} {name}' for name, count in ended.items())}.\n",
-        "| family | model | parameters | fp32 | engine | sizes | mutation | fp16 | seconds | reason |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
     ]
     for name, row in sorted(models.items(), key=lambda item: (item[1]["family"], item[0])):
         cells = [
