@@ -53,6 +53,9 @@ test-slow: $(STAMP) ## run the slow tests too
 zoo: $(STAMP) ## export every architecture of transformers in small: docs/results/zoo.md; ONLY=bert,t5 for some
 	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
 
+vision: $(STAMP) ## export models of torchvision, timm, open_clip and Lightning, where installed: docs/results/vision.md
+	$(BIN)/python tests/vision/run.py --only '$(ONLY)'
+
 control-flow: $(STAMP) ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
 	$(BIN)/python tests/flow/run.py --only '$(ONLY)'
 

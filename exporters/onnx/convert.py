@@ -63,8 +63,11 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
     refuse_unsaid(program)
     try:
         if len(_fake_modes(program)) == 1:  # of what passes traced are others; torch wants one
-            with contextlib.suppress(torch.onnx.errors.OnnxExporterError):
+            try:
                 return _convert(_AsItIs.of(program), opset, reader)
+            except torch.onnx.errors.OnnxExporterError as error:
+                if any(isinstance(cause, LoweringError) for cause in _causes(error)):
+                    raise  # a translation refuses the op: another trace has it as well
         return _convert(program, opset, reader)
     except torch.onnx.errors.OnnxExporterError as error:
         raise LoweringError(
@@ -183,9 +186,7 @@ def quiet() -> Iterator[None]:
 
 def _explain(error: BaseException, program: ExportedProgram) -> str:
     """The op and its place in the user's code, and the innermost cause where it says more."""
-    errors = [error]
-    while (cause := errors[-1].__cause__) is not None:
-        errors.append(cause)
+    errors = _causes(error)
     said = (_NODE.search(str(e)) or _OP.search(str(e)) for e in errors)
     named = next(filter(None, said), None)
     node = None if named is None else _find(program, named["name"])
@@ -195,6 +196,14 @@ def _explain(error: BaseException, program: ExportedProgram) -> str:
     if text.startswith(_NO_FUNCTION):
         return f"ONNX has no form for {call_place(node)}"
     return f"the conversion of {call_place(node)} to ONNX failed: {text}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and what led to it, the first cause last."""
+    errors = [error]
+    while (cause := errors[-1].__cause__) is not None:
+        errors.append(cause)
+    return errors
 
 
 def _find(program: ExportedProgram, name: str) -> Node | None:

@@ -1,0 +1,151 @@
+"""Places that only other functions of a package, or rewritten code, come to; and when it ends."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.converters.convert import functions_at
+from enginecast.capture.control_flow.operators import dispatch
+from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.outputs.flatten import ALL
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.factory import take_module
+from enginecast.capture.torchscript.script import hybrid
+from enginecast.capture.tracing import ladder
+from enginecast.capture.tracing.ladder import Ladder, LadderResult
+from enginecast.capture.tracing.strategy import RefusedError
+from enginecast.capture.tracing.trace import trace
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+SOURCE = """\
+import torch
+from torch import nn
+
+
+def first(found):
+    if found.numel() == 0:
+        return torch.zeros((0,))
+    return found * 2
+
+
+def second(found):
+    count = len(found)
+    if count > 2:
+        return found + 1
+    return found - 1
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return second(first(x[x > 0])).sum() + x.sum()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+    """Two functions that branch on how many values there are: the trace of the second begins when
+    the first is rewritten.
+    """
+    (tmp_path / "two_places.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import two_places  # type: ignore[import-not-found]
+
+    yield two_places.Model()
+    del sys.modules["two_places"]
+
+
+def climb(module: nn.Module) -> LadderResult:
+    example = {"x": torch.tensor([1.0, -2.0, 3.0, 4.0])}
+    specs = from_example(example)
+    source = take_module(module, example)
+    return Ladder(
+        source,
+        lambda strategy: trace(source, specs, example, ALL, strategy),
+        lambda: [example],
+        "rewrite",
+    ).climb()
+
+
+def test_places_behind_rewritten_code_are_rewritten_too(model: nn.Module) -> None:
+    found = climb(model)
+    assert found.strategy.name == "rewrite"
+    program = found.traced.program.module()
+    for x in ([1.0, -2.0, 3.0, 4.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]):
+        [given] = program(x=torch.tensor(x)).values()
+        torch.testing.assert_close(given, model(torch.tensor(x)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("MOST_REWRITES", 1), ("LONGEST_SEARCH", -1.0)])
+def test_the_search_ends_and_says_what_was_not_looked_at(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, name: str, value: float
+) -> None:
+    monkeypatch.setattr(ladder, name, value)
+    with pytest.raises(RefusedError, match="what lies behind was not looked at") as error:
+        climb(model)
+    assert "two_places.py:12" in str(error.value)
+    assert "rewritten 1 time," in str(error.value)
+
+
+def test_functions_that_others_of_a_package_call_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "installed_one"
+    package.mkdir()
+    (tmp_path / "installed_one.dist-info").mkdir()
+    (package / "__init__.py").write_text("")
+    inner = "def branch(x):\n    if x.sum() > 0:\n        return x + 1\n    return x\n"
+    (package / "inner.py").write_text(inner)
+    outer = "from installed_one import inner\n\n\ndef through(x):\n    return inner.branch(x)\n"
+    (package / "outer.py").write_text(outer)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        "enginecast.capture.control_flow.converters.convert.is_user_code",
+        lambda file: "installed_one" not in file,
+    )
+    users = "from torch import nn\n\nfrom installed_one import outer\n\n\nclass Model(nn.Module):\n"
+    users += "    def forward(self, x):\n        return outer.through(x)\n"
+    (tmp_path / "users_own.py").write_text(users)
+    import users_own  # type: ignore[import-not-found]
+
+    place = SourceLocation(str(package / "inner.py"), 2)
+    assert [f.__name__ for f in functions_at(users_own.Model(), [place])] == ["branch"]
+
+
+def test_the_length_of_a_tensor_stays_a_size() -> None:
+    class Length(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros(dispatch.len_(x)) + 1
+
+    shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(Length(), (torch.ones(4, 2),), dynamic_shapes=shapes)
+    assert program.module()(torch.ones(7, 2)).shape == (7,)
+    assert dispatch.len_([1, 2]) == 2
+    with pytest.raises(TypeError):
+        dispatch.len_(3)
+
+
+@torch.jit.script_if_tracing  # type: ignore[untyped-decorator]
+def compiled(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+class Compiled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = compiled(x * 2)
+        return found
+
+
+def test_what_a_trace_compiles_keeps_both_paths() -> None:
+    code = compiled.__wrapped__.__code__
+    place = SourceLocation(__file__, code.co_firstlineno + 2)
+    made = hybrid(Compiled(), {"x": torch.ones(3)}, [place])
+    assert made.scripted == ()  # nothing else has to be scripted for it
+    assert made.held == (place,)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(made.module(x)[0], Compiled()(x))

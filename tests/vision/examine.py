@@ -1,0 +1,165 @@
+"""One model through the pipeline: exported, judged, changed, exported in fp16."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from exports import reseal
+from safetensors.numpy import load_file
+from zoo.examine import without_folders
+from zoo.judge import judge
+
+from enginecast.capture.inputs.specs import from_example
+from enginecast.cli.app import main
+from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.errors import EnginecastError
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
+from vision.models import ENTRIES, made
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass
+class Row:
+    """What became of one model; `fp32` is verified only where the zoo's judge agreed, too."""
+
+    name: str
+    family: str = ""
+    parameters: int = 0
+    fp32: str = "not built"
+    engine: str = ""
+    """The file that runs."""
+    sizes: str = ""
+    """Dimensions that vary, and how many draws the judge compared."""
+    fp16: str = ""
+    mutation: str = ""
+    seconds: float = 0.0
+    reason: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def examine(name: str, folder: Path) -> Row:
+    """Take one model through all stages; `folder/row.json` says how far it came."""
+    entry = ENTRIES[name]
+    row = Row(name, entry.family)
+    try:
+        module, example = made(name)
+    except Exception as error:  # of the package
+        row.reason = f"{type(error).__name__}: {error}"
+        return _write(row, folder)
+    row.parameters = sum(parameter.numel() for parameter in module.parameters())
+    row.fp32 = "crashed"
+    _write(row, folder)
+    code, reported = export(name, folder / "fp32", entry.options)
+    if code:
+        row.fp32, row.reason = _ended(code, reported)
+        return _write(row, folder)
+    bundle = folder / "fp32"
+    with load(bundle, threads=1, allow_code=True) as engine:
+        judged = judge(engine, module, from_example(example))
+        row.engine = engine.manifest.engines[0].file
+        row.sizes = sizes_of(engine, judged.compared)
+    row.fp32 = "silently wrong" if judged.wrong or not judged.compared else "verified"
+    row.reason = "; ".join(judged.wrong[:2])
+    row.notes = [without_folders(note) for note in reported.get("notes", ())]
+    _write(row, folder)
+    row.mutation = changed(bundle)
+    _write(row, folder)
+    if entry.fp16 and row.engine == "engine.onnx":
+        code, reported = export(name, folder / "fp16", ("--precision", "fp16", *entry.options))
+        row.fp16 = reported.get("verdict", {}).get("outcome", "verified")
+        if code:
+            outcome, why = _ended(code, reported)
+            row.fp16 = f"{outcome}: {why}"
+    return _write(row, folder)
+
+
+def export(name: str, bundle: Path, options: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Run the command; its exit code, and what it printed as JSON."""
+    words = ["export", f"vision.models:{name}", "-o", str(bundle), "--json", "--overwrite"]
+    words += ["--threads", "1"]
+    out = bundle.with_suffix(".json")
+    code = 0
+    with out.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
+        try:
+            main([*words, *options])
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 70
+    sys.stderr.flush()
+    try:
+        reported: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        reported = {}
+    return code, reported
+
+
+def _ended(code: int, reported: dict[str, Any]) -> tuple[str, str]:
+    """How an export ended that published nothing, and why: one reason."""
+    if code in (2, 3):
+        lines = str(reported.get("message", "")).splitlines()
+        said = [line for line in lines if line.strip() and not line.startswith("    ")]
+        return "refused", without_folders(" ".join(said))
+    if code == 1:
+        reasons = reported.get("verdict", {}).get("reasons") or [reported.get("message", "")]
+        return "rejected", without_folders(reasons[0])
+    return "crashed", f"exit code {code}"
+
+
+def sizes_of(engine: Engine, compared: int) -> str:
+    """The symbols with their ranges, and how many draws were compared."""
+    found = [f"{name} {low}..{high}" for name, (low, high) in engine.manifest.symbols.items()]
+    return f"{', '.join(found) or 'fixed'}; {compared} compared"
+
+
+def changed(bundle: Path) -> str:
+    """Whether `verify` finds that the largest weight has lost a quarter of its rows."""
+    path = bundle / WEIGHTS
+    if not path.exists():
+        return ""
+    arrays = load_file(path)
+    name, array = max(arrays.items(), key=lambda item: item[1].size)
+    if array.dtype.kind != "f" or array.ndim < 2:
+        return ""
+    other = array.copy()
+    other[: max(1, len(array) // 4)] = 0
+    data, old = path.read_bytes(), np.ascontiguousarray(array).tobytes()
+    if old not in data:
+        return ""
+    path.write_bytes(data.replace(old, other.tobytes(), 1))
+    reseal(bundle)
+    try:
+        outcome = verify_bundle(bundle, threads=1).verdict.outcome
+    except EnginecastError:
+        outcome = "rejected"
+    return "found" if outcome == "rejected" else f"not found ({name})"
+
+
+def _write(row: Row, folder: Path) -> Row:
+    row.reason = " ".join(row.reason.split())[:600]
+    (folder / "row.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
+    return row
+
+
+def prepare() -> None:
+    """Once in a process: what would only cost time."""
+    torch.set_num_threads(1)
+    torch.nn.init.trunc_normal_ = _plain_normal
+
+
+def _plain_normal(
+    tensor: torch.Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
