@@ -52,7 +52,7 @@ from enginecast.compiler.cases import (
     with_telling_values,
 )
 from enginecast.compiler.request import EngineConfig, ModelOptions
-from enginecast.compiler.settle import settle
+from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, UsageError
@@ -349,6 +349,8 @@ def _settled(
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
     captured = settle(source, captured, wanted)
+    if source.given_program() is None:
+        captured = leave_out_refused(source, captured, wanted)
     with steps("values"):
         inputs, notes = of_program(captured.program, captured.inputs, options.values)
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
