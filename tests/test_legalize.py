@@ -382,3 +382,21 @@ def test_a_histogram_of_one_bin_holds_all(tmp_path: Path) -> None:
         lower(program, tmp_path, ["counts"])
         assert run(tmp_path, x)[0].equal(torch.tensor([float(x.numel())]))
         assert histogram(x).equal(torch.tensor([float(x.numel())]))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_strides_count_in_the_order_of_memory(batch: int, tmp_path: Path) -> None:
+    """Longformer lets chunks overlap in a transposed value, of which ONNX knows no memory."""
+
+    class Chunks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = (x * 2).transpose(0, 1)
+            rows, tokens, size = heads.shape
+            strides = heads.stride()
+            shape = (rows, 2 * tokens // 4 - 1, 4, size)
+            return heads.as_strided(shape, (strides[0], 2 * strides[1], *strides[1:]))
+
+    x = torch.randn(8, 2 * batch, 3)
+    program = captured(Chunks(), x)
+    lower(program, tmp_path, ["chunks"])
+    assert run(tmp_path, x)[0].equal(Chunks()(x))

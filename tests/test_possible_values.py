@@ -17,6 +17,9 @@ class Windows(nn.Module):
         expanded = mask[:, None, :].to(x.dtype)
         inverted = 1.0 - expanded
         hidden = inverted.masked_fill(inverted.bool(), torch.finfo(x.dtype).min) * inverted
+        everywhere = torch.ones((), dtype=torch.bool) & (expanded == 1)
+        hidden = torch.where(everywhere, torch.zeros(()), hidden)
+        hidden[expanded == 2] = torch.finfo(x.dtype).max
         is_global = (hidden[:, 0, :] > 0).flatten().any().item()
         if is_global:
             x = x * 2

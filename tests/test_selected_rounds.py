@@ -1,8 +1,10 @@
 """Loops over the places of a mask, as mixtures of experts have."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.control_flow.operators import dispatch
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
@@ -36,9 +38,37 @@ class Experts(nn.Module):
         return total
 
 
-def test_a_loop_over_hit_experts_is_a_branch_for_each() -> None:
+class Named(Experts):
+    """Names its experts by numbers in text, and adds to what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({f"expert_{n}": nn.Linear(6, 6) for n in range(EXPERTS)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        scores, chosen = self.router(x).softmax(-1).topk(2, -1)
+        mask = nn.functional.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        hits = mask.sum(dim=(-1, -2)).gt(0).nonzero()
+        for hit in hits:
+            expert = hit[0]
+            if expert == EXPERTS:
+                continue
+            place, row = torch.where(mask[expert])
+            found = self.parts[f"expert_{expert}"](x[row])
+            total.index_add_(0, row, found * scores[row, place, None])
+        return total
+
+
+@pytest.mark.parametrize(
+    ("kind", "few"), [(Experts, 16), (Named, 16), (Experts, 0)], ids=["places", "named", "loop"]
+)
+def test_a_loop_over_hit_experts_is_a_branch_for_each(
+    kind: type[Experts], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "FEW_PLACES", few)
     torch.manual_seed(0)
-    module = Experts().eval()
+    module = kind().eval()
     example = {"x": torch.randn(5, 6)}
     specs = from_example(example, None)
     source = FactorySource("experts", module, example)

@@ -7,6 +7,7 @@ that is what the trace reads.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,22 +100,31 @@ class _Values(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if writes(name) or "out" in kwargs:
-            leaves = pytree.tree_leaves((args, kwargs))
-            self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+            if not (name == "__setitem__" and self._is_never(args[1])):
+                leaves = pytree.tree_leaves((args, kwargs))
+                self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
             return func(*args, **kwargs)
         first = self._of(args[0]) if args else None
         if name in ("item", "__bool__") and first is not None:
-            with _real():
-                answers = first.values.tolist()
+            answers = _listed(first.values)
             if len(set(answers)) == 1:
                 return answers[0] if name == "item" else bool(answers[0])
         result = func(*args, **kwargs)
-        if first is not None and isinstance(result, Tensor):
+        if isinstance(result, Tensor):
             with _real():
-                found = self._result(func, name, first, args, kwargs)
+                found = self._result(func, name, first, args, kwargs, result.dtype)
             if found is not None and found.values.dtype == result.dtype:
                 self._note(result, found)
         return result
+
+    def _is_never(self, mask: Any) -> bool:
+        """Whether a mask is false everywhere, so that nothing is written where it is true."""
+        found = self._of(mask)
+        return (
+            found is not None
+            and found.values.dtype == torch.bool
+            and not any(_listed(found.values))
+        )
 
     def _of(self, value: Any) -> _Possible | None:
         if not isinstance(value, Tensor) or storage(value) in self._written:
@@ -127,8 +137,21 @@ class _Values(TorchFunctionMode):
             self._known[id(tensor)] = found
 
     def _result(
-        self, func: Callable[..., Any], name: str, first: _Possible, args: Any, kwargs: Any
+        self,
+        func: Callable[..., Any],
+        name: str,
+        first: _Possible | None,
+        args: Any,
+        kwargs: Any,
+        dtype: torch.dtype,
     ) -> _Possible | None:
+        if name in ELEMENTWISE:
+            return self._computed(func, args, kwargs)
+        filling = _filling(name, args, kwargs)
+        if filling is not None:
+            return _Possible(torch.tensor([filling]).to(dtype), object())
+        if first is None:
+            return None
         if name in MOVES:
             return _Possible(first.values, object())
         if name == "pad" and func is functional.pad and _is_filled(args, kwargs):
@@ -139,23 +162,43 @@ class _Values(TorchFunctionMode):
             value = REDUCES[name]
             are_all = bool(((first.values != 0) == value).all())
             return _Possible(torch.tensor([value]), object()) if are_all else None
-        if name in ELEMENTWISE:
-            return self._computed(func, first, args, kwargs)
         return None
 
-    def _computed(
-        self, func: Callable[..., Any], first: _Possible, args: Any, kwargs: Any
-    ) -> _Possible | None:
-        """What a function gives element by element, computed for each value."""
+    def _computed(self, func: Callable[..., Any], args: Any, kwargs: Any) -> _Possible | None:
+        """What a function gives element by element, computed for each value of its arguments, and
+        for each pair where these are of other places.
+        """
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        given = []
-        for leaf in leaves:
-            found = self._of(leaf)
-            if isinstance(leaf, Tensor) and (found is None or found.layout is not first.layout):
-                return None
-            given.append(leaf if found is None else found.values)
+        if not any(self._of(leaf) is not None for leaf in leaves):
+            return None
+        parts = [self._part(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if None in [part for leaf, part in zip(leaves, parts, strict=True) if leaf is not None]:
+            return None
+        sizes = {part.layout: len(part.values) for part in parts if isinstance(part, _Possible)}
+        count = math.prod(sizes.values())
+        if count > MOST_VALUES:
+            return None
+        grid = torch.arange(count).reshape(tuple(sizes.values()))
+        places = dict(zip(sizes, torch.unravel_index(grid.flatten(), grid.shape), strict=True))
+        given = [
+            part.values[places[part.layout]] if isinstance(part, _Possible) else part
+            for part in parts
+        ]
         arguments, named = pytree.tree_unflatten(given, spec)
-        return _Possible(func(*arguments, **named), first.layout)
+        [layout] = sizes if len(sizes) == 1 else [object()]
+        return _Possible(func(*arguments, **named), layout)
+
+    def _part(self, tensor: Tensor) -> "_Possible | Tensor | None":
+        """What an argument may hold: any truth value, where nothing is known of it."""
+        found = self._of(tensor)
+        if found is not None:
+            return found
+        constant = getattr(tensor, "constant", None)
+        if isinstance(constant, Tensor) and not constant.dim():
+            return constant
+        if tensor.dtype == torch.bool:
+            return _Possible(torch.tensor([False, True]), object())
+        return None
 
 
 @contextmanager
@@ -163,6 +206,21 @@ def _real() -> Iterator[None]:
     """Compute within the block, and trace nothing."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():  # type: ignore[no-untyped-call]
         yield
+
+
+def _listed(values: Tensor) -> list[Any]:
+    with _real():
+        listed: list[Any] = values.tolist()
+    return listed
+
+
+def _filling(name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The number that a function fills a new tensor with; None where it is none."""
+    kind = name.removeprefix("new_").removesuffix("_like")
+    if kind == "full":
+        value = kwargs.get("fill_value", args[-1] if len(args) > 1 else None)
+        return value if type(value) in NUMBERS else None
+    return {"zeros": 0, "ones": 1}.get(kind)
 
 
 def _is_filled(args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -56,7 +56,7 @@ from enginecast.compiler.cases import (
     with_telling_values,
 )
 from enginecast.compiler.request import EngineConfig, ModelOptions
-from enginecast.compiler.settle import settle
+from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, UsageError
@@ -366,6 +366,8 @@ def _settled(
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
     captured = settle(source, captured, wanted)
+    if source.given_program() is None:
+        captured = leave_out_refused(source, captured, wanted)
     stated = sum_checks(captured.inputs)
     captured = replace(captured, size_checks=(*captured.size_checks, *stated))
     with steps("values"):

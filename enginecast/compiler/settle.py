@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain, groupby
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import (
@@ -126,6 +127,55 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
         size_checks=tuple(checks),
         notes=(*captured.notes, *notes),
     )
+
+
+def leave_out_refused(source: Source, captured: Captured, wanted: Wanted) -> Captured:
+    """Take sizes out of the ranges that eager itself refuses, where the smallest ones together are
+    among these: a norm may want more than one value in each channel.
+
+    Returns:
+        The capture; of the ranges that nobody asked for, the one with the most sizes begins later.
+    """
+    dims = named_dims(captured.inputs)
+    smallest = {name: dim.minimum for name, dim in dims.items()}
+    free = [name for name, dim in dims.items() if not dim.asked and dim.minimum < dim.size]
+    if not free or _elements(captured.inputs, {}) * _parameters(captured) > TRIED_WORK:
+        return captured
+    takes = partial(_takes, source.eager(), captured, wanted)
+    if takes(smallest) or not takes(example_sizes(captured.inputs)):
+        return captured
+    for name in sorted(free, key=lambda name: -len(dims[name].sizes)):
+        dim = dims[name]
+        refused, taken = dim.minimum, dim.size
+        if not takes({**smallest, name: taken}):
+            continue
+        while taken - refused > dim.step:
+            middle = refused + (taken - refused) // (2 * dim.step) * dim.step
+            if takes({**smallest, name: middle}):
+                taken = middle
+            else:
+                refused = middle
+        ranges = {**ranges_of(captured.inputs), name: (taken, dim.maximum)}
+        note = (
+            f"{name} takes {_shown(ranges[name])}, not {_shown((dim.minimum, dim.maximum))}: the "
+            "model's code refuses the smallest sizes"
+        )
+        inputs = tuple(_narrowed(spec, ranges) for spec in captured.inputs)
+        return replace(captured, inputs=inputs, notes=(*captured.notes, note))
+    return captured
+
+
+def _takes(module: nn.Module, captured: Captured, wanted: Wanted, sizes: Mapping[str, int]) -> bool:
+    """Whether eager runs on inputs of these sizes."""
+    inputs = sample(captured.inputs, sizes, SEED)
+    try:
+        with torch.no_grad(), quiet_torch():
+            run_named(module, inputs, wanted)
+    except EnginecastError:
+        raise
+    except Exception:  # the model's own code
+        return False
+    return True
 
 
 def _difference_on_any(

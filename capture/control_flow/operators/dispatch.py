@@ -50,6 +50,8 @@ _open_sites: list[Site] = []
 Body = Callable[[], Any]
 CHEAP = 4
 """Operators that may run on both paths rather than in a subgraph."""
+FEW_PLACES = 16
+"""Of a mask whose true ones are gone through by a branch for each place rather than in a loop."""
 MOST_NESTED = 8
 """Predicates inside each other: every level is traced three times."""
 
@@ -145,6 +147,8 @@ def for_(
         is_over = None if over is None else (lambda *inner: inner[over])
         step = body if rows is None else (lambda index, *inner: body(rows[index], *inner))
         places = selected(rows) if rows is not None and over is None and not lists else None
+        if places is not None and places[1] <= FEW_PLACES:
+            return _for_selected(place, *places, body, state, names)
         try:
             return loop_for(site, values, _inside(site, step), state, names, is_over)
         except RewriteRefused:
@@ -168,7 +172,7 @@ def _for_selected(
 ) -> State:
     """`for [index] in mask.nonzero(): state = body([index], *state)`."""
     for index in range(count):
-        row = torch.tensor([index])
+        row = torch.tensor([index])  # a constant, whose number the code may read
         paths = (lambda *inner, row=row: body(row, *inner), lambda *inner: inner)
         state = if_(place, mask[index], *paths, state, names)
     return state

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 MOST_PLACES = 256
@@ -30,6 +31,9 @@ class _Selections(TorchFunctionMode):
         if func is Tensor.item and isinstance(args[0].storage_offset(), SymInt):
             # torch cannot read a number in a block where the row of a round begins.
             return args[0].clone().item()
+        if func is Tensor.__format__ and isinstance(args[0], FakeTensor):
+            constant = args[0].constant  # names a layer in code such as self[f"expert_{index}"]
+            return func(*args) if constant is None else format(constant.item(), args[1])
         found = func(*args, **kwargs)
         if func in _SELECTING and isinstance(found, Tensor) and args[0].dim() == 1:
             self._masks[id(found)] = found, args[0], args[0]._version

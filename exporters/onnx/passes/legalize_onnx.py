@@ -36,6 +36,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import permutations
 from typing import Any, ClassVar
 
 import torch
@@ -237,6 +238,34 @@ def _quotient_in_fp32(program: ProgramView, node: Node) -> Node:
     assert callable(node.target)
     found = insert(graph, node.target, (wide, *node.args[1:]), node.kwargs, like=node)
     return insert(graph, aten.to.dtype, (found, dtype), like=node)
+
+
+def _memory_order(x: Tensor) -> tuple[int, ...] | None:
+    """The order of dimensions in which a value fills its memory; None where it leaves gaps."""
+    for order in permutations(range(x.dim())) if x.dim() <= MOST_ORDERED else ():
+        step: Any = 1
+        for dim in reversed(order):
+            if not (same_size(x.stride()[dim], step) or same_size(x.shape[dim], 1)):
+                break
+            step = step * x.shape[dim]
+        else:
+            return order
+    return None
+
+
+def _lies_otherwise(node: Node) -> bool:
+    """Whether memory is read whose order is not that of the dimensions."""
+    x = value(first_input(node))
+    is_whole = len(node.args) < 4 or node.args[3] is None or same_size(x.storage_offset(), 0)
+    order = _memory_order(x)
+    return is_whole and order is not None and order != tuple(range(x.dim()))
+
+
+def _in_memory_order(program: ProgramView, node: Node) -> None:
+    """ONNX has no memory: torch.onnx counts the strides in the order of the dimensions."""
+    source = first_input(node)
+    order = _memory_order(value(source))
+    node.update_arg(0, insert(program.graph, aten.permute.default, (source, order), like=node))
 
 
 def _mixes_bounds(node: Node) -> bool:
@@ -756,6 +785,8 @@ _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
 }
 _NARROW, _MANY_ROWS = 32, 1024
 """Columns, and rows, with which a product and its bias are faster in one."""
+MOST_ORDERED = 6
+"""Dimensions of a value whose order in memory is looked for."""
 _ABOUT = 2e-5
 """How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
@@ -791,6 +822,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.histc.default: lambda program, node: insert_traced(program, node, _all_of_them),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.unsqueeze.default: _complex_unsqueeze,
+    aten.as_strided.default: _in_memory_order,
     aten.clamp.default: _float_bounds,
     aten.floor_divide.default: _quotient_in_fp32,
     aten.div.Tensor_mode: _quotient_in_fp32,
@@ -821,6 +853,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.grid_sampler.default: _is_reflected,
     aten.histc.default: _has_one_bin,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
+    aten.as_strided.default: _lies_otherwise,
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
     aten.floor_divide.default: _is_low_by_number,
