@@ -124,7 +124,7 @@ def _game(config: Config) -> Inputs:
 
 def _naflex(config: Config) -> Inputs:
     """Patches of images of 4 x 3 and padding, as Siglip2's processor gives them."""
-    vision = getattr(config, "vision_config", config)
+    vision: Config = getattr(config, "vision_config", config)
     patches = _floats(2, 16, 3 * vision.patch_size**2)
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[:, 12:] = 0
