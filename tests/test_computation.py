@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.computation import computation
 from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.light_values import value_digest
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
 from enginecast.verify.boundaries import _digest
@@ -146,3 +147,9 @@ def test_a_broadcast_that_decides_the_shape_counts() -> None:
     x = torch.ones(1, 4)
     one, several = (torch.export.export(Added(rows), (x,)) for rows in (1, 3))
     assert computation(one, [{"x": x}]) != computation(several, [{"x": x}])
+
+
+def test_one_item_of_any_stride_has_the_digest_of_its_value() -> None:
+    strided = torch.arange(6)[3:].as_strided([1], [3])
+    assert value_digest([strided]) == value_digest([torch.tensor([3])])
+    assert value_digest([strided]) != value_digest([torch.tensor([4])])

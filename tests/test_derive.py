@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.inputs.derive.derive import from_facts
 from enginecast.capture.inputs.derive.known_inputs import samples_for
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
-from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.examples import example_sizes, perturbed, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
+from enginecast.capture.sources.calls import leaves_of
 from enginecast.capture.sources.huggingface import find_model_class, read_config
+from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.text_config import decoder_of, parts_of, text_of
+from enginecast.compiler.prepare import input_specs, open_model
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import UsageError
 
 Sizes = tuple[int | str, ...]
@@ -336,6 +342,77 @@ def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
     assert '"pixel_values": torch.zeros([3, 3, 32, 32], dtype=torch.float32)' in refused.value.hint
     with pytest.raises(UsageError, match="forward takes left, right, of which none is known"):
         from_facts(ModelFacts(config, ("left", "right"), "x"))
+
+
+def opened(folder: Path, class_name: str, config: PreTrainedConfig, **tensors: Tensor) -> Source:
+    """A folder of a class with random weights, opened as an export does, with --inputs or not."""
+    config.architectures = [class_name]
+    config.save_pretrained(folder)
+    file = folder.parent / "inputs.safetensors"
+    if tensors:
+        save_file(tensors, file)
+    return open_model(str(folder), ModelOptions(random_weights=0, inputs=file if tensors else None))
+
+
+def test_the_grid_of_an_image_is_a_part_of_the_model(tmp_path: Path) -> None:
+    config = transformers.Qwen3VLVisionConfig(patch_size=4, temporal_patch_size=2)
+    source = opened(tmp_path / "model", "Qwen3VLVisionModel", config)
+    specs, _ = input_specs(source, None, ())
+    assert source.call is not None
+    assert {name: str(fixed) for name, fixed in source.call.fixed.items()} == {
+        "grid_thw": "[[1, 16, 16]]"
+    }
+    assert [(spec.name, sizes(spec)) for spec in specs] == [("hidden_states", (256, 96))]
+    assert source.call.filled({"hidden_states": torch.ones(1)})["grid_thw"].dtype == torch.int64
+
+
+def test_given_sizes_of_images_are_a_part_of_the_model(tmp_path: Path) -> None:
+    given = {"pixel_values": torch.ones(24, 12), "grid_thw": torch.tensor([[1, 4, 6]])}
+    config = transformers.GlmImageVisionConfig()
+    source = opened(tmp_path / "model", "GlmImageVisionModel", config, **given)
+    specs, tensors = input_specs(source, tmp_path / "inputs.safetensors", ())
+    assert [*tensors] == [spec.name for spec in specs] == ["pixel_values"]
+    assert sizes(specs[0]) == (24, 12)  # rows are patches of this grid, no batch
+    assert source.call is not None
+    assert leaves_of(source.call.arguments)["grid_thw"] == "[[1, 4, 6]]"
+
+
+def test_placeholders_stay_where_the_example_has_them() -> None:
+    config = PreTrainedConfig(vocab_size=12, image_token_id=9, pad_token_id=1)
+    ids = torch.tensor([[3, 9, 9, 4, 5], [2, 9, 9, 6, 7]])
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    specs = from_example(example, config)
+    assert sizes(specs[0]) == (BATCH, "sequence=3..512")
+    drawn = sample(specs, {"batch": 4, "sequence": 6}, 0, lengths=(6, 2, -4))
+    rows = [[column for column, id_ in enumerate(row) if id_ == 9] for row in drawn["input_ids"]]
+    assert rows == [[1, 2], [1, 2], [3, 4], [1, 2]]
+    assert drawn["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0]
+    for inputs in perturbed(specs, [example], 0):
+        assert (inputs["input_ids"] == 9).sum(1).eq(2).all()
+
+
+def test_rows_with_placeholders_in_different_places_say_nothing() -> None:
+    config = PreTrainedConfig(vocab_size=12, image_token_id=9)
+    [spec] = from_example({"input_ids": torch.tensor([[3, 9, 4], [2, 9, 9]])}, config)
+    assert (spec.places, spec.reserved) == ((), frozenset())
+
+
+def test_a_documented_shape_is_taken_where_the_config_has_its_sizes() -> None:
+    documented = {"codes": "Tensor of shape (batch_size, width, frames)"}
+    config = PreTrainedConfig(width=8, is_encoder_decoder=False)
+    [spec] = from_facts(ModelFacts(config, ("codes",), "x", ("codes",), shapes=documented))
+    assert sizes(spec) == (BATCH, 8, "rows=1..512")
+    for shape in (
+        "Tensor of shape (batch_size, height_of_it, frames)",
+        "LongTensor of shape (batch_size, width, 3)",
+    ):
+        with pytest.raises(UsageError, match="cannot be derived"):
+            from_facts(ModelFacts(config, ("codes",), "x", ("codes",), shapes={"codes": shape}))
+
+
+def test_sides_are_multiples_of_the_largest_stride_of_a_pyramid() -> None:
+    pixels = derived("RTDetrModel")["pixel_values"]
+    assert [dim.shown for dim in pixels.dims[2:]] == ["64..2048/32", "64..2048/32"]
 
 
 def test_features_that_need_placeholders_are_refused_with_the_reason() -> None:

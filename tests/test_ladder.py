@@ -55,6 +55,24 @@ class Flags(nn.Module):
         return x
 
 
+class Parts(nn.Module):
+    """As vision towers: lists of sizes, read from tensors whose own size values decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = torch.tensor([[2, 3], [1, 1]])
+        lengths = torch.repeat_interleave(grid[:, 0], grid[:, 1])
+        rows = [rows * columns for rows, columns in grid.tolist()]
+        parts = torch.split(x, lengths.tolist(), dim=0)
+        return torch.cat([part.cumsum(0) for part in parts]) * int(rows[0])
+
+
+def test_lists_of_constants_are_answered_whole() -> None:
+    found = captured(Parts(), {"x": torch.ones(7, 2)})
+    assert taken(found) == [("export", "refused"), ("bake", "taken")]
+    result = found.program.module()(x=torch.ones(7, 2))["output_0"]
+    assert result[:, 0].tolist() == [6.0, 12.0, 6.0, 12.0, 6.0, 12.0, 6.0]
+
+
 def test_healthy_models_are_exported_and_no_more() -> None:
     assert taken(row("ArgmaxPool")) == [("export", "taken")]
 

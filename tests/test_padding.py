@@ -20,6 +20,12 @@ def test_only_integers_in_padded_positions_change() -> None:
     assert inputs["input_ids"].tolist() == [[4, 9, 2], [7, 0, 0]]
 
 
+def test_padding_does_not_become_placeholders() -> None:
+    inputs = {"input_ids": np.array([[4, 9, 9, 2], [9, 9, 0, 0]]), "mask": np.ones((2, 4))}
+    inputs["mask"][1, 2:] = 0
+    assert other_padding(inputs, "mask")["input_ids"].tolist() == [[4, 9, 9, 2], [9, 9, 4, 4]]
+
+
 def test_the_smallest_case_with_padding_is_taken() -> None:
     full, empty = np.ones((1, 2)), np.zeros((1, 2))
     masks = {"full": full, "empty": empty, "large": np.tile(MASK, (1, 3)), "small": MASK}

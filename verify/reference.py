@@ -253,7 +253,8 @@ def padded_case(masks: Mapping[str, Array | None]) -> str | None:
 
 
 def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Array]:
-    """The same inputs, but for integers in padded positions: they become the largest in use.
+    """The same inputs, but for integers in padded positions: they become the largest in use that
+    is no placeholder.  One that all rows hold equally often may be: another would want a feature.
 
     Args:
         inputs: of one case; those with the mask's leading dimensions have padding.
@@ -264,8 +265,17 @@ def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Arr
         pads = row_mask(array.shape, inputs[mask_input])
         if name != mask_input and pads is not None and array.dtype.kind in "iu":
             changed[name] = array.copy()
-            changed[name][~pads] = array.max()
+            changed[name][~pads] = _largest(array, pads)
     return changed
+
+
+def _largest(array: Array, rows: Array) -> Any:
+    """The largest number where `rows` is true that some rows hold more often than others."""
+    for number in np.unique(array[rows])[::-1]:
+        counts = np.count_nonzero((array == number) & rows, axis=-1)
+        if counts.min() != counts.max():
+            return number
+    return array.max()
 
 
 def moved(

@@ -366,11 +366,12 @@ def _mask(
     if spec is None:
         return None
     batch, sequence = _shape(spec, sizes)
-    drawn = torch.randint(1, sequence + 1, (batch,), generator=generator)
+    least = max((column + 1 for each in specs for column, _ in each.places), default=1)
+    drawn = torch.randint(min(least, sequence), sequence + 1, (batch,), generator=generator)
     drawn[0] = sequence
     lengths = (lengths or ())[:batch]
     for row, length in enumerate(lengths):
-        drawn[row] = min(abs(length), sequence)
+        drawn[row] = min(max(abs(length), least), sequence)
     mask = torch.arange(sequence)[None, :] < drawn[:, None]
     for row, length in enumerate(lengths):
         if length < 0:
@@ -393,7 +394,7 @@ def _draw(
         ids = _whole(spec.low, spec.high, shape, style, generator).to(spec.dtype)
         if spec.is_box:
             return ids.sort(dim=-1).values  # left <= top <= right <= bottom
-        return _as_text(ids, spec, mask) if spec.kind == "token_ids" else ids
+        return _placed(_as_text(ids, spec, mask), spec, mask) if spec.kind == "token_ids" else ids
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)
@@ -439,6 +440,33 @@ def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
     return ids if spec.padding is None else ids.masked_fill(~mask, spec.padding)
 
 
+def _placed(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
+    """Put placeholders where every row has them, behind padding on the left, and nowhere else."""
+    if not spec.reserved:
+        return ids
+    assert spec.low is not None  # token ids have a range
+    assert spec.high is not None
+    taken = {*spec.reserved, spec.padding}
+    free = next(id_ for id_ in range(spec.low, spec.high + 1) if id_ not in taken)
+    for id_ in spec.reserved:
+        ids = ids.masked_fill(ids == id_, free)
+    last = max((column for column, _ in spec.places), default=0)
+    for row in range(ids.shape[0]):
+        first = 0 if mask is None or mask.shape != ids.shape else int(mask[row].int().argmax())
+        for column, id_ in spec.places:
+            ids[row, min(first, ids.shape[1] - 1 - last) + column] = id_
+    return ids
+
+
+def _all_placed(specs: Sequence[InputSpec], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs with placeholders where they belong."""
+    mask = next((inputs[spec.name] for spec in specs if spec.kind == "attention_mask"), None)
+    return {
+        spec.name: _placed(inputs[spec.name], spec, mask) if spec.reserved else inputs[spec.name]
+        for spec in specs
+    }
+
+
 def perturbed(
     specs: Sequence[InputSpec], bases: Sequence[Mapping[str, Tensor]], seed: int
 ) -> Iterator[dict[str, Tensor]]:
@@ -451,13 +479,14 @@ def perturbed(
     for base in bases[:2]:
         for spec in specs:
             for value in _variants(base[spec.name], spec):
-                yield {**base, spec.name: value}
+                yield _all_placed(specs, {**base, spec.name: value})
         if base is bases[0]:
             yield from _small_sizes(specs, seed)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(CHANCES):
         base = bases[int(torch.randint(len(bases), (), generator=generator))]
-        yield {spec.name: _chance(base[spec.name], spec, generator) for spec in specs}
+        drawn = {spec.name: _chance(base[spec.name], spec, generator) for spec in specs}
+        yield _all_placed(specs, drawn)
 
 
 def telling(

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from enginecast.capture.sources.text_config import ending_of, longest_sequence, padding_of, text_of
+from enginecast.capture.sources.text_config import (
+    ending_of,
+    longest_sequence,
+    padding_of,
+    parts_of,
+    placeholders_of,
+    text_of,
+)
 from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"]
@@ -108,6 +115,11 @@ class InputSpec:
     is_box: bool = False
     """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
     which must not be negative."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Column and id of what every row of token ids holds: as many placeholders as there are
+    features of its image or its sound."""
+    reserved: frozenset[int] = frozenset()
+    """Ids that stand nowhere else, because they are placeholders."""
     origin: Origin = "known"
     """Where the range of values comes from: "known" from a config or the kind of input, "example"
     is only what the example held, "asked" is what the user wants."""
@@ -158,6 +170,7 @@ def from_example(
     config: PreTrainedConfig | None = None,
     *,
     of_pipeline: bool = False,
+    is_one_size: bool = False,
 ) -> tuple[InputSpec, ...]:
     """Inputs of a model from one example of each.
 
@@ -167,6 +180,13 @@ def from_example(
     the sequence.  So are four-dimensional `pixel_values`.  With either, and in calls
     of a pipeline's components, a batch of one may grow.
     Inputs of any float dtype are fp32, as the captured module is.
+    Placeholders, whose ids the config names, stay where they are in every row.
+
+    Args:
+        example: one tensor for each input.
+        config: of the model.
+        of_pipeline: whether it is a call of a pipeline's component.
+        is_one_size: whether sizes of images are a part of the model, so that no batch varies.
 
     Raises:
         UsageError: there is no example at all.
@@ -177,6 +197,9 @@ def from_example(
     is_known = set(kinds.values()) != {"tensor"}
     leading = [t.shape[0] for n, t in example.items() if t.ndim and _is_main(kinds, n)]
     batch = leading[0] if leading and leading[0] >= (1 if is_known or of_pipeline else 2) else None
+    batch = None if is_one_size else batch
+    places, reserved = _placeholders(example, kinds, config)
+    least = max((column + 1 for column, _ in places), default=1)
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
     longest = longest_sequence(config, max(lengths)) if lengths else 1
@@ -187,7 +210,7 @@ def from_example(
             dims[0] = DimSpec(BATCH, batch, 1, max(LARGEST_BATCH, batch), given=batch)
         if name in text and len(lengths) == 1:
             tokens = tensor.shape[1]
-            dims[1] = DimSpec(SEQUENCE, tokens, 1, longest, given=tokens)
+            dims[1] = DimSpec(SEQUENCE, tokens, least, longest, given=tokens)
         kind = kinds[name]
         low, high, origin = _id_range(name, tensor, config)
         padding, ending = (None, None)
@@ -195,10 +218,25 @@ def from_example(
             padding, ending = padding_of(config), ending_of(config)
         dtype = captured_dtype(tensor)
         is_box = name == BOXES and low is not None and tensor.shape[-1:] == (4,)
-        specs.append(
-            InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box, origin)
-        )
+        spec = InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box)
+        if kind == "token_ids":
+            spec = replace(spec, places=places, reserved=reserved)
+        specs.append(replace(spec, origin=origin))
     return with_example_sizes(tuple(specs))
+
+
+def _placeholders(
+    example: Mapping[str, Tensor], kinds: Mapping[str, Kind], config: PreTrainedConfig | None
+) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
+    """Column and id of the placeholders in each row, and their ids; none where rows differ."""
+    ids = next((example[name] for name, kind in kinds.items() if kind == "token_ids"), None)
+    parts = () if config is None else parts_of(config)
+    known = frozenset(id_ for part in parts for id_ in placeholders_of(part).values())
+    if ids is None or not known:
+        return (), frozenset()
+    rows = [[(i, id_) for i, id_ in enumerate(row) if id_ in known] for row in ids.tolist()]
+    same = bool(rows[0]) and all(row == rows[0] for row in rows)
+    return (tuple(rows[0]), known) if same else ((), frozenset())
 
 
 def _is_main(kinds: Mapping[str, Kind], name: str) -> bool:

@@ -47,6 +47,19 @@ OFFSET_POSITIONS = frozenset(
 )
 """Kinds whose first position is the padding id plus one, so that the table holds fewer tokens."""
 
+PLACEHOLDERS = tuple(
+    f"{what}_token_{form}"
+    for what in ("image", "video", "audio", "speech", "img_context")
+    for form in ("id", "index")
+)
+"""Ids that hold the place of features: as many must be in the text as its images have patches."""
+
+
+def placeholders_of(config: PreTrainedConfig) -> dict[str, int]:
+    """The ids that hold the place of features, by their names in the config."""
+    named = {name: getattr(config, name, None) for name in PLACEHOLDERS}
+    return {name: value for name, value in named.items() if type(value) is int}
+
 
 def parts_of(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     """The config and the configs inside it, outermost first."""

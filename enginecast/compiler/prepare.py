@@ -661,7 +661,7 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
     order = [name for name in source.forward_arguments if name in given]
     order += [name for name in given if name not in order]
     given = {name: given[name].to(captured_dtype(given[name])) for name in order}
-    specs = check_required(source, from_example(given, source.config))
+    specs = check_required(source, from_example(given, source.config, is_one_size=bool(fixed)))
     check_values(given, specs, f"--inputs {file}")
     return specs, given
 

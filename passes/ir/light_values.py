@@ -100,9 +100,8 @@ def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
         if isinstance(value, Tensor):
             tensor = _collapsed(value) if broadcast else value
             digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-            flat = (
-                tensor.contiguous().cpu().as_strided([tensor.numel()], [1])
-            )  # one item may have any stride
+            # A single item is contiguous with any stride.
+            flat = tensor.contiguous().cpu().as_strided([tensor.numel()], [1])
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         else:
             digest.update(f"{type(value).__name__} {value!r} ".encode())

@@ -188,7 +188,7 @@ def _named(value: object) -> dict[str, Tensor]:
 def _export(folder: Path) -> tuple[int, dict[str, Any]]:
     """Run the command; exit code, and what it printed as JSON."""
     arguments = ["export", str(folder / "model"), "-o", str(folder / "bundle"), "--json"]
-    arguments += ["--threads", "1"]
+    arguments += ["--threads", "1", "--no-speed"]
     if (folder / INPUTS).is_file():
         arguments += ["--inputs", str(folder / INPUTS)]
     code = 0

@@ -35,21 +35,57 @@ _EFFICIENT = {
     "image_size": 64,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SERIES = {"prediction_length": 8, "num_time_features": 2, "feature_size": 11}
+_HIERA = {"blocks_per_stage": [1, 1, 2, 1], "global_attention_blocks": [3]}
+_SAM2_VISION = {
+    **{f"backbone_config.{name}": value for name, value in _HIERA.items()},
+    "backbone_config.image_size": [256, 256],
+    "backbone_feature_sizes": [[64, 64], [32, 32], [16, 16]],
+}
+_LCNET = {
+    "backbone_config.stem_channels": [3, 48, 96],
+    "backbone_config.depths": [1, 2, 7, 3],
+    "backbone_config.stage_out_channels": [96, 96, 192, 384],
+}
+_OMNI = {"vision_start_token_id": 100, "vision_end_token_id": 101, "audio_start_token_id": 102}
+_SLIDING = {
+    "per_layer_config": {
+        "1": {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 6,
+        }
+    }
+}
+_QUARTERED = {
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [4, 4, 4, 4],
+    },
+}
 _VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "resolution": 32}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "align": {f"vision_config.{name}": value for name, value in _EFFICIENT.items()},
+    "align": {
+        **{f"vision_config.{name}": value for name, value in _EFFICIENT.items()},
+        "projection_dim": 320,
+    },
     "efficientnet": _EFFICIENT,
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "cohere_compass": {"text_config.rope_parameters": {"full_attention": _ROPE}},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "deepseek_v2": {"num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "granite_speech5_encoder": {"context_size": 16},
     "granite_speech5_ctc": {"encoder_config.context_size": 16},
     "janus": {f"vq_config.{name}": value for name, value in _VQ.items()},
-    "autoformer": {"prediction_length": 8},
-    "informer": {"prediction_length": 8},
-    "time_series_transformer": {"prediction_length": 8},
+    "autoformer": _SERIES,
+    "informer": _SERIES,
+    "time_series_transformer": _SERIES,
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "chameleon": {
         **{f"vq_config.{name}": value for name, value in _VQ.items()},
@@ -76,4 +112,123 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "videoprism": {"vision_config.image_size": 36, "vision_config.num_frames": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    "blip-2": {"image_token_id": 120, "image_token_index": 120},
+    "instructblip": {"image_token_index": 120},
+    "instructblipvideo": {"video_token_index": 120},
+    "cvt": {"depth": [1, 2, 3]},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8},
+    "deepseek_ocr2": {
+        "text_config.moe_intermediate_size": 64,
+        "text_config.mlp_layer_types": ["dense", "sparse"],
+        "text_config.num_experts_per_tok": 2,
+    },
+    "diffusion_gemma": {
+        "text_config.num_experts": 8,
+        "text_config.top_k_experts": 2,
+        "text_config.moe_intermediate_size": 32,
+    },
+    "donut-swin": {"window_size": 2},
+    "swin": {"window_size": 2},
+    "dots3_note_text": _SLIDING,
+    "dots3_note": {f"text_config.{name}": value for name, value in _SLIDING.items()},
+    "efficientloftr": {
+        "stage_num_blocks": [1, 1, 1, 1],
+        "out_features": [64, 64, 128, 256],
+        "hidden_size": 256,
+        "stage_in_channels": [1, 64, 64, 128],
+        "stage_block_stride": [[2], [1], [2], [2]],
+        "stage_block_out_channels": [[64], [64], [128], [256]],
+        "stage_block_in_channels": [[1], [64], [64], [128]],
+        "fine_fusion_dims": [256, 128, 64],
+        "intermediate_size": 512,
+        "num_attention_layers": 1,
+    },
+    "ernie4_5_vl_moe": {
+        "text_config.hidden_size": 128,
+        "text_config.num_attention_heads": 4,
+        "text_config.num_key_value_heads": 2,
+        "text_config.rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [6, 6, 4],
+        },
+    },
+    "hunyuan_vl_text": _QUARTERED,
+    "hunyuan_vl": {f"text_config.{name}": value for name, value in _QUARTERED.items()},
+    "inkling2": {"quantization_config": None},
+    "kimi_k25": {
+        "vision_config.hidden_size": 64,
+        "vision_config.num_attention_heads": 4,
+        "vision_config.pos_emb_width": 64,
+    },
+    "kimi_k25_vision": {"hidden_size": 64, "num_attention_heads": 4, "pos_emb_width": 64},
+    "lw_detr": {"projector_scale_factors": [1.0], "backbone_config.image_size": 256},
+    "mlcd": {"num_attention_heads": 8},
+    "mlcd_vision_model": {"num_attention_heads": 8},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "muse_spark": {"audio_config.num_hidden_layers": 4},
+    "muse_spark_vision": {"pos_emb_width": 32},
+    "muse_glimmer_vision": {"pos_emb_width": 32},
+    "fastspeech2_conformer_with_hifigan": {"vocoder_config.model_in_dim": 80},
+    "bros": {
+        "hidden_size": 192,
+        "dim_bbox_sinusoid_emb_2d": 48,
+        "dim_bbox_sinusoid_emb_1d": 6,
+        "dim_bbox_projection": 16,
+    },
+    "depth_pro": {
+        "patch_size": 64,
+        "intermediate_hook_ids": [1, 0],
+        "image_model_config.image_size": 64,
+        "patch_model_config.image_size": 64,
+        "fov_model_config.image_size": 64,
+    },
+    "pp_ocrv6_small_det": _LCNET,
+    "pp_ocrv6_small_rec": _LCNET,
+    "pp_ocrv6_tiny_rec": _LCNET,
+    "pp_ocrv6_medium_det": _LCNET,
+    "qwen2_5_omni_thinker": {
+        **_OMNI,
+        "text_config.hidden_size": 128,
+        "text_config.num_attention_heads": 4,
+        "text_config.num_key_value_heads": 2,
+        "text_config.rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 6, 6],
+        },
+    },
+    "qwen3_omni_moe_thinker": _OMNI,
+    "sam2_hiera_det_model": {**_HIERA, "image_size": [128, 128]},
+    "sam2_vision_model": _SAM2_VISION,
+    "sam2": {
+        **{f"vision_config.{name}": value for name, value in _SAM2_VISION.items()},
+        "prompt_encoder_config.image_size": 256,
+    },
+    "sam3_tracker": {"vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "step3p7": {
+        "vision_config.hidden_size": 64,
+        "vision_config.num_attention_heads": 4,
+        "text_config.sliding_window": 16,
+    },
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
+    "uvdoc": {
+        "backbone_config.depths": [1, 1, 1, 3, 3, 3],
+        "backbone_config.out_features": [f"stage{n}" for n in range(1, 7)],
+        "backbone_config.out_indices": [*range(1, 7)],
+    },
+    "vibevoice_acoustic_tokenizer": {"vae_std": 0.0},
+    "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0},
+    "voxtral": {"audio_token_id": 120},
+    "minicpm_ocr": {"image_token_id": 120},
+    "minicpmv4_6": {"image_token_id": 120},
+    "minicpmv4_7": {"image_token_id": 120},
+    "seggpt": {"image_size": [64, 32]},
+    "zamba2": {
+        "mamba_headdim": 40,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid"],
+        "hybrid_layer_ids": [2],
+    },
 }

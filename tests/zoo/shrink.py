@@ -263,7 +263,7 @@ def _fit_heads(small: dict[str, Any]) -> None:
             continue
         if small.get("head_dim") is None and width % heads:
             small[name] = heads = math.gcd(width, heads)
-        if "spatial_merge_size" in small and width // heads % 2 and heads % 2 == 0:
+        while "spatial_merge_size" in small and width // heads % 4 and heads % 2 == 0:
             small[name] = heads = heads // 2  # halves of a head are rotated by row and by column
         if "head_dim" in small and small["head_dim"] is None:
             small["head_dim"] = width // heads

@@ -58,14 +58,15 @@ def write_table(results: Path, page: Path) -> None:
         "# The zoo",
         "",
         "Made by `make zoo`: every base architecture of transformers, tiny, with random perturbed",
-        "weights, exported in fp32 with the inputs that enginecast derives. A bundle that was",
-        "published is compared with eager again, on other shapes and by another measure; one that",
-        "differs there is *silently wrong*.",
+        "weights, exported in fp32 with the inputs that enginecast derives, or, where the config",
+        "does not say it all, with given ones as the model's processor makes them (`--inputs`,",
+        "tests/zoo/given.py). A bundle that was published is compared with eager again, on other",
+        "shapes and by another measure; one that differs there is *silently wrong*.",
         "",
         f"{versions}.",
         "",
         f"{len(models)} of the {len(MODEL_MAPPING_NAMES)} model types have been examined; {ran} "
-        f"run in eager with the derived inputs, of these {ended['verified']} "
+        f"run in eager with these inputs, of these {ended['verified']} "
         f"({share_verified(models):.1%}) are verified.",
         "",
         "| outcome | models |",

@@ -131,4 +131,4 @@ def test_results_are_merged_by_type(tmp_path: Path) -> None:
     assert list(read(tmp_path / "r")["models"]) == ["a", "b"]
     write_table(tmp_path / "r", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "2 run in eager with the derived inputs, of these 2 (100.0%)" in page
+    assert "2 run in eager with these inputs, of these 2 (100.0%)" in page

@@ -21,6 +21,10 @@ WIDE_FACTORS = (32, 16, 8, 64)
 """For configs with widths of 2048 and more."""
 
 
+PARTS = {"musicgen": "decoder", "musicgen_melody": "decoder"}
+"""Types whose base class takes a part of their config."""
+
+
 class NotBuiltError(Exception):
     """No tiny config of a type gives a model."""
 
@@ -69,7 +73,8 @@ def build(model_type: str) -> Iterator[PreTrainedModel]:
     model_class = base_class(model_type)
     reasons: list[str] = []
     found = False
-    for config in candidates(model_type):
+    for whole in candidates(model_type):
+        config = getattr(whole, PARTS.get(model_type, ""), whole)
         try:
             size = parameters_of(model_class, config)
             if size > LARGEST:

@@ -11,12 +11,14 @@ from enginecast.capture.inputs.derive.known_inputs import (
     TEXT_INPUTS,
     VISION_INPUTS,
     Derive,
+    as_documented,
 )
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.diffusion import ComponentSource
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.text_config import placeholders_of
 from enginecast.errors import UsageError
 
 INPUTS: Mapping[str, Derive] = {
@@ -49,13 +51,6 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "input_values": ("audio_config", "speech_config"),
 }
 """Beside a text config, each of these makes an own tower, that wants its input with the text's."""
-
-PLACEHOLDERS = tuple(
-    f"{what}_token_{form}"
-    for what in ("image", "video", "audio", "speech", "img_context")
-    for form in ("id", "index")
-)
-"""Ids that hold the place of features: as many must be in the text as its images have patches."""
 
 COUNTED = (*VISION_INPUTS, *AUDIO_INPUTS)
 
@@ -121,7 +116,7 @@ def _wanted(facts: ModelFacts) -> tuple[str, ...]:
     known = [name for name in MODALITIES if name in facts.arguments]
     main = [*(facts.main or facts.required or known[:1])]
     wanted = {*facts.required, *main} - facts.fixed.keys()
-    if not _placeholders(facts):
+    if not placeholders_of(facts.config):
         wanted |= {name for name in known if _is_own_tower(facts, name)}
     wanted |= {
         name
@@ -153,18 +148,16 @@ def _is_fitting(facts: ModelFacts, name: str) -> bool:
 
 
 def _derived(facts: ModelFacts, name: str, names: Sequence[str]) -> InputSpec:
-    placeholders = _placeholders(facts)
+    placeholders = [*placeholders_of(facts.config)]
     if placeholders and name in COUNTED and "input_ids" in names:
         known = f"input_ids must hold the id {placeholders[0]} once for each of its features"
         raise _underivable(facts, name, names, known)
     spec = INPUTS[name](facts) if name in INPUTS else None
+    if spec is None and name in facts.required:
+        spec = as_documented(facts, name)
     if spec is None:
         raise _underivable(facts, name, names, facts.shapes.get(name, ""))
     return spec
-
-
-def _placeholders(facts: ModelFacts) -> list[str]:
-    return [name for name in PLACEHOLDERS if isinstance(getattr(facts.config, name, None), int)]
 
 
 def _underivable(facts: ModelFacts, name: str, names: Sequence[str], known: str) -> UsageError:

@@ -67,6 +67,9 @@ FEWEST_FRAMES = 32
 FEWEST_STEPS = 8
 """Frames that the shortest waveform gives: a few, so that the position convolution sees some."""
 LONGEST_STEPS = 512
+LENGTHS = ("sequence_length", "seq_len", "num_frames", "frames")
+"""Sizes in documented shapes that each call decides."""
+ROWS_WITHOUT_LIMIT = 512
 SECOND = 16000
 """Samples, where the config gives neither a rate nor convolutions."""
 
@@ -229,8 +232,9 @@ def _pixels(facts: ModelFacts, name: str, frames: tuple[int, ...]) -> InputSpec:
     elif frames:
         image = (DimSpec.static(SIDE_WITHOUT_LIMIT),) * 2
     else:
+        step = max(numbers_of(facts.config, "feat_strides") or (1,))  # maps of strides are added
         image = tuple(
-            DimSpec(axis, SIDE_WITHOUT_LIMIT, SMALLEST_SIDE, LARGEST_SIDE)
+            DimSpec(axis, SIDE_WITHOUT_LIMIT, max(SMALLEST_SIDE, step), LARGEST_SIDE, step=step)
             for axis in ("height", "width")
         )
     return InputSpec(name, kind, torch.float32, (batch(), *static, *image))
@@ -295,7 +299,8 @@ def input_features_mask(facts: ModelFacts) -> InputSpec | None:
     if features is None:
         return None
     bins = facts.number(*MEL_BINS)
-    frames = next(dim for dim in features.dims[1:] if dim.name or dim.size != bins)
+    rows, columns = features.dims[-2:]
+    frames = columns if rows.name is None and rows.size == bins else rows
     dims = (features.dims[0], frames)
     return InputSpec("input_features_mask", "tensor", torch.int64, dims, 1, 1)
 
@@ -404,6 +409,31 @@ def freq(facts: ModelFacts) -> InputSpec | None:
     return InputSpec("freq", "tensor", torch.int64, (batch(), DimSpec.static(1)), 0, kinds - 1)
 
 
+def as_documented(facts: ModelFacts, name: str) -> InputSpec | None:
+    """Floats of the shape that `forward` documents: (batch_size, .., ..), where each other size is
+    a length, which varies, a side of an image, or has the name of a number in the config.
+    """
+    kind, _, shape = facts.shapes.get(name, "").partition(" of shape ")
+    parts = [part.strip(" `") for part in shape.strip("()").split(",") if part.strip()]
+    if kind not in ("Tensor", "FloatTensor") or parts[:1] != ["batch_size"] or len(parts) < 3:
+        return None
+    dims = []
+    sides = dict(zip(("height", "width"), _sides(_vision(facts)) or (), strict=False))
+    for part in parts[1:]:
+        size = int(part) if part.isdigit() else sides.get(part, facts.number(part))
+        if size is not None:
+            dims.append(DimSpec.static(size))
+        elif part in LENGTHS:
+            dims.append(DimSpec("rows", 6, 1, _most_rows(facts)))
+        else:
+            return None
+    return _floats(name, *dims)
+
+
+def _most_rows(facts: ModelFacts) -> int:
+    return facts.number("max_position_embeddings", "n_positions") or ROWS_WITHOUT_LIMIT
+
+
 def rows(name: str, *fields: str) -> Derive:
     """An input [batch, rows, width] of floats, whose width is in one of `fields`."""
 
@@ -411,8 +441,7 @@ def rows(name: str, *fields: str) -> Derive:
         width = number_of(facts.config, *fields)
         if width is None:
             return None
-        longest = facts.number("max_position_embeddings", "n_positions") or 512
-        return _floats(name, DimSpec("rows", 6, 1, longest), DimSpec.static(width))
+        return _floats(name, DimSpec("rows", 6, 1, _most_rows(facts)), DimSpec.static(width))
 
     return derive
 
