@@ -38,6 +38,7 @@ from torch.nn import functional
 from enginecast import load
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
+from enginecast.errors import EnginecastError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[Arrays], np.ndarray[Any, Any]]
@@ -260,7 +261,11 @@ def compare(name: str, small: bool, rounds: int) -> dict[str, Any]:
         for precision in ("fp32", "int8"):
             bundle = at / precision
             request = ExportRequest(model, bundle, precision=precision, example=example, threads=1)
-            done = export(request)
+            try:
+                done = export(request)
+            except EnginecastError as error:
+                notes[f"enginecast {precision}"] = str(error)
+                continue
             row = f"enginecast {precision}"
             if done.bundle is None:
                 notes[row] = list(done.report.verdict.reasons)
@@ -271,6 +276,7 @@ def compare(name: str, small: bool, rounds: int) -> dict[str, Any]:
             runs[row] = lambda given, engine=engine: next(iter(engine.run(dict(given)).values()))
             if precision == "int8":
                 notes["layers"] = _choices(bundle / "plan.json")
+                notes["kept"] = _kept(bundle / "plan.json")
         for row, path in _peers(model, shape, at).items():
             files = [path, *path.parent.glob(f"{path.name}.data")]
             sizes[row] = sum(file.stat().st_size for file in files)
@@ -363,6 +369,12 @@ def _times(runs: Mapping[str, Run], given: Arrays, rounds: int) -> dict[str, flo
             runs[row](given)
             spent[row].append(time.process_time() - start)
     return {row: min(values[2:]) for row, values in spent.items()}
+
+
+def _kept(path: Path) -> dict[str, str]:
+    """Layers of a plan that stay in floats, and why."""
+    layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
+    return {layer["module"]: layer["reason"] for layer in layers if layer["choice"] == "keep"}
 
 
 def _choices(path: Path) -> dict[str, int]:
