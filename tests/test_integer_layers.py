@@ -160,6 +160,38 @@ def test_the_rewriting_does_what_was_simulated() -> None:
     assert relative_error(outputs(after, other)[0], outputs(before, other)[0]) < 0.1
 
 
+class Stream(nn.Module):
+    """Sums into a stream that begins in floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.blocks = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).tanh()
+        for block in self.blocks:
+            x = x + block(x)
+        return (x + x).flatten(1) / 2
+
+
+def test_a_sum_of_integers_and_of_what_is_rounded_for_it() -> None:
+    before = program_of(Stream, PIXELS)
+    context = calibrated(before, PIXELS)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
+    ops = [node.target for node in after.graph.nodes]
+    assert ops.count(own.quantized_conv.default) == 3
+    assert ops.count(own.quantized_add.default) == 2  # floats read the last one
+    assert ops.count(own.quantize_affine.default) == 1
+    plan = plan_of(after)
+    assert plan is not None
+    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
+    (simulated,) = simulate(before, plan, context.calibration)[0].values()
+    error = relative_error(found, exact)
+    assert 1e-4 < error < 0.05
+    assert relative_error(found, simulated) < error / 4
+
+
 def test_values_beyond_the_calibrated_ones_saturate() -> None:
     program = program_of(Residual, PIXELS)
     after, _ = rewritten(program, BOTH, calibrated(program, PIXELS))
