@@ -274,6 +274,16 @@ def origin_in_order(node: Node) -> Node:
         node = source
 
 
+def feeds_convolution(node: Node) -> bool:
+    """Whether a convolution reads what a node gives, or elements of it in their order."""
+    for user in node.users:
+        if user.target in _KINDS and _KINDS[user.target][0] == "conv" and user.args[0] is node:
+            return True
+        if origin_in_order(user) is not user and feeds_convolution(user):
+            return True
+    return False
+
+
 def is_product_of_integers(plan: LayerPlan) -> bool:
     """Whether a layer is a convolution of unsigned values, which gives some, too."""
     return plan.kind == "conv" and plan.choice == "w8a8-static"
