@@ -489,8 +489,8 @@ def _reasons(
 
 STEM = 64
 """Products for each element that the first convolution must have to gain from int8 where floats
-read it: with 27, three channels under a kernel of 3 x 3, it took 1.8 times as long; with 147, under one
-of 7 x 7, 0.66."""
+read it: with 27, three channels under a kernel of 3 x 3, it took 1.8 times as long; with 147, under
+one of 7 x 7, 0.66."""
 
 
 def _is_small_stem(layer: Layer, options: PlanOptions) -> bool:
