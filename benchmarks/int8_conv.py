@@ -8,7 +8,8 @@ quantized by `onnxruntime.quantization`: `quantize_static` (QDQ, by channel, uns
 and `quantize_dynamic` where there is an LSTM, which the former leaves in floats.  Both calibrate on
 inputs drawn alike.  Error: relative L2 of the first output against eager, over inputs that nobody
 was calibrated on.  Time: CPU time of the process, one thread, the least of interleaved rounds; what
-is reported is ratios.  Size: graph and weights over those of the fp32 engine.
+is reported is ratios.  Size: graph and weights over those of
+torch.onnx's fp32.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from torch.nn import functional
 from enginecast import load
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
+from enginecast.errors import EnginecastError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[Arrays], np.ndarray[Any, Any]]
@@ -260,7 +262,11 @@ def compare(name: str, small: bool, rounds: int) -> dict[str, Any]:
         for precision in ("fp32", "int8"):
             bundle = at / precision
             request = ExportRequest(model, bundle, precision=precision, example=example, threads=1)
-            done = export(request)
+            try:
+                done = export(request)
+            except EnginecastError as error:
+                notes[f"enginecast {precision}"] = str(error)
+                continue
             row = f"enginecast {precision}"
             if done.bundle is None:
                 notes[row] = list(done.report.verdict.reasons)
@@ -271,17 +277,18 @@ def compare(name: str, small: bool, rounds: int) -> dict[str, Any]:
             runs[row] = lambda given, engine=engine: next(iter(engine.run(dict(given)).values()))
             if precision == "int8":
                 notes["layers"] = _choices(bundle / "plan.json")
+                notes["kept"] = _kept(bundle / "plan.json")
         for row, path in _peers(model, shape, at).items():
             files = [path, *path.parent.glob(f"{path.name}.data")]
             sizes[row] = sum(file.stat().st_size for file in files)
             runs[row] = _session(path)
         errors = _errors(runs, shape)
         times = _times(runs, {"pixels": drawn(shape, 1).numpy()}, rounds)
-    fp32 = "enginecast fp32"
+    fp32 = "torch.onnx fp32"
     rows = {
         row: {
             "speed over eager": round(times["eager fp32"] / times[row], 2),
-            "speed over our fp32": round(times[fp32] / times[row], 2),
+            "speed over ONNX Runtime fp32": round(times[fp32] / times[row], 2),
             "error": float(f"{errors[row]:.2g}"),
             **({"size": round(sizes[row] / sizes[fp32], 2)} if row in sizes else {}),
         }
@@ -365,6 +372,12 @@ def _times(runs: Mapping[str, Run], given: Arrays, rounds: int) -> dict[str, flo
     return {row: min(values[2:]) for row, values in spent.items()}
 
 
+def _kept(path: Path) -> dict[str, str]:
+    """Layers of a plan that stay in floats, and why."""
+    layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
+    return {layer["module"]: layer["reason"] for layer in layers if layer["choice"] == "keep"}
+
+
 def _choices(path: Path) -> dict[str, int]:
     """How many layers of a plan got which form."""
     found: dict[str, int] = {}
@@ -378,13 +391,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="tiny models, a few rounds")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--model", action="append", help="of these alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"machine": machine() | {"threads": 1}}
     rounds = options.rounds or (5 if options.small else 25)
     names = [name for name, _, _ in models(options.small)]
-    result["models"] = {name: compare(name, options.small, rounds) for name in names}
+    result["models"] = {}
+    for name in options.model or names:
+        result["models"][name] = compare(name, options.small, rounds)
+        print(name, json.dumps(result["models"][name], sort_keys=True), flush=True)
     out = options.out or RESULTS / f"int8-conv{'-small' if options.small else ''}.json"
     out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(json.dumps(result["models"], indent=1, sort_keys=True))

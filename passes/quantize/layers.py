@@ -79,6 +79,7 @@ from enginecast.passes.ir.source import module_path
 from enginecast.passes.precision.cast_borders import mark_border
 from enginecast.passes.quantize.measure.quantizable import (
     Layer,
+    Tail,
     find_layers,
     geometry_of,
     integer_values,
@@ -517,11 +518,20 @@ class _Integers:
                     args = (*sides[0].arguments, *sides[1].arguments)
                     target = own.quantized_add.default
                 scale, zero = self._grid(tail)
-                args = (*args, scale, zero, limits.low, limits.high)
+                args = (*args, scale, zero, *self._limits(limits))
                 held = _Held(insert(self._program.graph, target, args, like=node), scale, zero)
             # Whatever else reads the value reads the integers as floats.
             _change(tail, own.dequantize_affine.default, (*held.arguments, dtype_of(tail)))
             self._held[tail] = held
+
+    def _limits(self, tail: Tail) -> tuple[float | None, float | None]:
+        """Those of a value that its integers could pass: they were measured within them, and reach
+        no further, but to 0.
+        """
+        span = self._spans[tail.node]
+        low = None if tail.low is None or tail.low <= min(span.low, 0.0) else tail.low
+        high = None if tail.high is None or tail.high >= max(span.high, 0.0) else tail.high
+        return low, high
 
     def _conv(self, layer: Layer, plan: LayerPlan) -> tuple[Any, ...]:
         node = layer.node

@@ -390,8 +390,6 @@ def _quantized_conv(rewriting: _Rewriting, node: Node, *args: Any) -> None:
             name = free_name(rewriting.program, "one")
             rewriting.made[key] = add_weight(rewriting.program, name, torch.ones(()), kind)
         node.update_arg(10, rewriting.made[key])
-        # It is within them: what it was measured to reach, it was measured behind them.
-        node.args = (*node.args[:12], None, None)
     node.update_arg(4, scale)
 
 

@@ -1,7 +1,7 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,6 +274,16 @@ def origin_in_order(node: Node) -> Node:
         node = source
 
 
+def feeds_convolution(node: Node) -> bool:
+    """Whether a convolution reads what a node gives, or elements of it in their order."""
+    for user in node.users:
+        if user.target in _KINDS and _KINDS[user.target][0] == "conv" and user.args[0] is node:
+            return True
+        if origin_in_order(user) is not user and feeds_convolution(user):
+            return True
+    return False
+
+
 def is_product_of_integers(plan: LayerPlan) -> bool:
     """Whether a layer is a convolution of unsigned values, which gives some, too."""
     return plan.kind == "conv" and plan.choice == "w8a8-static"
@@ -290,8 +300,8 @@ class IntegerValue:
 
 
 def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, IntegerValue]:
-    """The tail of each convolution in int8, and that of a sum of two such values which such a
-    convolution reads.
+    """The tail of each convolution in int8; and that of a sum which such a convolution reads, if it
+    is of such values, or of one and what such a convolution reads.
 
     Returns:
         By tail, in graph order.
@@ -304,7 +314,7 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
             found[tail_of(node).node] = node
         elif is_call(node, aten.add.Tensor) and not node.kwargs and len(node.args) == 2:
             tail = tail_of(node).node
-            if tail in read and all(_is_held(side, node, found) for side in node.args):
+            if tail in read and _adds_integers(node, found, read):
                 found[tail] = node
     sums = (node for node in found.values() if node not in convs)
     read |= {origin_in_order(side) for node in sums for side in node.all_input_nodes}
@@ -314,10 +324,12 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
     }
 
 
-def _is_held(side: object, node: Node, held: Mapping[Node, Node]) -> bool:
-    if not isinstance(side, Node) or origin_in_order(side) not in held:
+def _adds_integers(node: Node, held: Mapping[Node, Node], read: Set[Node]) -> bool:
+    sides = [side for side in node.args if isinstance(side, Node)]
+    if len(sides) < 2 or not all(same_shape(shape_of(s), shape_of(node)) for s in sides):
         return False
-    return same_shape(shape_of(side), shape_of(node))
+    origins = [origin_in_order(side) for side in sides]
+    return any(o in held for o in origins) and all(o in held or o in read for o in origins)
 
 
 def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bool]:

@@ -320,14 +320,30 @@ class Simulation(Run):
         self._rounding = Rounding(plan, spans)
         held = integer_values(program.graph, self._layers)
         self._sums = {tail for tail, one in held.items() if one.made_by not in self._layers}
+        self._rounded = {
+            held[tail].made_by: [
+                origin_in_order(side) for side in held[tail].made_by.args if isinstance(side, Node)
+            ]
+            for tail in self._sums
+        }
+        """What a sum adds, where it comes from: what is not held in integers is rounded for it."""
+        self._held = held.keys()
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
         if layer is None:
-            found = super().evaluate(node, case)
+            found = self._sum(node) if node in self._rounded else super().evaluate(node, case)
             return self._rounding.held(found, node) if node in self._sums else found
         values, _ = self.fetch_args_kwargs_from_env(node)
         return self._rounding.output(node, layer, values)
+
+    def _sum(self, node: Node) -> Tensor:
+        values, _ = self.fetch_args_kwargs_from_env(node)
+        sides = [
+            value if origin in self._held else self._rounding.held(value, origin)
+            for value, origin in zip(values, self._rounded[node], strict=True)
+        ]
+        return sides[0] + sides[1]
 
 
 def static_spans(

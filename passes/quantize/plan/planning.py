@@ -30,7 +30,13 @@ from enginecast.passes.quantize.measure.calibration import (
     masks_of,
     row_errors,
 )
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
+from enginecast.passes.quantize.measure.quantizable import (
+    Layer,
+    feeds_convolution,
+    find_layers,
+    products_as_linears,
+    tail_of,
+)
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.architectures import CPU, architecture, require
 from enginecast.passes.quantize.plan.check import check_plan
@@ -482,14 +488,17 @@ def _reasons(
 
 
 STEM = 64
-"""Products for each element that the first convolution must have to gain from int8: with 27, three
-channels under a kernel of 3 x 3, it took 1.8 times as long; with 147, under one of 7 x 7, 0.66."""
+"""Products for each element that the first convolution must have to gain from int8 where floats
+read it: with 27, three channels under a kernel of 3 x 3, it took 1.8 times as long; with 147, under
+one of 7 x 7, 0.66."""
 
 
 def _is_small_stem(layer: Layer, options: PlanOptions) -> bool:
     if layer.kind not in ("conv", "conv-transpose"):
         return False
-    return not multiplies_convs(options) or prod(layer.shape[1:]) < STEM
+    if not multiplies_convs(options):
+        return True
+    return prod(layer.shape[1:]) < STEM and not feeds_convolution(tail_of(layer.node).node)
 
 
 def _reaches_output(node: Node) -> bool:
