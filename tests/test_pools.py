@@ -59,3 +59,21 @@ def test_distances_of_pairs(p: float, tmp_path: Path) -> None:
     lower(captured(distances, x), tmp_path)
     for rows in (x, x.round(), x * 100):
         torch.testing.assert_close(run(tmp_path, rows)[0], distances(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_products_of_narrow_integers_wrap_around(tmp_path: Path) -> None:
+    x = torch.arange(-128, 128, 5).to(torch.int8)[:48].reshape(6, 8)
+    product = Function(
+        lambda x: (x @ x.t(), x.to(torch.uint8) @ x.t().to(torch.uint8), -x.to(torch.uint8))
+    )
+    lower(captured(product, x), tmp_path, ["signed", "unsigned", "negated"])
+    for found, wanted in zip(run(tmp_path, x), product(x), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
+def test_the_largest_of_int32(tmp_path: Path) -> None:
+    x = torch.randint(-(2**31), 2**31, (2, 3, 6, 6)).to(torch.int32)
+    pool = Function(lambda x: F.max_pool2d(x, 3, 2, 1))
+    lower(captured(pool, x), tmp_path)
+    assert torch.equal(run(tmp_path, x)[0], pool(x))

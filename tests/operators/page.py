@@ -15,6 +15,7 @@ from operators.samples import BY_PLACE, DTYPES, names
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "operators.md"
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+NOTHING = "no sample that takes and gives tensors of these dtypes, the same at each call"
 LONGEST = 200
 """Characters of a reason in a cell."""
 GROUPS: Mapping[str, str] = {
@@ -110,8 +111,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "",
         f"{versions}.",
         "",
-        f"Of {len(asked)} operators, {whole} ({whole / max(len(asked), 1):.0%}) are verified in "
-        "every dtype that is tried.",
+        f"{len(rows)} of the {len(names())} operators have been examined. Of {len(asked)} that an "
+        f"engine can have, {whole} ({whole / max(len(asked), 1):.0%}) are verified in every dtype "
+        "that is tried.",
         "",
         "| dtype | " + " | ".join(OUTCOMES) + " |",
         "|---|" + "---|" * len(OUTCOMES),
@@ -136,8 +138,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield "| operator | " + " | ".join(DTYPES) + " | reason |"
             yield "|---|" + "---|" * (len(DTYPES) + 1)
             yield from (_line(name, row) for name, row in chosen.items())
-    without = [f"`{name}` {row['reason']}" for name, row in rows.items() if row["reason"]]
-    yield from ("", "## Not asked", "", *(f"- {line}" for line in without))
+    reasons: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if not row["cells"]:
+            reasons.setdefault(row["reason"] or NOTHING, []).append(f"`{name}`")
+    lines = (f"- {reason}: {', '.join(found)}" for reason, found in reasons.items())
+    yield from ("", "## Not asked", "", *lines)
 
 
 def _is_verified(row: Mapping[str, Any]) -> bool:
