@@ -88,7 +88,9 @@ class Row:
     seconds: float = 0.0
 
 
-def examine(names: Sequence[str], folder: Path) -> list[Row]:
+def examine(
+    names: Sequence[str], folder: Path, columns: Sequence[str] = tuple(DTYPES)
+) -> list[Row]:
     """Export operators in each dtype; `folder/rows.json` says how far it came.
 
     All samples of all operators are one module first.  Where that is not verified in all sizes,
@@ -96,7 +98,7 @@ def examine(names: Sequence[str], folder: Path) -> list[Row]:
     """
     rows = [Row(name, reason=NOT_ASKED.get(name, "")) for name in names]
     found = {
-        row.name: {} if row.reason else {column: calls(row.name, column) for column in DTYPES}
+        row.name: {} if row.reason else {column: calls(row.name, column) for column in columns}
         for row in rows
     }
     _examine([row for row in rows if not row.reason], found, folder)

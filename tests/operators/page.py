@@ -57,10 +57,13 @@ def read() -> dict[str, Any]:
 
 
 def merge(rows: Iterable[Row]) -> None:
-    """Put rows into the results, in place of older ones of the same operators."""
+    """Put rows into the results, in place of older ones of the same operators and dtypes."""
     found = read()
     for row in rows:
         reported = asdict(row)
+        older = found["operators"].get(row.name, {"cells": {}})["cells"]
+        cells = {**older, **reported["cells"]}
+        reported["cells"] = {column: cells[column] for column in DTYPES if column in cells}
         found["operators"][reported.pop("name")] = reported
     known = found["operators"]
     found["operators"] = {name: known[name] for name in sorted(names()) if name in known}

@@ -52,7 +52,13 @@ class _Child:
     started: float
 
 
-def run(names: Sequence[str], workplace: Path, *, jobs: int = CHILDREN) -> Iterator["Row"]:
+def run(
+    names: Sequence[str],
+    workplace: Path,
+    *,
+    dtypes: Sequence[str] = (),
+    jobs: int = CHILDREN,
+) -> Iterator["Row"]:
     """Examine operators in processes of their own; give the rows as they come."""
     _preload(workplace)
     waiting = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)][::-1]
@@ -61,7 +67,7 @@ def run(names: Sequence[str], workplace: Path, *, jobs: int = CHILDREN) -> Itera
         while waiting and len(children) < jobs:
             batch = waiting.pop()
             folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=workplace))
-            children[_fork(batch, folder)] = _Child(batch, folder, time.monotonic())
+            children[_fork(batch, folder, dtypes)] = _Child(batch, folder, time.monotonic())
         if not children:
             return
         time.sleep(0.02)
@@ -92,7 +98,7 @@ def _preload(workplace: Path) -> None:
     gc.freeze()
 
 
-def _fork(names: Sequence[str], folder: Path) -> int:
+def _fork(names: Sequence[str], folder: Path, dtypes: Sequence[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -107,8 +113,9 @@ def _fork(names: Sequence[str], folder: Path) -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (TIME, TIME + 5))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         from operators.examine import examine
+        from operators.samples import DTYPES
 
-        examine(names, folder)
+        examine(names, folder, dtypes or tuple(DTYPES))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -146,6 +153,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="operators, comma-separated")
+    parser.add_argument("--dtypes", default="", help="of those in the table, comma-separated")
     parser.add_argument("--missing", action="store_true", help="only those without a row")
     parser.add_argument("--jobs", type=int, default=CHILDREN)
     arguments = parser.parse_args()
@@ -158,11 +166,12 @@ def main() -> None:
         or name in exact
         or name.startswith(tuple(o for o in only if o not in exact) or ("\0",))
     ]
+    dtypes = tuple(part for part in arguments.dtypes.split(",") if part)
     if arguments.missing:
         chosen = [name for name in chosen if name not in read()["operators"]]
     chosen.sort(key=lambda name: (group_of(name) in SLOW, group_of(name)))
     with tempfile.TemporaryDirectory(prefix="operators-") as temporary:
-        for row in run(chosen, Path(temporary), jobs=arguments.jobs):
+        for row in run(chosen, Path(temporary), dtypes=dtypes, jobs=arguments.jobs):
             said = ", ".join(f"{column} {cell.outcome}" for column, cell in row.cells.items())
             reasons = {c.reason for c in row.cells.values() if c.reason} or {row.reason}
             print(

@@ -121,7 +121,8 @@ def _is_inside(size: int, count: int) -> Tensor:
 
 def reaches_beyond(node: Node) -> bool:
     """Whether an average with a divisor of its own has windows that reach beyond the input."""
-    _, _, _, _, ceil_mode, _, divisor = (*arguments(node), *_DEFAULTS[len(node.args) :])
+    given: list[Any] = [*arguments(node), *_DEFAULTS[len(node.args) :]]
+    ceil_mode, divisor = given[4], given[6]
     known = all(isinstance(size, int) for size in _pooled(node))
     is_real = getattr(dtype_of(node), "is_floating_point", False)
     return bool(ceil_mode and divisor and known and is_real)
