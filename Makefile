@@ -59,6 +59,9 @@ vision: $(STAMP) ## export models of torchvision, timm, open_clip and Lightning,
 control-flow: $(STAMP) ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
 	$(BIN)/python tests/flow/run.py --only '$(ONLY)'
 
+operators: $(STAMP) ## export each operator of torch's database: docs/results/operators.md; ONLY=topk,fft for some
+	$(BIN)/python tests/operators/run.py --only '$(ONLY)'
+
 golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
@@ -105,4 +108,4 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist site *.egg-info
 
-.PHONY: help setup demo docs docs-serve format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean
+.PHONY: help setup demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean

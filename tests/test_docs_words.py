@@ -25,7 +25,7 @@ FILES = [
         path
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".md", ".py") and path.name != "zoo.md"
+        if path.suffix in (".md", ".py") and path.name not in ("zoo.md", "operators.md")
     ),
 ]
 

@@ -549,7 +549,9 @@ def _boundaries(tensor: Tensor, spec: InputSpec) -> list[int]:
     middle = (low + high) // 2
     if spec.kind != "tensor":
         return sorted({low, min(low + 1, high), middle, high})
-    return sorted({0, 1, low, high, middle, low - 1, high + 1, 2 * high + 1})
+    limits = torch.iinfo(tensor.dtype)
+    near = {0, 1, low, high, middle, low - 1, high + 1, 2 * high + 1}
+    return sorted(value for value in near if limits.min <= value <= limits.max)
 
 
 def _chance(tensor: Tensor, spec: InputSpec, generator: torch.Generator) -> Tensor:

@@ -85,6 +85,16 @@ def _hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
     return op.Clip(x, like(x, number(low)), like(x, number(high)))
 
 
+@STABLE.rule(aten.rrelu_with_noise_functional.default)
+def _rrelu(
+    x: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> tuple[Any, Any]:
+    """The slope is the mean one where nothing is drawn."""
+    if training:
+        raise ValueError("it draws random numbers while it trains")
+    return op.LeakyRelu(x, alpha=(lower + upper) / 2), noise
+
+
 @STABLE.rule(aten.ceil.default)
 def _ceil(x: Any) -> Any:
     return op.Ceil(x) if x.dtype in REALS else op.Identity(x)
@@ -122,7 +132,12 @@ def _conv3d(
     dilation: Sequence[int] = (1, 1, 1),
     groups: int = 1,
 ) -> Any:
-    """torchlib's gives a convolution without bias one of two dims."""
+    """torchlib's gives a convolution without bias one of two dims, and one without a batch none."""
+    if x.shape is not None and len(x.shape) == 4:
+        found: Any = _conv3d(
+            op.Unsqueeze(x, ints(0)), weight, bias, stride, padding, dilation, groups
+        )
+        return op.Squeeze(found, ints(0))
     strides, pads, dilations = ([*each] * (3 // len(each)) for each in (stride, padding, dilation))
     return op.Conv(
         *((x, weight) if bias is None else (x, weight, bias)),
@@ -198,7 +213,21 @@ def _avg_pool(
 @STABLE.rule(aten._cdist_forward.default)
 def _cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
     """Distances of all rows to all rows, from their differences."""
-    apart = op.Abs(op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3))))
+    return _norm_of(op.Abs(op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3)))), x, p)
+
+
+@STABLE.rule(aten._pdist_forward.default)
+def _pdist(x: Any, p: float = 2.0) -> Any:
+    """Distances of each row to all that come later."""
+    count = op.Shape(x, start=0, end=1)
+    every = op.Expand(op.Constant(value_int=1), op.Concat(count, count, axis=0))
+    pairs = op.NonZero(op.Trilu(every, op.Constant(value_int=1), upper=1))
+    rows = [op.Gather(x, op.Gather(pairs, op.Constant(value_int=at), axis=0)) for at in (0, 1)]
+    return _norm_of(op.Abs(op.Sub(*rows)), x, p)
+
+
+def _norm_of(apart: Any, x: Any, p: float) -> Any:
+    """The norms of absolute values along the last dimension, in the dtype of `x`."""
     last = ints(-1)
     if p == 0:
         differs = op.Not(op.Equal(apart, like(x, 0.0)))

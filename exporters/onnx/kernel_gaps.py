@@ -4,13 +4,16 @@ A model that pools regions says an older opset, where all of it means the same t
 (1.31) has no kernels of RoiAlign and MaxRoiPool beyond opset 21.
 
 Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
-and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.
+and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.  Products of narrow
+integers are computed in int32, whose last bits are theirs; the largest of int32 in fp64, which
+holds each of them.
 
 y: bf16 = Einsum(a, b)        a': f32 = Cast(a);  b': f32 = Cast(b)
                               y': f32 = Einsum(a', b')
                               y: bf16 = Cast(y')
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import onnx
@@ -19,6 +22,13 @@ import onnx_ir as ir
 from enginecast.errors import LoweringError
 
 _BF16 = "tensor(bfloat16)"
+_NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
+_WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
+    "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
+    "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
+    "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
+}
+"""Op -> integers that ONNX Runtime has no kernel for, and what holds the same result."""
 _NEWEST = {"RoiAlign": 21, "MaxRoiPool": 21}
 """The opset beyond which ONNX Runtime (1.31) has no kernel of an op."""
 
@@ -59,15 +69,17 @@ def _is_same(op: str, opset: int, now: int, given: frozenset[str]) -> bool:
 
 
 def fill_kernel_gaps(model: ir.Model) -> None:
-    """Cast around every node that takes no 16-bit values where it reads or gives some, in place."""
+    """Cast around every node that does not take what it reads or gives, in place."""
     opset = model.opset_imports[""]
     for node in list(model.graph.all_nodes()):
         if node.domain:
             continue
         if _reduces(node):
-            _compute_in_fp32(node, ir.DataType.FLOAT16)
+            _compute_in(node, ir.DataType.FLOAT16, ir.DataType.FLOAT)
         if _reduces(node) or _lacks_bf16(node.op_type, opset):
-            _compute_in_fp32(node, ir.DataType.BFLOAT16)
+            _compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+        for narrow, wide in _WIDER.get(node.op_type, ()):
+            _compute_in(node, narrow, wide)
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -85,10 +97,10 @@ def _lacks_bf16(op: str, opset: int) -> bool:
     return any("tensor(float16)" in types and _BF16 not in types for types in taken)
 
 
-def _compute_in_fp32(node: ir.Node, low: ir.DataType) -> None:
+def _compute_in(node: ir.Node, low: ir.DataType, wide: ir.DataType) -> None:
     for index, source in enumerate(node.inputs):
         if source is not None and source.dtype == low:
-            cast = _cast(node, ir.DataType.FLOAT)
+            cast = _cast(node, wide)
             cast.replace_input_with(0, source)
             node.prepend(cast)
             node.replace_input_with(index, cast.outputs[0])
@@ -99,7 +111,7 @@ def _compute_in_fp32(node: ir.Node, low: ir.DataType) -> None:
             cast.outputs[0].shape = found.shape
             found.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
             cast.replace_input_with(0, found)
-            found.dtype = ir.DataType.FLOAT
+            found.dtype = wide
             node.append(cast)
 
 

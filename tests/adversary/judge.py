@@ -20,6 +20,7 @@ from adversary.case import Case
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+Draw = Callable[[Sequence[int], np.random.Generator], Array]
 RELATIVE = {"fp32": 2e-5, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2}
 """Of an element's own size; eager's own error comes on top."""
 OF_ROW = {"fp32": 2e-7, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2}
@@ -86,16 +87,25 @@ class Judged:
 
 
 def judge(
-    case: Case, run: Run, taken: Mapping[str, Taken], symbols: Mapping[str, tuple[int, int]]
+    case: Case,
+    run: Run,
+    taken: Mapping[str, Taken],
+    symbols: Mapping[str, tuple[int, int]],
+    kinds: Mapping[str, Draw] | None = None,
 ) -> Judged:
-    """Run both side by side, in the same order, until the engine is wrong."""
+    """Run both side by side, in the same order, until the engine is wrong.
+
+    Args:
+        kinds: what floats are drawn as, by name; None: `KINDS`.
+    """
+    kinds = kinds or KINDS
     judged = Judged()
     dtype = LOW.get(case.precision)
     given, double = case.make(), _doubled(case)
     given = given.to(dtype) if dtype else given
     wide = any(found.dtype == "float64" for found in taken.values())
     epsilon = 1.2e-16 if wide else 6e-8  # of the inputs as the engine takes them
-    for what, feeds in _feeds(case, taken, symbols):
+    for what, feeds in _feeds(case, taken, symbols, kinds):
         wanted = _eager(given, _cast(feeds, dtype) if dtype else feeds)
         exact = _exactly(double, feeds) if double else None
         if wanted is None:
@@ -297,18 +307,21 @@ def _say(off: Array, one: Array, two: Array) -> str:
 
 
 def _feeds(
-    case: Case, taken: Mapping[str, Taken], symbols: Mapping[str, tuple[int, int]]
+    case: Case,
+    taken: Mapping[str, Taken],
+    symbols: Mapping[str, tuple[int, int]],
+    kinds: Mapping[str, Draw],
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Inputs by what they are: the example, kinds of values, sizes, the example again."""
     yield "example", case.inputs()
     base = _sizes_of(case, taken)
     sizes = list(_sizes(base, symbols))
-    for kind in KINDS:
-        yield kind, _draw(case, taken, base, kind)
+    for kind in kinds:
+        yield kind, _draw(case, taken, base, kind, kinds[kind])
     for at, found in enumerate(sizes):
-        kind = "random" if at % 3 else tuple(KINDS)[at // 3 % len(KINDS)]
+        kind = "random" if at % 3 else tuple(kinds)[at // 3 % len(kinds)]
         if _fits(taken, found):
-            yield f"{kind} at {found}", _draw(case, taken, found, kind)
+            yield f"{kind} at {found}", _draw(case, taken, found, kind, kinds[kind])
     yield "example again", case.inputs()
 
 
@@ -352,7 +365,7 @@ def _mixed(shape: Sequence[int], random: np.random.Generator) -> Array:
     return values
 
 
-KINDS: dict[str, Callable[[Sequence[int], np.random.Generator], Array]] = {
+KINDS: dict[str, Draw] = {
     "random": lambda shape, random: random.standard_normal(shape),
     "zeros": lambda shape, random: np.zeros(shape),
     "tiny": lambda shape, random: 1e-4 * random.standard_normal(shape),
@@ -369,25 +382,30 @@ KINDS: dict[str, Callable[[Sequence[int], np.random.Generator], Array]] = {
 
 
 def _draw(
-    case: Case, taken: Mapping[str, Taken], sizes: Mapping[str, int], kind: str
+    case: Case, taken: Mapping[str, Taken], sizes: Mapping[str, int], kind: str, draw: Draw
 ) -> dict[str, Tensor]:
     random = np.random.default_rng(list(f"{kind}{sorted(sizes.items())}".encode()))
     feeds = {}
     for name, declared in taken.items():
         shape = [sizes.get(str(dim), dim) for dim in declared.shape]
         example = case.example[name]
-        feeds[name] = _values(declared, [int(s) for s in shape], example, kind, random)
+        feeds[name] = _values(declared, [int(s) for s in shape], example, kind, draw, random)
     return feeds
 
 
 def _values(
-    taken: Taken, shape: Sequence[int], example: Tensor, kind: str, random: np.random.Generator
+    taken: Taken,
+    shape: Sequence[int],
+    example: Tensor,
+    kind: str,
+    draw: Draw,
+    random: np.random.Generator,
 ) -> Tensor:
     if example.dtype == torch.bool:
         share = {"zeros": 0.0, "ones": 1.0, "positive": 1.0, "tiny": 0.1}.get(kind, 0.5)
         return torch.from_numpy(np.asarray(random.random(shape) < share))
     if example.is_floating_point():
-        return torch.from_numpy(np.asarray(KINDS[kind](shape, random))).to(example.dtype)
+        return torch.from_numpy(np.asarray(draw(shape, random))).to(example.dtype)
     least = (
         taken.low
         if taken.low is not None

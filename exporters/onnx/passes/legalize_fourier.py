@@ -55,7 +55,8 @@ class LegalizeFourier(GraphPass):
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         before = set(program.graph.nodes)
         rules = dict.fromkeys(_FORMS, _spelled_out)
-        sites = apply_rules(program, context, rules, dict.fromkeys(_FORMS, _is_wide))
+        transforms = dict.fromkeys(_FORMS.keys() - _FREQUENCIES, _is_wide)
+        sites = apply_rules(program, context, rules, transforms)
         if sites:
             added = set(program.graph.nodes) - before
             fold_constants(program, SiteLog(context), among=added, largest=STORED)
@@ -148,6 +149,15 @@ def _istft(
     if length is not None:
         found = _resized(found, length)
     return found.reshape([*batch, found.shape[-1]])
+
+
+def _frequencies(size: Size, d: float = 1.0, *, half: bool = False, **kind: Any) -> Tensor:
+    """Those of a transform's result, in its order."""
+    positive = torch.arange(size // 2 + 1 if half else (size - 1) // 2 + 1)
+    places = positive if half else torch.cat([positive, torch.arange(-(size // 2), 0)])
+    dtype: torch.dtype = kind.get("dtype") or torch.get_default_dtype()
+    found: Tensor = places.to(dtype) * (1.0 / (size * d))
+    return found
 
 
 def _padded(window: Tensor, size: int) -> Tensor:
@@ -295,7 +305,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     "hfft": {"half": "given"},
     "ihfft": {"inverse": True, "half": "wanted"},
 }
+_FREQUENCIES = frozenset({aten.fft_fftfreq.default, aten.fft_rfftfreq.default})
 _FORMS: dict[Any, Callable[..., Tensor]] = {
+    aten.fft_fftfreq.default: _frequencies,
+    aten.fft_rfftfreq.default: partial(_frequencies, half=True),
     aten.stft.default: _stft,
     aten.istft.default: _istft,
     **{

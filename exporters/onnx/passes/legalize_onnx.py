@@ -43,6 +43,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from enginecast.exporters.onnx.passes.complex_forms import complex_rules
+from enginecast.exporters.onnx.passes.pools import (
+    adaptive_max,
+    adaptive_mean,
+    is_adaptive,
+    reaches_beyond,
+    sum_by_divisor,
+)
 from enginecast.exporters.onnx.passes.row_counts import captured_rows
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
@@ -50,6 +58,7 @@ from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
+    fake_mode,
     first_input,
     insert,
     same_shape,
@@ -84,7 +93,8 @@ class LegalizeOnnx(GraphPass):
             rules |= {op: _exact_sigmoid for op in _SIGMOIDS}
             conditions |= dict.fromkeys(_SIGMOIDS, _needs_small_values)
             rules[aten.linear.default] = _linear_on_cpu
-        return apply_rules(program, context, rules, conditions)
+        complex_sites = apply_rules(program, context, *complex_rules())
+        return [*complex_sites, *apply_rules(program, context, rules, conditions)]
 
 
 def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
@@ -164,6 +174,11 @@ def _promoted(program: ProgramView, node: Node) -> None:
     node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
 
 
+def _is_of_other_dtype(node: Node) -> bool:
+    """Whether a softmax is of values that it converts first, which torch.onnx leaves out."""
+    return bool(dtype_of(first_input(node)) != value(node).dtype)
+
+
 def _is_cropped(node: Node) -> bool:
     """Whether a part of a tensor is reshaped whose size varies, as a table of positions is cropped
     to an image: torch.onnx takes it for a view, which it is not.
@@ -182,6 +197,17 @@ def _as_copy(program: ProgramView, node: Node) -> None:
 def _is_of_bools(node: Node) -> bool:
     """Whether a choice is among booleans, for which ONNX Runtime has no kernel of Where."""
     return dtype_of(node) == torch.bool
+
+
+def _made_of(program: ProgramView, node: Node, *, form: Callable[..., Tensor]) -> Node:
+    """What a function makes of an op's arguments, tables of its own included."""
+
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        with fake_mode(program):
+            return form(*args, **kwargs)
+
+    found: Node = insert_traced(program, node, made)
+    return found
 
 
 def _bools_where(program: ProgramView, node: Node) -> Node:
@@ -283,15 +309,6 @@ def _float_bounds(program: ProgramView, node: Node) -> None:
     for index, bound in enumerate(arguments(node)[1:3], 1):
         if _whole(bound):
             node.update_arg(index, float(bound))
-
-
-def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
-    """torch.onnx holds a complex value as pairs of real ones, and has no unsqueeze of them."""
-    source, dim = first_input(node), int(node.args[1])  # type: ignore[arg-type]
-    pairs = insert(program.graph, aten.view_as_real.default, (source,), like=node)
-    place = dim if dim >= 0 else dim - 1  # the pair is the last dimension
-    wide = insert(program.graph, aten.unsqueeze.default, (pairs, place), like=node)
-    return insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
 
 
 def _repeats_by_size_or_nothing(node: Node) -> bool:
@@ -406,6 +423,8 @@ def _part(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _sigmoid(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())  # torch does so, and a negated uint8 wraps around
     return torch.reciprocal(1 + torch.exp(-x))
 
 
@@ -419,9 +438,16 @@ def _cell(program: ProgramView, node: Node, *, activation: Callable[[Tensor], Te
     return result
 
 
-def _spelled_out_lstm_cell(program: ProgramView, node: Node) -> None:
-    """Its two results, in the places of their items."""
-    results = insert_traced(program, node, _lstm_cell)
+def _in_places_of_items(
+    program: ProgramView, node: Node, *, form: Callable[..., tuple[Tensor, ...]]
+) -> None:
+    """The results of a form, in the places of the items of an op that gives several."""
+
+    def made(*args: Any) -> tuple[Tensor, ...]:
+        with fake_mode(program):
+            return form(*args)
+
+    results = insert_traced(program, node, made)
     for item in list(node.users):
         item.replace_all_uses_with(results[item.args[1]])
         program.graph.erase_node(item)
@@ -790,6 +816,13 @@ MOST_ORDERED = 6
 _ABOUT = 2e-5
 """How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
+_SOFTMAXES = (aten.softmax.int, aten.log_softmax.int)
+_MAXIMA = (
+    aten.adaptive_max_pool1d.default,
+    *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
+)
+_MEANS = (aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+_AVERAGES = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
 _MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _INDEXED = (aten.index.Tensor, aten.index_put.default)
 _LAYERS = frozenset(
@@ -805,6 +838,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,
+    **dict.fromkeys(_SOFTMAXES, _promoted),
     aten.add.Tensor: _added,
     **dict.fromkeys(_INDEXED, _int64_indices),
     aten.scaled_dot_product_attention.default: lambda program, node: insert_traced(
@@ -821,7 +855,6 @@ _RULES: dict[Any, Rewrite] = {
     ),
     aten.histc.default: lambda program, node: insert_traced(program, node, _all_of_them),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
-    aten.unsqueeze.default: _complex_unsqueeze,
     aten.as_strided.default: _in_memory_order,
     aten.clamp.default: _float_bounds,
     aten.floor_divide.default: _quotient_in_fp32,
@@ -833,7 +866,13 @@ _RULES: dict[Any, Rewrite] = {
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
     aten.repeat_interleave.self_int: _repeated,
-    aten.lstm_cell.default: _spelled_out_lstm_cell,
+    aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
+    **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
+    **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
+    **{
+        op: partial(_made_of, form=partial(sum_by_divisor, rank=rank))
+        for op, rank in _AVERAGES.items()
+    },
     aten.gru_cell.default: lambda program, node: insert_traced(program, node, _gru_cell),
     **{
         op: partial(_cell, activation=activation)
@@ -848,18 +887,20 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     **dict.fromkeys(_INDEXED, _has_int32),
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
+    **dict.fromkeys(_SOFTMAXES, _is_of_other_dtype),
     aten.scaled_dot_product_attention.default: _broadcasts,
     aten.cross_entropy_loss.default: _is_other_cross_entropy,
     aten.grid_sampler.default: _is_reflected,
     aten.histc.default: _has_one_bin,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.as_strided.default: _lies_otherwise,
-    aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
     aten.floor_divide.default: _is_low_by_number,
     aten.div.Tensor_mode: _is_low_by_number,
     aten.reshape.default: _is_cropped,
     aten.where.self: _is_of_bools,
+    **dict.fromkeys((*_MAXIMA, *_MEANS), is_adaptive),
+    **dict.fromkeys(_AVERAGES, reaches_beyond),
     aten.masked_fill.Scalar: _is_of_bools,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,

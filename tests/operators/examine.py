@@ -1,0 +1,220 @@
+"""One operator through the export, dtype by dtype, and its bundle against eager."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from adversary.case import Case
+from adversary.judge import KINDS, Array, Taken, TurnedAwayError, judge
+from torch import Tensor
+
+import enginecast
+from enginecast.errors import EnginecastError, InputError
+from operators.samples import DTYPES, NOT_ASKED, Call, Calls, calls
+
+Outcome = Literal[
+    "verified", "refused", "rejected", "crashed", "timed out", "silently wrong", "not asked"
+]
+OUTCOMES: tuple[Outcome, ...] = (
+    "verified",
+    "refused",
+    "rejected",
+    "crashed",
+    "timed out",
+    "silently wrong",
+)
+WORST: tuple[Outcome, ...] = (
+    "silently wrong",
+    "crashed",
+    "timed out",
+    "rejected",
+    "refused",
+    "verified",
+)
+FLOORS: Mapping[str, float] = {"nn.functional.tanhshrink": 1e-7}
+"""Differences that are roundings of what a result is the small difference of."""
+_OUTCOMES: Mapping[int, Outcome] = {1: "rejected", 70: "crashed"}
+"""By exit code."""
+FOLDERS = re.compile(r"(/[\w.+-]+)+/")
+
+
+def _some(values: Sequence[float]) -> Callable[[Sequence[int], np.random.Generator], Array]:
+    """Half of the values random, the others of a few."""
+
+    def draw(shape: Sequence[int], random: np.random.Generator) -> Array:
+        found = np.asarray(random.standard_normal(shape))
+        special = random.choice(np.array(values), shape)
+        drawn: Array = np.where(random.random(shape) < 0.5, found, special)
+        return drawn
+
+    return draw
+
+
+VALUES: Mapping[str, Callable[[Sequence[int], np.random.Generator], Array]] = {
+    **KINDS,
+    "signed zeros": _some([0.0, -0.0]),
+    "infinities": _some([np.inf, -np.inf, 0.0, -0.0]),
+    "not numbers": _some([np.nan]),
+    "largest": _some([1.0e17, -1.0e17, 1.0e12]),
+    "smallest": _some([1.2e-38, -1.2e-38, 1.0e-30]),
+}
+"""What inputs are drawn as, besides the example."""
+
+
+@dataclass
+class Cell:
+    """What became of an operator in one dtype."""
+
+    outcome: Outcome
+    reason: str = ""
+    samples: int = 0
+    verified: int = 0
+    """How many of the samples were."""
+
+
+@dataclass
+class Row:
+    """What became of an operator."""
+
+    name: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+    reason: str = ""
+    """Why it was not asked."""
+    seconds: float = 0.0
+
+
+def examine(
+    names: Sequence[str], folder: Path, columns: Sequence[str] = tuple(DTYPES)
+) -> list[Row]:
+    """Export operators in each dtype; `folder/rows.json` says how far it came.
+
+    All samples of all operators are one module first.  Where that is not verified in all sizes,
+    those of half of the operators are, then those of one, those of each dtype of it, each alone.
+    """
+    rows = [Row(name, reason=NOT_ASKED.get(name, "")) for name in names]
+    found = {
+        row.name: {} if row.reason else {column: calls(row.name, column) for column in columns}
+        for row in rows
+    }
+    _examine([row for row in rows if not row.reason], found, folder)
+    write(rows, folder)
+    return rows
+
+
+def _examine(
+    rows: Sequence[Row], found: Mapping[str, Mapping[str, list[Call]]], folder: Path
+) -> None:
+    started = time.process_time()
+    every = [call for row in rows for each in found[row.name].values() for call in each]
+    columns = {row.name: {c: f for c, f in found[row.name].items() if f} for row in rows}
+    if len(every) > 1 and export(every, _new(folder), in_all_sizes=len(rows) > 1).verified:
+        for row in rows:
+            row.cells = {column: _verified(len(each)) for column, each in columns[row.name].items()}
+            row.seconds = round((time.process_time() - started) / len(rows), 1)
+    elif len(rows) > 1:
+        _examine(rows[: len(rows) // 2], found, folder)
+        _examine(rows[len(rows) // 2 :], found, folder)
+    elif rows:
+        [row] = rows
+        row.cells = {
+            column: _by_dtype(each, _new(folder)) for column, each in columns[row.name].items()
+        }
+        row.seconds = round(time.process_time() - started, 1)
+
+
+def _new(folder: Path) -> Path:
+    """A folder in a folder that there was not before."""
+    return folder / str(len(list(folder.iterdir())))
+
+
+def write(rows: Sequence[Row], folder: Path) -> None:
+    """Keep rows."""
+    kept = json.dumps([asdict(row) for row in rows])
+    (folder / "rows.json").write_text(kept, encoding="utf-8")
+
+
+def _verified(samples: int) -> Cell:
+    return Cell("verified", "", samples, samples)
+
+
+def _by_dtype(found: Sequence[Call], folder: Path) -> Cell:
+    folder.mkdir()
+    together = export(found, _new(folder))
+    if together.outcome == "verified" or len(found) == 1:
+        return together
+    alone = [export([call], _new(folder)) for call in found]
+    verified = sum(cell.verified for cell in alone)
+    if verified == len(found):  # refused only for what calls share, such as a batch of all
+        return _verified(verified)
+    worst = min(alone, key=lambda cell: WORST.index(cell.outcome))
+    call = found[alone.index(worst)]
+    return Cell(worst.outcome, f"{worst.reason} ({call.said[:90]})", len(found), verified)
+
+
+def export(found: Sequence[Call], folder: Path, *, in_all_sizes: bool = False) -> Cell:
+    """Export a module of these calls, and judge what was published.
+
+    Args:
+        in_all_sizes: do not take a bundle whose batch was fixed for verified.
+    """
+    module = Calls(found)
+    cell = Cell("crashed", samples=len(found))
+    try:
+        bundle = enginecast.compile(
+            module, folder, example=module.example(), threads=1, fallback="none"
+        )
+    except EnginecastError as error:
+        cell.outcome = _OUTCOMES.get(error.exit_code, "refused")
+        cell.reason = short(f"{type(error).__name__}: {error.message}")
+        return cell
+    except Exception as error:
+        cell.reason = short(f"{type(error).__name__}: {error}")
+        return cell
+    wrong = judged(found, bundle.root)
+    if wrong:
+        return Cell("silently wrong", short(wrong), len(found))
+    if in_all_sizes and not bundle.manifest.symbols and _has_batch(found[0].inputs[0]):
+        return Cell("refused", "the batch was fixed", len(found))
+    return _verified(len(found))
+
+
+def _has_batch(x: Tensor) -> bool:
+    return x.dim() > 0 and x.shape[0] > 1
+
+
+def judged(found: Sequence[Call], bundle: Path) -> str:
+    """Compare a bundle with eager on fresh inputs; how it differs, or nothing."""
+    example = Calls(found).example()
+    floor = max(FLOORS.get(call.name, 0.0) for call in found)
+    case = Case("operators", "calls", lambda: Calls(found), example, "right", floor=floor)
+    manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    taken = {
+        one["name"]: Taken(one["dtype"], tuple(one["shape"]), one["minimum"], one["maximum"])
+        for one in manifest["inputs"]
+    }
+    symbols = {name: (low, high) for name, (low, high) in manifest["symbols"].items()}
+    outputs = [output["name"] for output in manifest["outputs"]]
+    with enginecast.load(bundle, threads=1) as engine:
+
+        def run(feeds: Mapping[str, Array]) -> list[Array]:
+            fed = {name: feeds[name].astype(kind.dtype) for name, kind in taken.items()}
+            try:
+                given = engine.run(fed, check_finite=False)
+            except InputError as error:
+                raise TurnedAwayError(error.message) from error
+            return [np.asarray(given[name]) for name in outputs]
+
+        result = judge(case, run, taken, symbols, VALUES)
+    if result.wrong or result.compared:
+        return result.wrong
+    return "eager takes none of the inputs that the bundle declares"
+
+
+def short(text: str) -> str:
+    """One line, without the folders of this machine."""
+    return " ".join(FOLDERS.sub("", text).split())[:300]

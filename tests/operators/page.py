@@ -1,0 +1,171 @@
+"""The results: a JSON file, and the page that is made from it."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from operators.examine import OUTCOMES, Row
+from operators.samples import BY_PLACE, DTYPES, names
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "operators.md"
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+NOTHING = "no sample that takes and gives tensors of these dtypes, the same at each call"
+LONGEST = 200
+"""Characters of a reason in a cell."""
+GROUPS: Mapping[str, str] = {
+    "Convolutions and pools": r"nn\.functional\.(conv|.*pool|unfold|fold)|unfold",
+    "Attention, recurrence, embeddings": r"nn\.functional\.(scaled_dot|multi_head|embedding|linear"
+    r"|bilinear|one_hot|cosine|pairwise|pdist|channel_shuffle|normalize)|cdist",
+    "Norms": r"nn\.functional\..*norm|native_.*norm|_?_?native_batch|norm|renorm|_batch_norm",
+    "Resizing, padding, sampling": r"nn\.functional\.(interpolate|upsample|grid|affine|pad|pixel"
+    r"|rot)|_upsample|constant_pad|grid_sampler",
+    "Losses": r"nn\.functional\..*(loss|nll|cross_entropy|kl_div)",
+    "Activations": r"nn\.functional\.|sigmoid|softmax|log_softmax|logit|softplus|silu",
+    "Fourier transforms": r"fft\.|stft|istft",
+    "Linear algebra": r"linalg\.|cholesky|lu|qr|svd|matmul|mm$|bmm|addmm|addmv|addr|mv$|dot|vdot"
+    r"|inner|outer|ger$|einsum|kron|cross|tensordot|baddbmm|addbmm|addmm|pinverse|geqrf|ormqr|orgqr"
+    r"|triangular_solve|matrix_exp|logdet|ldl|pca|chain|trace|tri[lu]|det|__rmatmul__|block_diag",
+    "Sorting and searching": r"sort|argsort|msort|topk|kthvalue|median|nanmedian|mode|unique"
+    r"|searchsorted|bucketize|quantile|nanquantile|arg(max|min|where)|nonzero|isin|histc|bincount"
+    r"|count_nonzero|histogram",
+    "Reductions and scans": r"sum|nansum|mean|nanmean|prod|std|var|all$|any$|a?max|a?min|cum"
+    r"|log(cum)?sumexp|aminmax|trapz|trapezoid|cov|corrcoef|diff|gradient|dist$|allclose|equal$",
+    "Indexing": r"gather|scatter|index|masked|take|where|put|select|slice|__getitem__|narrow|diag"
+    r"|fill",
+    "Shapes": r"view|reshape|resize|expand|repeat|tile|cat$|concat|stack|[hvd]stack|split"
+    r"|[hvd]split|chunk|unbind|flip|rot90|roll|permute|transpose|movedim|t$|T$|H$|m[TH]$|mH|swap|squeeze"
+    r"|unsqueeze|flatten|unflatten|ravel|meshgrid|broadcast|atleast|combinations|cartesian|as_stri"
+    r"|column_stack|contiguous|clone|tensor_split|unsafe_|alias|item",
+    "Special functions": r"special\.|erf|lgamma|digamma|polygamma|i0|mvlgamma|igamma",
+    "Numbers, one by one": r".",
+}
+"""Title -> how the names of its operators begin; the first group that fits has an operator."""
+
+
+def read() -> dict[str, Any]:
+    """The results there are: versions, and rows by operator."""
+    if not RESULTS.exists():
+        return {"versions": {}, "operators": {}}
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def merge(rows: Iterable[Row]) -> None:
+    """Put rows into the results, in place of older ones of the same operators and dtypes."""
+    found = read()
+    for row in rows:
+        reported = asdict(row)
+        older = found["operators"].get(row.name, {"cells": {}})["cells"]
+        cells = {**older, **reported["cells"]}
+        reported["cells"] = {column: cells[column] for column in DTYPES if column in cells}
+        found["operators"][reported.pop("name")] = reported
+    known = found["operators"]
+    found["operators"] = {name: known[name] for name in sorted(names()) if name in known}
+    found["versions"] = {name: version(name) for name in LIBRARIES}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def write_page() -> None:
+    """Write the page."""
+    PAGE.write_text(page(read()), encoding="utf-8")
+
+
+def group_of(name: str) -> str:
+    """The title under which an operator stands."""
+    return next(title for title, pattern in GROUPS.items() if re.match(pattern, name))
+
+
+def counts(found: Mapping[str, Any], column: str | None = None) -> Counter[str]:
+    """How the cells of all operators ended, or those of one dtype."""
+    return Counter(
+        cell["outcome"]
+        for row in found["operators"].values()
+        for name, cell in row["cells"].items()
+        if column in (None, name)
+    )
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page's text."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    rows: Mapping[str, Any] = found["operators"]
+    asked = {name: row for name, row in rows.items() if row["cells"]}
+    whole = sum(_is_verified(row) for row in asked.values())
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    yield from (
+        "# Operators",
+        "",
+        "Made by `make operators`: each operator of torch's own database",
+        "(`torch.testing._internal.common_methods_invocations.op_db`) that a model may call, as a",
+        "small module on up to three of its sample inputs a dtype, exported to ONNX Runtime on",
+        "CPUs. What was published is compared with eager again, by code that shares nothing with",
+        "the export's own verification: over the sizes that the bundle declares, on zeros of both",
+        "signs, tiny, huge, whole, halved and shifted numbers, infinities and NaN, and on integers",
+        "of the range that the bundle declares. What differs there is *silently wrong*.",
+        "",
+        f"{versions}.",
+        "",
+        f"{len(rows)} of the {len(names())} operators have been examined. Of {len(asked)} that an "
+        f"engine can have, {whole} ({whole / max(len(asked), 1):.0%}) are verified in every dtype "
+        "that is tried.",
+        "",
+        "| dtype | " + " | ".join(OUTCOMES) + " |",
+        "|---|" + "---|" * len(OUTCOMES),
+    )
+    for column in DTYPES:
+        ended = counts(found, column)
+        yield f"| {column} | " + " | ".join(str(ended[outcome]) for outcome in OUTCOMES) + " |"
+    listed = ", ".join(f"`{name}`" for name in BY_PLACE)
+    yield from (
+        "",
+        'A cell with a count, such as "3 of 4", says how many of the samples are verified; the',
+        "reason is that of the worst. Inputs and results of complex numbers are pairs of real",
+        "ones.",
+        "",
+        f"Operators that leave open which of equal elements is meant ({listed}) are judged by the",
+        "elements at the places that they give.",
+    )
+    for title in GROUPS:
+        chosen = {name: row for name, row in asked.items() if group_of(name) == title}
+        if chosen:
+            yield from ("", f"## {title}", "")
+            yield "| operator | " + " | ".join(DTYPES) + " | reason |"
+            yield "|---|" + "---|" * (len(DTYPES) + 1)
+            yield from (_line(name, row) for name, row in chosen.items())
+    reasons: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if not row["cells"]:
+            reasons.setdefault(row["reason"] or NOTHING, []).append(f"`{name}`")
+    lines = (f"- {reason}: {', '.join(found)}" for reason, found in reasons.items())
+    yield from ("", "## Not asked", "", *lines)
+
+
+def _is_verified(row: Mapping[str, Any]) -> bool:
+    return all(cell["outcome"] == "verified" for cell in row["cells"].values())
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    cells = [_cell(row["cells"].get(column)) for column in DTYPES]
+    reasons = dict.fromkeys(cell["reason"] for cell in row["cells"].values() if cell["reason"])
+    said = next(iter(reasons), "")
+    cut = said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
+    text = cut.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+    return f"| `{name}` | " + " | ".join(cells) + f" | {text} |"
+
+
+def _cell(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    if cell["outcome"] == "verified":
+        return "yes"
+    some = f", {cell['verified']} of {cell['samples']} yes" if cell["verified"] else ""
+    return f"{cell['outcome']}{some}"
