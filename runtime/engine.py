@@ -323,12 +323,18 @@ class Engine:
             InputError: the engine does not take texts, or not this many; or its outputs say
                 something of a whole batch.
             BundleError: the tokenizer is missing or damaged.
+            UsageError: the engine generates text.
             EnginecastError: as `run`.
         """
         from enginecast.runtime.prompts import join, require_rows
 
         if options.get("as_dlpack"):
             raise _only_in_cpu_memory("no as_dlpack")
+        if self.manifest.generation is not None:
+            raise UsageError(
+                f"{self.folder}: the engine is a step of a language model, and does not encode",
+                hint="Generate from token ids: enginecast.runtime.generate(engine, input_ids).",
+            )
         encoded = self._prompt_encoder([texts] if isinstance(texts, str) else texts)
         if len(encoded.batches) > 1:
             require_rows(self.manifest, len(encoded.batches))

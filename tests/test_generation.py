@@ -17,6 +17,7 @@ from transformers.generation import logits_process as reference
 import enginecast
 from enginecast.capture.inputs.derive.decoder import decoder_inputs
 from enginecast.capture.inputs.examples import sample, verification_inputs
+from enginecast.capture.inputs.narrowing import fewer
 from enginecast.capture.sources import decoder as decoder_source
 from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
@@ -255,6 +256,11 @@ def test_any_other_bundle_generates_nothing(
         generate(engine, prompts()[0])
 
 
+def test_it_does_not_encode(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="is a step of a language model"):
+        engine.encode(["a"])
+
+
 def test_cases_have_sizes_that_belong_together() -> None:
     specs = decoder_inputs(as_decoder(take_module(decoder("mistral"), {}), "text-generation"))
     cases = verification_inputs(specs, 0, parameters=1000)
@@ -265,6 +271,11 @@ def test_cases_have_sizes_that_belong_together() -> None:
         assert case.inputs["attention_mask"].shape[1] == past + sequence <= 128
         sizes.add((min(past, 40), min(sequence, 2)))
     assert {(0, 1), (0, 2), (40, 1), (5, 2)} <= sizes
+    narrower = fewer(specs, "it is a test")
+    assert narrower is not None
+    total = narrower.specs[1].dims[1]
+    assert [name for name, _ in total.parts] == ["past", "sequence"]
+    assert total.size == sum(size for _, size in total.parts)
     drawn = sample(specs, {"batch": 2, "sequence": 3, "past": 4}, 0, lengths=(7, -5))
     assert drawn["position_ids"].tolist() == [[4, 5, 6], [2, 3, 4]]
 

@@ -17,6 +17,7 @@ import enginecast
 from enginecast.capture.sources import stateful
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
+from enginecast.exporters.registry import target_of
 from enginecast.runtime import Stepper
 from enginecast.runtime.bundle.manifest import STATE_NAME
 from enginecast.runtime.bundle.reader import Bundle
@@ -99,7 +100,8 @@ class Ring(nn.Module):
         self.place += 1
         scores = self.query(x) @ self.keys.T
         known = torch.arange(16) < self.place
-        return scores.masked_fill(~known, float("-inf")).softmax(-1) @ self.keys
+        found: Tensor = scores.masked_fill(~known, float("-inf")).softmax(-1) @ self.keys
+        return found
 
 
 class Grows(Smoothed):
@@ -253,7 +255,7 @@ def test_the_module_that_was_given_keeps_its_state() -> None:
     fed = source.eager()
     found = fed(x=torch.ones(3, 8), state_last=torch.full((8,), 2.0))
     assert torch.allclose(found["next_last"], torch.full((8,), 1.4))
-    assert not fed.last.any()  # type: ignore[operator, union-attr]
+    assert not fed.last.any()  # type: ignore[operator]
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
@@ -277,6 +279,16 @@ def test_kinds_of_state(name: str, tmp_path: Path) -> None:
     ]
     with enginecast.load(made.root, threads=1) as engine:
         follow(engine, seeded(make), calls, "output_0")
+
+
+@pytest.mark.slow
+def test_what_was_not_called_in_turn_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, example = CASES["smoothed"]
+    monkeypatch.setattr(type(target_of("onnxruntime")), "open_twin", lambda *_: None)
+    with pytest.raises(VerificationError, match="no calls in turn were compared"):
+        export(seeded(make), tmp_path / "bundle", example, precision="bf16")
 
 
 @pytest.mark.slow

@@ -160,7 +160,11 @@ def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
     """
     for index in reversed(range(len(specs))):
         spec = specs[index]
-        guesses = [n for n, dim in enumerate(spec.dims) if dim.name is not None and not dim.asked]
+        guesses = [
+            n
+            for n, dim in enumerate(spec.dims)
+            if dim.name is not None and not dim.asked and not dim.parts
+        ]
         if not guesses:
             continue
         axis = guesses[-1]

@@ -47,6 +47,10 @@ from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import judge
 
 LOW = ("float16", "bfloat16")
+NOT_FOLLOWED = (
+    "no calls in turn were compared, for this machine runs neither the engine nor its file in fp32:"
+    " export it where the engine runs"
+)
 Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
 """What an engine does in calls in turn beside the model, and what is wrong with it."""
 
@@ -172,6 +176,8 @@ def run_engine(
     """
     if not config.runs_here:
         twin = run_twin(bundle, record, criteria.reference, threads, widened, follows)
+        if follows is not None and twin.followed is None:
+            twin = replace(twin, problems=(*twin.problems, NOT_FOLLOWED))
         return EngineRun(criteria.judge(twin=twin), followed=twin.followed)
     try:
         opened = session_class(config.target).open(
