@@ -32,10 +32,11 @@ class PadsToFrames(nn.Module):
         wanted = (frames - 1) * self.stride + self.kernel - self.left
         extra = wanted - length
         if length <= max(self.left, extra):
-            signal = nn.functional.pad(signal, (0, extra))
-        padded = nn.functional.pad(signal, (self.left, extra))
+            signal = nn.functional.pad(signal, (0, extra))  # type: ignore[arg-type] # as models do
+        padded = nn.functional.pad(signal, (self.left, extra))  # type: ignore[arg-type]
         y = self.conv(padded[..., : padded.shape[-1] - extra + extra])
-        return y * (2.0 if y.shape[-1] > 3 else 3.0)
+        scaled: Tensor = y * (2.0 if y.shape[-1] > 3 else 3.0)
+        return scaled
 
 
 def captured(module: nn.Module, longest: int = LONGEST) -> Captured:
@@ -81,7 +82,7 @@ class Halves(nn.Module):
 
     def forward(self, signal: Tensor) -> Tensor:
         frames = torch.ceil(signal.shape[-1] / self.stride + 1).to(torch.int64)
-        padded = nn.functional.pad(signal, (0, frames))
+        padded = nn.functional.pad(signal, (0, frames))  # type: ignore[arg-type]
         return padded * 2 if padded.shape[-1] % 2 else padded
 
 

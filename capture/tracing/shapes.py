@@ -302,7 +302,9 @@ def tried_guards(
     sizes: list[Any] = [
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
     ]
-    guards = [(g.expr, place_of(g)) for g in sizes[0].node.shape_env.guards] if sizes else []
+    guards: list[tuple[Any, object]] = []
+    if sizes:
+        guards += ((g.expr, place_of(g)) for g in sizes[0].node.shape_env.guards)
     guards += _asserted(program)
     found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
     open_guards: dict[str, SizeCheck] = {}

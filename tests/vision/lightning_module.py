@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Classifier(lightning.LightningModule):
+class Classifier(lightning.LightningModule):  # type: ignore[misc] # it has no types here
     """Has hyperparameters, a metric's buffer, and forward as its inference."""
 
     def __init__(self, width: int = 8, classes: int = 4) -> None:
@@ -57,4 +57,5 @@ def loaded() -> Classifier:
         file = Path(folder) / "model.ckpt"
         trained(file, width=6)
         module: Classifier = Classifier.load_from_checkpoint(file, map_location="cpu")
-    return module.eval()
+    module.eval()
+    return module
