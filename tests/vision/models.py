@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 FAINT = 1e-2
 """Parameters that are smaller, all of them, are drawn anew: zeros, and scales of branches."""
+Options = dict[str, Any]
 Made = tuple[nn.Module, dict[str, Tensor]]
 
 
@@ -74,19 +75,19 @@ def classifier(name: str, size: int = 64, **options: Any) -> Made:
 
 def patches() -> Made:
     make = of("torchvision", "models.VisionTransformer")
-    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4}
+    sizes: Options = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4}
     return image(make, size=32, hidden_dim=32, mlp_dim=64, num_classes=10, **sizes)
 
 
 def several_axes() -> Made:
     make = of("torchvision", "models.MaxVit")
-    sizes: dict[str, Any] = {
+    sizes: Options = {
         "input_size": (64, 64),
         "stem_channels": 16,
         "partition_size": 2,
         "head_dim": 8,
     }
-    blocks: dict[str, Any] = {
+    blocks: Options = {
         "block_channels": [16, 32],
         "block_layers": [1, 1],
         "stochastic_depth_prob": 0.0,
@@ -100,7 +101,7 @@ def windows(block: str) -> Made:
     more: dict[str, Any] = {"block": of("torchvision", f"models.swin_transformer.{block}")}
     if block.endswith("V2"):
         more["downsample_layer"] = of("torchvision", "models.swin_transformer.PatchMergingV2")
-    sizes: dict[str, Any] = {
+    sizes: Options = {
         "patch_size": [4, 4],
         "embed_dim": 24,
         "depths": [2, 1],
@@ -117,7 +118,8 @@ def next_convolutions() -> Made:
 
 def segmentation(name: str) -> Made:
     make = of("torchvision", f"models.segmentation.{name}")
-    return image(make, weights=None, weights_backbone=None, num_classes=5)
+    key = "input" if name.startswith("lraspp") else "x"
+    return image(make, key, weights=None, weights_backbone=None, num_classes=5)
 
 
 class Flow(nn.Module):
