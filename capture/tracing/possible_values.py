@@ -204,7 +204,7 @@ class _Values(TorchFunctionMode):
 @contextmanager
 def _real() -> Iterator[None]:
     """Compute within the block, and trace nothing."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 

@@ -273,7 +273,8 @@ def tried_guards(
     sizes: list[Any] = [
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
     ]
-    guards = [(g.expr, place_of(g)) for g in sizes[0].node.shape_env.guards] if sizes else []
+    kept = sizes[0].node.shape_env.guards if sizes else ()
+    guards: list[tuple[Any, Any]] = [(guard.expr, place_of(guard)) for guard in kept]
     guards += _asserted(program)
     found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
     open_guards: dict[str, SizeCheck] = {}

@@ -306,7 +306,7 @@ def _checked(number: _Number, dtype: torch.dtype) -> _Number | None:
 def _largest(value: Any) -> float:
     """The largest magnitude of a whole number in the sizes that are traced."""
     if not isinstance(value, SymInt):
-        return abs(value)
+        return float(abs(value))
     bounds = value.node.shape_env.bound_sympy(value.node.expr)
     if not (bounds.lower.is_finite and bounds.upper.is_finite):
         return math.inf
