@@ -200,7 +200,10 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
 
     first = unaliased(carried.first, operands.tensors)
     held = zip(operands.tensors, are_roots, strict=True)
-    rest: Any = (*(tensor for tensor, is_root in held if not is_root), *operands.numbers)
+    rest: tuple[Any, ...] = (
+        *(tensor for tensor, is_root in held if not is_root),
+        *operands.numbers,
+    )
     given = (*first, *(root.clone() for root in roots))
     outputs = list(while_loop_op(with_modes(run_test), with_modes(run_body), given, rest))
     for root in reversed(roots):
