@@ -23,7 +23,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, sums, with_sums
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
@@ -71,6 +71,8 @@ def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]
 
 
 def _dim_of(name: str, dim: DimSpec) -> object:
+    if dim.parts:  # torch has no sum of two; the model's code has to state it
+        return Dim.AUTO(min=dim.minimum, max=dim.maximum)
     if dim.step == 1:
         return Dim(name, min=dim.minimum, max=dim.maximum)
     return dim.step * Dim(f"_{name}", min=dim.minimum // dim.step, max=dim.maximum // dim.step)
@@ -107,7 +109,7 @@ def check_shapes(
     inputs = (
         replace(spec, dims=tuple(kept.get(dim.name, dim) for dim in spec.dims)) for spec in specs
     )
-    return tuple(inputs), tuple(notes)
+    return with_sums(tuple(inputs)), tuple(notes)
 
 
 def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict[sympy.Symbol, str]:
@@ -122,7 +124,7 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
     symbols: dict[str, sympy.Symbol] = {}
     for spec in specs:
         for index, dim in enumerate(spec.dims):
-            if dim.name is None:
+            if dim.name is None or dim.parts:
                 continue
             symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim)
             if names.setdefault(symbol, dim.name) != dim.name:
@@ -137,7 +139,26 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
                     f"{dim.name} of {spec.name} (dimension {index}) is not tied to the other "
                     f"inputs' {dim.name} in the program"
                 )
+    _require_sums(specs, values, symbols)
     return names
+
+
+def _require_sums(
+    specs: Sequence[InputSpec], values: Mapping[str, Tensor], symbols: Mapping[str, sympy.Symbol]
+) -> None:
+    """Refuse a program in which a dimension is not the sum that it is meant to be."""
+    for spec in specs:
+        for index, dim in enumerate(spec.dims):
+            if not dim.parts:
+                continue
+            size = values[spec.name].shape[index]
+            found = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            wanted = sum(symbols.get(name, sympy.Integer(size)) for name, size in dim.parts)
+            if found != wanted:
+                raise CaptureError(
+                    f"{spec.name}: dimension {index} is {found} in the program, expected the sum "
+                    f"of {' and '.join(name for name, _ in dim.parts)}, {wanted}"
+                )
 
 
 def input_values(program: ExportedProgram) -> dict[str, Tensor]:
@@ -251,6 +272,14 @@ class SizeCheck:
     """In Python, with the names of dimensions."""
     place: str
     """FILE:LINE of the code that decided; empty when it is torch's own."""
+
+
+def sum_checks(specs: Sequence[InputSpec]) -> tuple[SizeCheck, ...]:
+    """That dimensions which are sums have the size of their parts."""
+    return tuple(
+        SizeCheck(f"{name} == {' + '.join(part for part, _ in dim.parts)}", "")
+        for name, dim in sums(specs).items()
+    )
 
 
 def tried_guards(

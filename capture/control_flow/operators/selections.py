@@ -33,10 +33,9 @@ class _Selections(TorchFunctionMode):
             return args[0].clone().item()
         if func is Tensor.__format__ and isinstance(args[0], FakeTensor):
             constant = args[0].constant  # names a layer in code such as self[f"expert_{index}"]
-            if constant is None:
-                return func(*args)
-            number: Any = constant.item()
-            return format(number, args[1])
+            if constant is not None:
+                number: Any = constant.item()
+                return format(number, args[1])
         found = func(*args, **kwargs)
         if func in _SELECTING and isinstance(found, Tensor) and args[0].dim() == 1:
             self._masks[id(found)] = found, args[0], args[0]._version
