@@ -36,7 +36,7 @@ class _Selections(TorchFunctionMode):
             if constant is None:
                 return func(*args)
             number: Any = constant.item()
-            return format(number, args[1])
+            return ("{:" + args[1] + "}").format(number)
         found = func(*args, **kwargs)
         if func in _SELECTING and isinstance(found, Tensor) and args[0].dim() == 1:
             self._masks[id(found)] = found, args[0], args[0]._version

@@ -381,8 +381,9 @@ def _all_of_them(x: Tensor, *_: float) -> Tensor:
 
 def _has_one_bin(node: Node) -> bool:
     """Whether a histogram has one bin and takes its bounds from the values: all are in it."""
-    bins, low, high = (*node.args[1:], *(100, 0, 0)[len(node.args) - 1 :])
-    return bins == 1 and low == high
+    given: tuple[Any, ...] = (*node.args[1:], *(100, 0, 0)[len(node.args) - 1 :])
+    bins, low, high = given
+    return bool(bins == 1 and low == high)
 
 
 def _lstm_cell(
