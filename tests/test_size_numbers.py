@@ -1,5 +1,7 @@
 """Numbers in buffers, from which a model computes sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,11 +34,12 @@ class PadsToFrames(nn.Module):
         wanted = (frames - 1) * self.stride + self.kernel - self.left
         extra = wanted - length
         if length <= max(self.left, extra):
-            signal = nn.functional.pad(signal, (0, extra))  # type: ignore[arg-type] # as models do
-        padded = nn.functional.pad(signal, (self.left, extra))  # type: ignore[arg-type]
-        y = self.conv(padded[..., : padded.shape[-1] - extra + extra])
-        scaled: Tensor = y * (2.0 if y.shape[-1] > 3 else 3.0)
-        return scaled
+            behind: Any = (0, extra)
+            signal = nn.functional.pad(signal, behind)
+        sizes: Any = (self.left, extra)
+        padded = nn.functional.pad(signal, sizes)
+        y: Tensor = self.conv(padded[..., : padded.shape[-1] - extra + extra])
+        return y * (2.0 if y.shape[-1] > 3 else 3.0)
 
 
 def captured(module: nn.Module, longest: int = LONGEST) -> Captured:
@@ -82,7 +85,8 @@ class Halves(nn.Module):
 
     def forward(self, signal: Tensor) -> Tensor:
         frames = torch.ceil(signal.shape[-1] / self.stride + 1).to(torch.int64)
-        padded = nn.functional.pad(signal, (0, frames))  # type: ignore[arg-type]
+        sizes: Any = (0, frames)
+        padded = nn.functional.pad(signal, sizes)
         return padded * 2 if padded.shape[-1] % 2 else padded
 
 

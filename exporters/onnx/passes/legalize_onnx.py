@@ -398,8 +398,7 @@ def _all_of_them(x: Tensor, *_: float) -> Tensor:
 
 def _has_one_bin(node: Node) -> bool:
     """Whether a histogram has one bin and takes its bounds from the values: all are in it."""
-    given: list[Any] = [100, 0, 0]
-    given[: len(node.args) - 1] = node.args[1:]
+    given: tuple[Any, ...] = (*node.args[1:], *(100, 0, 0)[len(node.args) - 1 :])
     bins, low, high = given
     return bool(bins == 1 and low == high)
 
