@@ -64,6 +64,18 @@ def nearest_of_a_reflection(x: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def far_places(x: Tensor) -> Tensor:
+    """ONNX Runtime reads pixels at places beyond the largest integer."""
+    grid = torch.cat([x[:, 0], 1e17 * x[:, 1], 1e12 * x[:, 2]], -1).unflatten(-1, (12, 2))
+    options = [
+        (way, padding, corners)
+        for way in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border")
+        for corners in (False, True)
+    ]
+    return torch.stack([F.grid_sample(x, grid, *option) for option in options])
+
+
 FORMS: list[Callable[[Tensor], Tensor]] = [
     pad_before_pool,
     squeeze_of_more_than_one,
@@ -74,6 +86,7 @@ FORMS: list[Callable[[Tensor], Tensor]] = [
     labels_that_end,
     scaled_complement,
     nearest_of_a_reflection,
+    far_places,
 ]
 
 

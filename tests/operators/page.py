@@ -110,7 +110,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "CPUs. What was published is compared with eager again, by code that shares nothing with",
         "the export's own verification: over the sizes that the bundle declares, on zeros of both",
         "signs, tiny, huge, whole, halved and shifted numbers, and on integers of the range that",
-        "the bundle declares, but not on infinities and NaN. What differs there is *silently wrong*.",
+        "the bundle declares, but not on infinities and NaN. What differs is *silently wrong*.",
         "",
         f"{versions}.",
         "",

@@ -18,6 +18,7 @@ ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's
 whose count is a size, and a cross entropy of probabilities, with smoothed labels or without a
 batch: torch.onnx drops the smoothing, and takes each target for a class.  A `grid_sample` of the
 nearest values with reflection is a gather: ONNX Runtime takes another neighbor halfway between two.
+Other places of a `grid_sample` are held near the picture: beyond 1e12 ONNX Runtime reads any pixel.
 
 The cells of an RNN are products and sums: torch's decomposition asks for the batch of the trace.
 
@@ -455,6 +456,31 @@ def _in_places_of_items(
     program.graph.erase_node(node)
 
 
+def _is_sampled_otherwise(node: Node) -> bool:
+    is_kernel = node.target is not aten.grid_sampler.default
+    return is_kernel or _is_reflected(node) or _reaches_far(node)
+
+
+def _reaches_far(node: Node) -> bool:
+    """Whether places may lie anywhere, and those far off mean the same as those just outside."""
+    _, grid, _, padding = arguments(node)[:4]
+    is_held = grid.target is aten.clamp.default and tuple(grid.args[1:]) == (-FAR, FAR)
+    return padding in (0, 1) and not is_held
+
+
+def _sampled(program: ProgramView, node: Node) -> Any:
+    if _is_reflected(node):
+        return insert_traced(program, node, _nearest_reflected)
+    return insert_traced(program, node, _sampled_near)
+
+
+def _sampled_near(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
+    """With zeros or the border around a picture, as far off as `FAR` all places are alike."""
+    near = grid.clamp(-FAR, FAR) if padding in (0, 1) else grid
+    found: Tensor = aten.grid_sampler.default(x, near, mode, padding, aligned)
+    return found
+
+
 def _is_reflected(node: Node) -> bool:
     """Whether it takes the nearest values of a picture, with reflection, at full precision."""
     picture, _, mode, padding = arguments(node)[:4]
@@ -824,6 +850,10 @@ _MAXIMA = (
 )
 _MEANS = (aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
 _AVERAGES = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+_SAMPLERS = (aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+FAR = 16384.0
+"""A place, with -1 and 1 at the edges of a picture, that lies outside one of any size, and that
+fp16 holds."""
 _MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _INDEXED = (aten.index.Tensor, aten.index_put.default)
 _LAYERS = frozenset(
@@ -851,9 +881,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.cross_entropy_loss.default: lambda program, node: insert_traced(
         program, node, _cross_entropy
     ),
-    aten.grid_sampler.default: lambda program, node: insert_traced(
-        program, node, _nearest_reflected
-    ),
+    **dict.fromkeys(_SAMPLERS, _sampled),
     aten.histc.default: lambda program, node: insert_traced(program, node, _all_of_them),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.as_strided.default: _in_memory_order,
@@ -891,7 +919,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     **dict.fromkeys(_SOFTMAXES, _is_of_other_dtype),
     aten.scaled_dot_product_attention.default: _broadcasts,
     aten.cross_entropy_loss.default: _is_other_cross_entropy,
-    aten.grid_sampler.default: _is_reflected,
+    **dict.fromkeys(_SAMPLERS, _is_sampled_otherwise),
     aten.histc.default: _has_one_bin,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.as_strided.default: _lies_otherwise,
