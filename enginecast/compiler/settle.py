@@ -59,6 +59,8 @@ TRIED_STYLES: tuple[Style, ...] = ("normal", "shifted", "tiny")
 """The same where no path was seen, and where each is taken by its sign, too."""
 TRIED_WORK = 1e9
 """Elements of the inputs times parameters up to which sizes are tried where no path was seen."""
+REFUSED_WORK = 1e12
+"""The same of the smallest inputs, up to which eager is called on these beforehand."""
 LARGER = 4
 """A size at which inputs have this many times the elements that they had in the trace may be too
 large to run."""
@@ -139,7 +141,7 @@ def leave_out_refused(source: Source, captured: Captured, wanted: Wanted) -> Cap
     dims = named_dims(captured.inputs)
     smallest = {name: dim.minimum for name, dim in dims.items()}
     free = [name for name, dim in dims.items() if not dim.asked and dim.minimum < dim.size]
-    if not free or _elements(captured.inputs, {}) * _parameters(captured) > TRIED_WORK:
+    if not free or _elements(captured.inputs, smallest) * _parameters(captured) > REFUSED_WORK:
         return captured
     takes = partial(_takes, source.eager(), captured, wanted)
     if takes(smallest) or not takes(example_sizes(captured.inputs)):
