@@ -135,6 +135,7 @@ class Decoder:
         self.generation = generation_of(engine)
         self._inputs = {spec.name: spec for spec in engine.inputs}
         self._states = {state.input: state.output for state in engine.manifest.states}
+        self._ids: Ids = np.zeros((0, 0), np.int64)
         self._mask: Ids = np.zeros((0, 0), np.int64)
         self._positions: Ids = np.zeros((0, 0), np.int64)
         self._past: dict[str, Array] = {}
@@ -157,7 +158,7 @@ class Decoder:
         Raises:
             EnginecastError: as `Engine.run`.
         """
-        self._mask = mask
+        self._ids, self._mask = ids, mask
         self._positions = np.where(mask == 0, 0, mask.cumsum(-1) - 1)
         self._past = {
             name: np.zeros(_empty(self._inputs[name], len(ids)), _dtype(self._inputs[name]))
@@ -177,7 +178,11 @@ class Decoder:
         Raises:
             EnginecastError: as `Engine.run`.
         """
+        before = self._ids.shape[1]
+        self._ids = np.concatenate([self._ids, tokens[:, None]], -1)
         self._mask = np.concatenate([self._mask, np.ones_like(tokens)[:, None]], -1)
+        if before in self.generation.restarts:
+            return self.start(self._ids, self._mask)
         self._positions = self._positions[:, -1:] + 1
         return self._run(tokens[:, None], self._positions)
 

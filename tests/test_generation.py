@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from decoders import CONFIGS, decoder
+from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from exports import cast
 from transformers import (
     GenerationConfig,
     LlamaConfig,
     MambaConfig,
     MambaForCausalLM,
+    Phi3Config,
     PreTrainedModel,
 )
 from transformers.generation import logits_process as reference
@@ -221,6 +222,55 @@ def test_generate_heeds_what_the_model_asks_for(
     with pytest.raises(UsageError, match="sets suppress_tokens, which an engine does not heed"):
         Generator(engine).generate(ids, attention_mask=mask)
     Generator(engine).generate(ids, attention_mask=mask, suppress_tokens=None, max_new_tokens=1)
+
+
+def switching() -> PreTrainedModel:
+    """A model that changes the frequencies of its positions after 20 tokens."""
+    rope = {
+        **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 20},
+        **{"short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }
+    sizes = {**GROUPED, "max_position_embeddings": 128, "original_max_position_embeddings": 20}
+    return decoder_of(Phi3Config(**sizes, rope_parameters=rope))
+
+
+def test_lengths_at_which_the_cache_is_dropped_are_found() -> None:
+    assert as_decoder(take_module(switching(), {}), "text-generation").restarts == (20,)
+    for name in ("llama", "gpt2", "gemma2", "bloom"):
+        assert as_decoder(take_module(decoder(name), {}), "text-generation").restarts == ()
+
+
+def test_all_tokens_are_read_again_where_the_cache_is_dropped(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask = (tensor.numpy() for tensor in prompts())
+    wanted = generate(engine, ids, mask, max_new_tokens=6)
+    manifest = engine.manifest
+    assert manifest.generation is not None
+    dropped = msgspec.structs.replace(manifest.generation, restarts=(8,))
+    changed = msgspec.structs.replace(manifest, generation=dropped)
+    monkeypatch.setattr(type(engine), "manifest", changed)
+    run, sizes = engine.run, []
+
+    def watched(feeds: Feeds, **options: Any) -> Any:
+        sizes.append((feeds["past_key_values_0_key"].shape[2], feeds["input_ids"].shape[1]))
+        return run(feeds, **options)
+
+    monkeypatch.setattr(engine, "run", watched)
+    assert (generate(engine, ids, mask, max_new_tokens=6) == wanted).all()
+    assert sizes == [(0, 6), (6, 1), (7, 1), (0, 9), (9, 1), (10, 1)]
+
+
+@pytest.mark.slow
+def test_a_model_that_drops_its_cache_is_followed(tmp_path: Path) -> None:
+    made = export(switching(), tmp_path / "bundle")
+    ids, mask = prompts()
+    model = switching()
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=2)
+    wanted: Any = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=40)
+    with enginecast.load(made.root) as engine:
+        found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=40)
+    assert torch.equal(found, wanted)
 
 
 def test_a_padding_id_out_of_the_vocabulary_is_none() -> None:

@@ -7,7 +7,7 @@ of the new tokens appended.  With no tokens before, the same call reads a prompt
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "l
 PAST, PRESENT = "past_key_values", "present"
 GENERATION_FILE = "generation_config.json"
 SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+MOST_TOKENS = 1 << 20
+"""Longest cache for which a model is asked whether it drops it."""
 HINT = "Leave --task out to export the model as an encoder of text, without a cache."
 
 
@@ -48,6 +50,36 @@ class Layer:
     def widths(self) -> dict[str, int]:
         """By what is kept, as it is called in the names of inputs and outputs."""
         return {"key": self.key, "value": self.value}
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """The whole numbers in a config, at any depth."""
+    if type(value) is int:
+        yield value
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(parts, Iterable) and not isinstance(parts, str):
+        for part in parts:
+            yield from _numbers(part)
+
+
+def _drops(model: Any, before: int) -> bool:
+    """Whether a model wants to read all tokens again where so many are in its cache."""
+    cache = DynamicCache()
+    kept = torch.empty(1, 1, before, 1, device="meta")
+    cache.layers = [_Kept(kept, kept)]
+    ids = torch.zeros(1, before + 1, dtype=torch.int64)
+    try:
+        given = model.prepare_inputs_for_generation(
+            ids,
+            past_key_values=cache,
+            attention_mask=torch.ones_like(ids),
+            position_ids=torch.arange(before + 1)[None],
+            next_sequence_length=1,
+            use_cache=True,
+        )
+    except Exception:  # the model's own code: what a run of generate needs is compared there
+        return False
+    return given.get("past_key_values") is not cache
 
 
 class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
@@ -158,6 +190,17 @@ class DecoderSource(Source):
             if self.config is None
             else GenerationConfig.from_model_config(self.config)
         )
+
+    @cached_property
+    def restarts(self) -> tuple[int, ...]:
+        """How many tokens are before a step where `generate` drops the cache and reads all tokens
+        again, as where a model changes the frequencies of its positions.  Lengths around the
+        numbers of the config are tried: a model knows no others.
+        """
+        model: Any = self._model.empty()
+        numbers = set() if self.config is None else {*_numbers(self.config.to_dict())}
+        near = {number + step for number in numbers for step in (-1, 0, 1)}
+        return tuple(n for n in sorted(near) if 1 < n <= MOST_TOKENS and _drops(model, n))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Files of TorchScript: a module that torch.jit.save wrote, scripted or traced.
 
-What a file holds is told from the names in its zip directory and from the names in its pickle,
+The kind of file shows in the names in its zip directory and from the names in its pickle,
 which is read and never run; so a checkpoint or a pickled module is refused by name, before anything
 of it is loaded.
 """

@@ -234,6 +234,7 @@ def _describe_generation(source: Source) -> Generation | None:
         padding_id=source.own_padding,
         ending_ids=source.endings,
         **settings,
+        restarts=source.restarts,
         not_heeded=not_heeded(source.generation_config),
     )
 
