@@ -225,17 +225,17 @@ def test_generate_heeds_what_the_model_asks_for(
 
 
 def switching() -> PreTrainedModel:
-    """A model that changes the frequencies of its positions after 20 tokens."""
+    """A model that changes the frequencies of its positions after 40 tokens."""
     rope = {
-        **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 20},
+        **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40},
         **{"short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
     }
-    sizes = {**GROUPED, "max_position_embeddings": 128, "original_max_position_embeddings": 20}
+    sizes = {**GROUPED, "max_position_embeddings": 128, "original_max_position_embeddings": 40}
     return decoder_of(Phi3Config(**sizes, rope_parameters=rope))
 
 
 def test_lengths_at_which_the_cache_is_dropped_are_found() -> None:
-    assert as_decoder(take_module(switching(), {}), "text-generation").restarts == (20,)
+    assert as_decoder(take_module(switching(), {}), "text-generation").restarts == (40,)
     for name in ("llama", "gpt2", "gemma2", "bloom"):
         assert as_decoder(take_module(decoder(name), {}), "text-generation").restarts == ()
 
@@ -267,9 +267,9 @@ def test_a_model_that_drops_its_cache_is_followed(tmp_path: Path) -> None:
     ids, mask = prompts()
     model = switching()
     model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=2)
-    wanted: Any = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=40)
+    wanted: Any = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=60)
     with enginecast.load(made.root) as engine:
-        found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=40)
+        found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=60)
     assert torch.equal(found, wanted)
 
 

@@ -286,6 +286,11 @@ def _writes_to_a_view(m: Any, x: Tensor) -> Any:
     return x + m.first
 
 
+def _turns(m: Any, x: Tensor) -> Any:
+    m.h *= 1j
+    return x + m.h.real
+
+
 def _sets_data(m: Any, x: Tensor) -> Any:
     m.h.data = m.h.data + x
     return m.h + x
@@ -316,6 +321,7 @@ def test_buffers_that_are_not_state_of_their_own_are_refused(tmp_path: Path) -> 
         (_parts, {"inner__h": one, "other__h": one}, "are one buffer, and forward replaces one"),
         (_names_its_output, {"h": torch.zeros(4)}, "would be the output 'next_h', which forward"),
         (_makes, {"h": None}, "makes the buffer h, which was nothing before"),
+        (_turns, {"h": torch.ones(4, dtype=torch.complex64)}, "engines take no complex state"),
         (_writes_to_a_view, {"h": one, "first": one[:1]}, "shares its memory with first"),
     ):
         with pytest.raises(SourceError, match=text):

@@ -201,6 +201,12 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
         for name in _written(source.name, module, found, versions, seen[-1], one):
             written[name] = None
     for name in written:
+        if before[name].is_complex():
+            raise SourceError(
+                f"{source.name}: forward writes to the buffer {name} of {before[name].dtype}, and"
+                " engines take no complex state",
+                hint="Keep torch.view_as_real of it, and use torch.view_as_complex in forward.",
+            )
         if name in shared:
             raise SourceError(
                 f"{source.name}: forward writes to the buffer {name}, which shares its memory with"
