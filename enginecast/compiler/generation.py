@@ -60,7 +60,7 @@ def generated(prepared: Prepared, source: DecoderSource, single: Floor) -> Run:
     ids, mask = _prompts(prepared)
     # One call over the whole text is the measure: it has no cache to drop halfway.
     kept = [length for length in source.restarts if length >= ids.shape[1]]
-    longest = min(_longest(prepared.inputs), *kept)
+    longest = min([_longest(prepared.inputs), *kept])
     steps = min(STEPS, longest - ids.shape[1] + 1)
     tokens, plain = _by_transformers(source, ids, mask, steps)
     text = torch.cat([ids, tokens], 1)[:, :-1]
