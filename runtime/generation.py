@@ -135,6 +135,7 @@ class Decoder:
         self.generation = generation_of(engine)
         self._inputs = {spec.name: spec for spec in engine.inputs}
         self._states = {state.input: state.output for state in engine.manifest.states}
+        self._ids: Ids = np.zeros((0, 0), np.int64)
         self._mask: Ids = np.zeros((0, 0), np.int64)
         self._positions: Ids = np.zeros((0, 0), np.int64)
         self._past: dict[str, Array] = {}
@@ -157,7 +158,7 @@ class Decoder:
         Raises:
             EnginecastError: as `Engine.run`.
         """
-        self._mask = mask
+        self._ids, self._mask = ids, mask
         self._positions = np.where(mask == 0, 0, mask.cumsum(-1) - 1)
         self._past = {
             name: np.zeros(_empty(self._inputs[name], len(ids)), _dtype(self._inputs[name]))
@@ -177,7 +178,11 @@ class Decoder:
         Raises:
             EnginecastError: as `Engine.run`.
         """
+        before = self._ids.shape[1]
+        self._ids = np.concatenate([self._ids, tokens[:, None]], -1)
         self._mask = np.concatenate([self._mask, np.ones_like(tokens)[:, None]], -1)
+        if before in self.generation.restarts:
+            return self.start(self._ids, self._mask)
         self._positions = self._positions[:, -1:] + 1
         return self._run(tokens[:, None], self._positions)
 
@@ -217,10 +222,10 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     do_sample: bool = False,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
-    top_p: float = 1.0,
-    repetition_penalty: float = 1.0,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
     seed: int | None = None,
 ) -> Ids:
     """Generate text: prompts and what follows them.
@@ -231,12 +236,12 @@ def generate(
         attention_mask: [batch, tokens], 0 where there is padding; None: as transformers, padding
             is where the padding id is, unless a text may end with it.
         max_new_tokens: at most.
-        eos_token_id: ends a row; None: those of the model's config; (): none.
-        pad_token_id: follows in a row that has ended; None: that of the config, or else the first
+        eos_token_id: ends a row; None: those of the model's generation config; (): none.
+        pad_token_id: follows in a row that has ended; None: that of this config, or else the first
             id that ends a row.
         do_sample: draw the next token; False: take the one with the highest score.
-        temperature: divides the scores.
-        top_k: draw from so many tokens with the highest scores; None: from all.
+        temperature: divides the scores; None, here and below: that of this config.
+        top_k: draw from so many tokens with the highest scores; 0: from all.
         top_p: draw from the fewest tokens whose probabilities add up to it.
         repetition_penalty: divides positive scores of tokens that the row has, and multiplies
             negative ones.
@@ -251,7 +256,14 @@ def generate(
         EnginecastError: as `Engine.run`.
     """
     ids = _ids("input_ids", input_ids)
-    sampling = Sampling(do_sample, temperature, top_k, top_p, repetition_penalty)
+    own = generation_of(engine)
+    sampling = Sampling(
+        do_sample,
+        own.temperature if temperature is None else temperature,
+        (own.top_k if top_k is None else top_k) or None,
+        own.top_p if top_p is None else top_p,
+        own.repetition_penalty if repetition_penalty is None else repetition_penalty,
+    )
     new = tokens(
         engine,
         ids,
@@ -278,10 +290,16 @@ def tokens(
 ) -> Iterator[Ids]:
     """Generate text token by token; arguments and errors are those of `generate`.
 
+    Args:
+        sampling: how tokens are chosen; None: by the highest score, with the repetition penalty of
+            the model's generation config.
+
     Yields:
         The next token of each row, int64 [batch].
     """
-    decoder, sampling = Decoder(engine), sampling or Sampling()
+    decoder = Decoder(engine)
+    if sampling is None:
+        sampling = Sampling(repetition_penalty=decoder.generation.repetition_penalty)
     ids = _ids("input_ids", input_ids)
     endings = _endings(decoder.generation, eos_token_id)
     padding = decoder.generation.padding_id if pad_token_id is None else pad_token_id
@@ -295,6 +313,8 @@ def tokens(
             f" {ids.shape[1]} tokens of {decoder.longest} that the engine takes",
             hint=f"Ask for max_new_tokens={most}." if most else "Give shorter prompts.",
         )
+    if seed is not None and seed < 0:
+        raise UsageError(f"seed: expected at least 0, got {seed}")
     random = np.random.default_rng(seed)
     running = np.ones(len(ids), np.bool_)
     filler = padding if padding is not None else next(iter(endings), 0)
@@ -330,6 +350,9 @@ def _mask(ids: Ids, given: Any, padding: int | None, endings: Sequence[int]) -> 
             raise InputError(
                 f"attention_mask: expected shape {list(ids.shape)}, got {list(mask.shape)}"
             )
+        if not np.isin(mask, (0, 1)).all():
+            other = mask[~np.isin(mask, (0, 1))][0]
+            raise InputError(f"attention_mask: expected 0 and 1 alone, got {other}")
     elif padding is None or padding in endings:
         return np.ones_like(ids)
     else:
@@ -346,7 +369,7 @@ def _mask(ids: Ids, given: Any, padding: int | None, endings: Sequence[int]) -> 
 def _endings(generation: Generation, given: int | Sequence[int] | None) -> Sequence[int]:
     if given is None:
         return generation.ending_ids
-    return (given,) if isinstance(given, int) else tuple(given)
+    return tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
 
 
 def _empty(spec: Input, batch: int) -> tuple[int, ...]:
@@ -382,6 +405,11 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (0.0, None),
     "eta_cutoff": (0.0, None),
     "length_penalty": (1.0, None),
+    "encoder_repetition_penalty": (1.0, None),
+    "diversity_penalty": (0.0, None),
+    "guidance_scale": (1.0, None),
+    "remove_invalid_values": (False, None),
+    "token_healing": (False, None),
     "use_cache": (True, None),
 }
 """Values of other arguments that change nothing."""
@@ -389,7 +417,8 @@ CHANGES = (
     *(name for name in WITHOUT_EFFECT if name != "use_cache"),
     *("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
     *("begin_suppress_tokens", "sequence_bias", "constraints", "force_words_ids", "stop_strings"),
-    *("guidance_scale", "penalty_alpha", "assistant_model", "prompt_lookup_num_tokens"),
+    *("penalty_alpha", "assistant_model", "prompt_lookup_num_tokens", "max_time", "top_h"),
+    *("exponential_decay_length_penalty", "watermarking_config", "dola_layers"),
 )
 """Fields of a GenerationConfig that change the tokens, and are not heeded."""
 
@@ -426,35 +455,58 @@ class Generator:
             attention_mask: [batch, tokens].
             seed: of what is drawn: the random numbers are not those of torch.
             **options: max_new_tokens or max_length, eos_token_id, pad_token_id, do_sample,
-                temperature, top_k, top_p and repetition_penalty.
+                temperature, top_k, top_p and repetition_penalty.  What nobody gives is that of the
+                model's generation config, but for lengths.
 
         Returns:
             The prompts and what follows them, int64 [batch, tokens + new tokens].
 
         Raises:
-            UsageError: an argument that would change the tokens, and is not heeded here.
+            UsageError: an argument, or a field of the model's generation config, that would
+                change the tokens, and is not heeded here.
             EnginecastError: as the function `generate`.
         """
         given = inputs if input_ids is None else input_ids
         if given is None or (inputs is not None and input_ids is not None):
             raise UsageError("generate: expected prompts once, as input_ids")
         ids = _ids("input_ids", given)
+        own = generation_of(self.engine)
         asked = _asked(generation_config) | options
+        kept = [name for name in own.not_heeded if name not in asked]
+        if kept:
+            raise UsageError(
+                f"generate: the model's generation config sets {kept[0]}, which an engine does not"
+                " heed",
+                hint=f"Give {kept[0]}=None to generate without it.",
+            )
         longest = asked.pop("max_length", None)
         if asked.get("max_new_tokens") is None:
             asked["max_new_tokens"] = 20 if longest is None else longest - ids.shape[1]
         for name, value in [*asked.items()]:
             if name not in TAKEN:
-                if value is not None and value not in WITHOUT_EFFECT.get(name, ()):
+                if _changes(name, value):
                     raise UsageError(f"generate: {name}={value!r} is not heeded by an engine")
                 del asked[name]
-        if asked.get("do_sample"):
-            asked.setdefault("top_k", USUAL_TOP_K)
-            asked["top_k"] = asked["top_k"] or None
-        kept = {name: value for name, value in asked.items() if value is not None}
-        found = generate(self.engine, ids, attention_mask, seed=seed, **kept)
+        asked.setdefault("do_sample", own.do_sample)
+        if asked["do_sample"]:
+            asked.setdefault("top_k", USUAL_TOP_K if own.top_k is None else own.top_k)
+            asked["top_k"] = asked["top_k"] or 0
+        given_options = {name: value for name, value in asked.items() if value is not None}
+        found = generate(self.engine, ids, attention_mask, seed=seed, **given_options)
         like = getattr(given, "new_tensor", None)  # torch's, which is not imported here
         return found if like is None else like(found)
+
+
+def _changes(name: str, value: Any) -> bool:
+    """Whether a value of what is not heeded would change the tokens."""
+    if value is None or (isinstance(value, (list, tuple, dict)) and not value):
+        return False
+    return value not in WITHOUT_EFFECT.get(name, ())
+
+
+def not_heeded(config: Any) -> tuple[str, ...]:
+    """The fields of a GenerationConfig that would change the tokens, and are not heeded."""
+    return tuple(name for name in CHANGES if _changes(name, getattr(config, name, None)))
 
 
 def _asked(config: Any) -> dict[str, Any]:

@@ -49,9 +49,14 @@ CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
 
 def decoder(name: str, seed: int = 0) -> PreTrainedModel:
     """A model that continues texts in its own way, not by repeating a token."""
+    return decoder_of(CONFIGS[name](), seed)
+
+
+def decoder_of(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Such a model of a config."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:

@@ -9,9 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from decoders import CONFIGS, decoder
+from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from exports import cast
-from transformers import GenerationConfig, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    Phi3Config,
+    PreTrainedModel,
+)
 from transformers.generation import logits_process as reference
 
 import enginecast
@@ -21,12 +28,14 @@ from enginecast.capture.inputs.narrowing import fewer
 from enginecast.capture.sources import decoder as decoder_source
 from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
+from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.text_config import padding_of
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import InputError, SourceError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
-from enginecast.runtime.generation import only_top_k, only_top_p, penalized, tokens
+from enginecast.runtime.generation import not_heeded, only_top_k, only_top_p, penalized, tokens
 from enginecast.verify.generation import GENERATION_NAME, follow, read_continued
 
 Feeds = dict[str, np.ndarray[Any, Any]]
@@ -140,12 +149,148 @@ def test_the_filters_are_those_of_transformers(seed: int) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+OWN = GenerationConfig(
+    eos_token_id=[2, *range(5, 30)],
+    pad_token_id=3,
+    do_sample=True,
+    temperature=0.5,
+    top_k=9,
+    repetition_penalty=1.5,
+    suppress_tokens=[7],
+)
+
+
+def test_the_generation_config_of_a_folder_is_read(tmp_path: Path) -> None:
+    model = decoder("llama")
+    model.save_pretrained(tmp_path)
+    OWN.save_pretrained(tmp_path)
+    source = as_decoder(open_folder(tmp_path, None), "text-generation")
+    assert source.endings == (2, *range(5, 30))
+    assert source.own_padding == 3
+    assert source.settings["repetition_penalty"] == 1.5
+    assert source.settings["top_k"] == 9
+    assert not_heeded(source.generation_config) == ("suppress_tokens",)
+    before = source.fingerprint()
+    (tmp_path / "generation_config.json").unlink()
+    alone = as_decoder(open_folder(tmp_path, None), "text-generation")
+    assert (alone.endings, alone.own_padding) == ((2,), 0)
+    assert alone.fingerprint() != before
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(SourceError, match=r"generation_config\.json cannot be used"):
+        as_decoder(open_folder(tmp_path, None), "text-generation").endings  # noqa: B018
+
+
+def test_the_generation_config_of_a_module_is_read() -> None:
+    model = decoder("llama")
+    model.generation_config = OWN
+    source = as_decoder(take_module(model, {}), "text-generation")
+    assert source.endings == (2, *range(5, 30))
+    assert not_heeded(source.generation_config) == ("suppress_tokens",)
+
+
+def test_generate_heeds_what_the_model_asks_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask = prompts()
+    model = decoder("llama")
+    own = {"eos_token_id": [2, *range(5, 30)], "pad_token_id": 3, "repetition_penalty": 1.5}
+    model.generation_config = GenerationConfig(**own)
+    wanted: Any = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=12)
+    generation = engine.manifest.generation
+    assert generation is not None
+    kept = msgspec.structs.replace(
+        generation,
+        ending_ids=(2, *range(5, 30)),
+        padding_id=3,
+        repetition_penalty=1.5,
+        do_sample=True,
+        top_k=1,
+    )
+    manifest = msgspec.structs.replace(engine.manifest, generation=kept)
+    monkeypatch.setattr(type(engine), "manifest", manifest)
+    found = generate(engine, ids.numpy(), mask.numpy(), max_new_tokens=12)
+    assert (found == wanted.numpy()).all()
+    drawn = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=12)
+    assert torch.equal(drawn, wanted)
+    monkeypatch.setattr(
+        type(engine),
+        "manifest",
+        msgspec.structs.replace(
+            manifest, generation=msgspec.structs.replace(kept, not_heeded=("suppress_tokens",))
+        ),
+    )
+    with pytest.raises(UsageError, match="sets suppress_tokens, which an engine does not heed"):
+        Generator(engine).generate(ids, attention_mask=mask)
+    Generator(engine).generate(ids, attention_mask=mask, suppress_tokens=None, max_new_tokens=1)
+
+
+def switching() -> PreTrainedModel:
+    """A model that changes the frequencies of its positions after 40 tokens."""
+    rope = {
+        **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40},
+        **{"short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }
+    sizes = {**GROUPED, "max_position_embeddings": 128, "original_max_position_embeddings": 40}
+    return decoder_of(Phi3Config(**sizes, rope_parameters=rope))
+
+
+def test_lengths_at_which_the_cache_is_dropped_are_found() -> None:
+    assert as_decoder(take_module(switching(), {}), "text-generation").restarts == (40,)
+    for name in ("llama", "gpt2", "gemma2", "bloom"):
+        assert as_decoder(take_module(decoder(name), {}), "text-generation").restarts == ()
+
+
+def test_all_tokens_are_read_again_where_the_cache_is_dropped(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask = (tensor.numpy() for tensor in prompts())
+    wanted = generate(engine, ids, mask, max_new_tokens=6)
+    manifest = engine.manifest
+    assert manifest.generation is not None
+    dropped = msgspec.structs.replace(manifest.generation, restarts=(8,))
+    changed = msgspec.structs.replace(manifest, generation=dropped)
+    monkeypatch.setattr(type(engine), "manifest", changed)
+    run, sizes = engine.run, []
+
+    def watched(feeds: Feeds, **options: Any) -> Any:
+        sizes.append((feeds["past_key_values_0_key"].shape[2], feeds["input_ids"].shape[1]))
+        return run(feeds, **options)
+
+    monkeypatch.setattr(engine, "run", watched)
+    assert (generate(engine, ids, mask, max_new_tokens=6) == wanted).all()
+    assert sizes == [(0, 6), (6, 1), (7, 1), (0, 9), (9, 1), (10, 1)]
+
+
+@pytest.mark.slow
+def test_a_model_that_drops_its_cache_is_followed(tmp_path: Path) -> None:
+    made = export(switching(), tmp_path / "bundle")
+    ids, mask = prompts()
+    model = switching()
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=2)
+    wanted: Any = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=60)
+    with enginecast.load(made.root) as engine:
+        found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=60)
+    assert torch.equal(found, wanted)
+
+
+def test_a_padding_id_out_of_the_vocabulary_is_none() -> None:
+    assert padding_of(LlamaConfig(vocab_size=9, pad_token_id=-1)) == 0
+    assert padding_of(LlamaConfig(vocab_size=9, pad_token_id=9)) == 0
+    assert padding_of(LlamaConfig(vocab_size=9, pad_token_id=8)) == 8
+
+
 def test_what_is_not_heeded_is_refused(engine: Engine) -> None:
     ids, _ = prompts()
     with pytest.raises(UsageError, match="num_beams=4 is not heeded"):
         Generator(engine).generate(ids, num_beams=4)
     with pytest.raises(UsageError, match="no_repeat_ngram_size=2 is not heeded"):
         Generator(engine).generate(ids, GenerationConfig(no_repeat_ngram_size=2))
+    with pytest.raises(UsageError, match="exponential_decay_length_penalty="):
+        Generator(engine).generate(
+            ids, GenerationConfig(exponential_decay_length_penalty=(2, 3.0), eos_token_id=2)
+        )
+    with pytest.raises(UsageError, match="seed: expected at least 0, got -1"):
+        generate(engine, ids, do_sample=True, seed=-1)
     with pytest.raises(UsageError, match="top_p: expected more than 0 and at most 1"):
         generate(engine, ids, top_p=1.5)
 

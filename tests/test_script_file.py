@@ -13,10 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from enginecast.capture.sources.script_file import sniff
+import enginecast
+from enginecast.capture.sources.script_file import open_script_file, sniff
 from enginecast.capture.sources.source import open_source
 from enginecast.cli.app import app
-from enginecast.errors import SourceError, UsageError
+from enginecast.compiler.request import ModelOptions
+from enginecast.errors import CaptureError, SourceError, UsageError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -66,6 +68,53 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({"x": torch.randn(3, 8), "scale": torch.randn(1)}, place / "branch.safetensors")
     save_file({"x": torch.randn(3, 8)}, place / "plain.safetensors")
     return place
+
+
+class Counts(nn.Module):
+    """Keeps a number and a list, which no tensor shows."""
+
+    n: int
+    seen: list[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.n, self.seen = 0, [0]
+
+
+class CountsCalls(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        found: Tensor = self.linear(x)
+        return found * 2 if self.n > 200 else found
+
+
+class KeepsCalls(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(1)
+        found: Tensor = self.linear(x)
+        return found * 2 if len(self.seen) > 200 else found
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(CountsCalls, "script.n"), (KeepsCalls, "script.seen")])
+def test_what_a_script_keeps_is_seen(
+    folder: Path, tmp_path: Path, kind: type[nn.Module], kept: str
+) -> None:
+    torch.jit.save(torch.jit.script(kind().eval()), tmp_path / "counts.pt")
+    options = ModelOptions(inputs=folder / "plain.safetensors", allow_code=True)
+    with pytest.raises(
+        CaptureError, match=f"state that changes its result: forward changes {kept}"
+    ):
+        enginecast.compile(
+            str(tmp_path / "counts.pt"), tmp_path / "bundle", target="torchscript", options=options
+        )
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_frozen_script_is_refused_by_name(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.freeze(torch.jit.script(Branch().eval())), tmp_path / "frozen.pt")
+    with pytest.raises(SourceError, match="is frozen: its weights are constants"):
+        open_script_file(tmp_path / "frozen.pt", allow_code=True)
 
 
 def run(*words: str, code: int = 0) -> str:

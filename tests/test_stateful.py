@@ -241,6 +241,95 @@ def test_without_the_option_the_refusal_names_it(tmp_path: Path) -> None:
     assert "--state inputs" in caught.value.hint
 
 
+class Given(nn.Module):
+    """Buffers by name, and what forward does with them."""
+
+    def __init__(self, step: Callable[[Any, Tensor], Any], **buffers: Tensor | None) -> None:
+        super().__init__()
+        self.step = step
+        self.inner, self.other = nn.Module(), nn.Module()
+        for name, tensor in buffers.items():
+            module, _, key = name.rpartition("__")
+            self.get_submodule(module).register_buffer(key, tensor)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.step(self, x)
+
+
+def _returns_its_buffer(m: Any, x: Tensor) -> Any:
+    m.h += x
+    return x * 2, m.h
+
+
+def _shares(m: Any, x: Tensor) -> Any:
+    m.inner.h += x
+    return x + m.other.h
+
+
+def _parts(m: Any, x: Tensor) -> Any:
+    m.inner.h = m.inner.h + x
+    return x + m.other.h
+
+
+def _names_its_output(m: Any, x: Tensor) -> Any:
+    m.h += x
+    return {"next_h": x, "y": m.h}
+
+
+def _makes(m: Any, x: Tensor) -> Any:
+    m.h = x if m.h is None else m.h + x
+    return m.h
+
+
+def _writes_to_a_view(m: Any, x: Tensor) -> Any:
+    m.h += x
+    return x + m.first
+
+
+def _turns(m: Any, x: Tensor) -> Any:
+    m.h *= 1j
+    return x + m.h.real
+
+
+def _sets_data(m: Any, x: Tensor) -> Any:
+    m.h.data = m.h.data + x
+    return m.h + x
+
+
+def test_modules_may_return_a_buffer_and_share_it(tmp_path: Path) -> None:
+    one = torch.zeros(4)
+    for step, buffers in (
+        (_returns_its_buffer, {"h": torch.zeros(4)}),
+        (_shares, {"inner__h": one, "other__h": one}),
+    ):
+        module = Given(step, **buffers)
+        made = export(copy.deepcopy(module), tmp_path / step.__name__, {"x": torch.randn(4)})
+        assert len(made.manifest.states) == 1
+        last = made.manifest.outputs[-2].name
+        calls = [torch.randn(4) for _ in range(3)]
+        with enginecast.load(made.root, threads=1) as engine:
+            stepper = Stepper(engine)
+            for x in calls:
+                wanted = module(x)
+                wanted = wanted[-1] if isinstance(wanted, tuple) else wanted
+                np.testing.assert_allclose(stepper({"x": x.numpy()})[last], wanted, rtol=1e-5)
+
+
+def test_buffers_that_are_not_state_of_their_own_are_refused(tmp_path: Path) -> None:
+    one = torch.zeros(4)
+    for step, buffers, text in (
+        (_parts, {"inner__h": one, "other__h": one}, "are one buffer, and forward replaces one"),
+        (_names_its_output, {"h": torch.zeros(4)}, "would be the output 'next_h', which forward"),
+        (_makes, {"h": None}, "makes the buffer h, which was nothing before"),
+        (_turns, {"h": torch.ones(4, dtype=torch.complex64)}, "engines take no complex state"),
+        (_writes_to_a_view, {"h": one, "first": one[:1]}, "shares its memory with first"),
+    ):
+        with pytest.raises(SourceError, match=text):
+            export(Given(step, **buffers), tmp_path / "bundle", {"x": torch.randn(4)})
+    with pytest.raises(CaptureError, match="sets the data of a tensor"):
+        export(Given(_sets_data, h=torch.zeros(4)), tmp_path / "bundle", {"x": torch.randn(4)})
+
+
 def test_the_module_that_was_given_keeps_its_state() -> None:
     module = Smoothed()
     with torch.no_grad():

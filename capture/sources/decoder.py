@@ -6,7 +6,8 @@ of the new tokens appended.  With no tokens before, the same call reads a prompt
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,20 +17,24 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import ending_of, padding_of, text_of
+from enginecast.capture.sources.text_config import padding_of
 from enginecast.errors import SourceError, UsageError
 
 TEXT_GENERATION: Literal["text-generation"] = "text-generation"
 TASKS = (TEXT_GENERATION,)
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PAST, PRESENT = "past_key_values", "present"
+GENERATION_FILE = "generation_config.json"
+SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+MOST_TOKENS = 1 << 20
+"""Longest cache for which a model is asked whether it drops it."""
 HINT = "Leave --task out to export the model as an encoder of text, without a cache."
 
 
@@ -45,6 +50,36 @@ class Layer:
     def widths(self) -> dict[str, int]:
         """By what is kept, as it is called in the names of inputs and outputs."""
         return {"key": self.key, "value": self.value}
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """The whole numbers in a config, at any depth."""
+    if type(value) is int:
+        yield value
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(parts, Iterable) and not isinstance(parts, str):
+        for part in parts:
+            yield from _numbers(part)
+
+
+def _drops(model: Any, before: int) -> bool:
+    """Whether a model wants to read all tokens again where so many are in its cache."""
+    cache = DynamicCache()
+    kept = torch.empty(1, 1, before, 1, device="meta")
+    cache.layers = [_Kept(kept, kept)]
+    ids = torch.zeros(1, before + 1, dtype=torch.int64)
+    try:
+        given = model.prepare_inputs_for_generation(
+            ids,
+            past_key_values=cache,
+            attention_mask=torch.ones_like(ids),
+            position_ids=torch.arange(before + 1)[None],
+            next_sequence_length=1,
+            use_cache=True,
+        )
+    except Exception:  # the model's own code: what a run of generate needs is compared there
+        return False
+    return given.get("past_key_values") is not cache
 
 
 class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
@@ -129,14 +164,56 @@ class DecoderSource(Source):
         """Names of the outputs that they become, in the same order."""
         return tuple(f"{PRESENT}.{n}.{k}" for n, layer in self._numbered for k in layer.widths())
 
+    @cached_property
+    def generation_config(self) -> GenerationConfig:
+        """What the model's own `generate` does where its caller says nothing: as transformers has
+        it, of generation_config.json, and of config.json where there is none.
+
+        Raises:
+            SourceError: generation_config.json cannot be used.
+        """
+        if not isinstance(self._model, HuggingFaceSource):
+            found: Any = getattr(self._model.empty(), "generation_config", None)
+            return found if isinstance(found, GenerationConfig) else self._config_alone()
+        file = self._model.folder / GENERATION_FILE
+        if not file.is_file():
+            return self._config_alone()
+        try:
+            with quiet_transformers():
+                return GenerationConfig.from_pretrained(self._model.folder, local_files_only=True)
+        except Exception as error:  # reading foreign data raises any kind
+            raise SourceError(f"{file} cannot be used: {error}") from error
+
+    def _config_alone(self) -> GenerationConfig:
+        return (
+            GenerationConfig()
+            if self.config is None
+            else GenerationConfig.from_model_config(self.config)
+        )
+
+    @cached_property
+    def restarts(self) -> tuple[int, ...]:
+        """How many tokens are before a step where `generate` drops the cache and reads all tokens
+        again, as where a model changes the frequencies of its positions.  Lengths around the
+        numbers of the config are tried: a model knows no others.
+        """
+        model: Any = self._model.empty()
+        numbers = set() if self.config is None else {*_numbers(self.config.to_dict())}
+        near = {number + step for number in numbers for step in (-1, 0, 1)}
+        return tuple(n for n in sorted(near) if 1 < n <= MOST_TOKENS and _drops(model, n))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What of it engines heed, by name; but for ids and lengths."""
+        asked = {name: getattr(self.generation_config, name, None) for name in SETTINGS}
+        return {name: value for name, value in asked.items() if value is not None}
+
     @property
     def endings(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        given: Any = getattr(text_of(self.config), "eos_token_id", None) if self.config else None
-        known = ending_of(self.config)
-        if isinstance(given, (list, tuple)):
-            return tuple(each for each in given if type(each) is int)
-        return () if known is None else (known,)
+        given: Any = self.generation_config.eos_token_id
+        known = given if isinstance(given, (list, tuple)) else [given]
+        return tuple(each for each in known if type(each) is int and each >= 0)
 
     @property
     def padding(self) -> int:
@@ -145,8 +222,8 @@ class DecoderSource(Source):
 
     @property
     def own_padding(self) -> int | None:
-        """The same, where the config names one."""
-        given: Any = getattr(text_of(self.config), "pad_token_id", None) if self.config else None
+        """The same, where the generation config names one."""
+        given: Any = self.generation_config.pad_token_id
         return given if type(given) is int and given >= 0 else None
 
     @property
@@ -162,7 +239,12 @@ class DecoderSource(Source):
 
     @property
     def _fingerprint(self) -> Mapping[str, str]:
-        return {**self._model.fingerprint(), "task": TEXT_GENERATION}
+        settings = {**self.settings, "eos": self.endings, "pad": self.own_padding}
+        return {
+            **self._model.fingerprint(),
+            "task": TEXT_GENERATION,
+            "generation": json.dumps(settings, sort_keys=True),
+        }
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         return self._stepping(self._model.eager(dtype))

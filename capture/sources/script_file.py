@@ -129,6 +129,12 @@ def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
         raise SourceError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(script, "forward"):
         raise SourceError(f"{path}: the TorchScript module has no forward method")
+    if not hasattr(script, "training"):
+        raise SourceError(
+            f"{path} is frozen: its weights are constants of its code, so that it does not run in"
+            " fp64, which engines are compared with",
+            hint="Save the module before torch.jit.freeze or torch.jit.optimize_for_inference.",
+        )
     return ScriptSource(path, script)
 
 

@@ -9,7 +9,7 @@ itself stays as it is.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,23 +133,34 @@ class StatefulSource(Source):
     def _fed(self, module: nn.Module) -> nn.Module:
         """Make `module` take and give its state by name, in place (see `calls.taking`)."""
         plain: Callable[..., Any] = module.forward
-        places = {name: _owner(module, name) for name in self.buffers}
+        places = {name: _owners(module, name) for name in self.buffers}
         names = dict(self.inputs)
         outputs = self.outputs
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or not tensors.keys() >= set(names.values()):
                 return plain(*args, **tensors)  # the model's own code calls it
-            kept = {name: owner._buffers[key] for name, (owner, key) in places.items()}
+            kept = {name: owned[0][0]._buffers[owned[0][1]] for name, owned in places.items()}
             try:
-                for name, (owner, key) in places.items():
-                    owner._buffers[key] = tensors.pop(names[name]).clone()
+                for name, owned in places.items():
+                    fed = tensors.pop(names[name]).clone()
+                    for owner, key in owned:
+                        owner._buffers[key] = fed
                 returned = plain(**tensors)
-                after = {name: owner._buffers[key] for name, (owner, key) in places.items()}
+                after = {n: owned[0][0]._buffers[owned[0][1]] for n, owned in places.items()}
             finally:
-                for name, (owner, key) in places.items():
-                    owner._buffers[key] = kept[name]
-            return {**_fields(returned), **{outputs[name]: after[name] for name in after}}
+                for name, owned in places.items():
+                    for owner, key in owned:
+                        owner._buffers[key] = kept[name]
+            given = _fields(returned)
+            twice = next((name for name, output in outputs.items() if output in given), None)
+            if twice is not None:
+                raise SourceError(
+                    f"{self.name}: the new state of {twice} would be the output"
+                    f" {outputs[twice]!r}, which forward returns already",
+                    hint="Rename the buffer or what forward returns.",
+                )
+            return {**given, **{outputs[name]: after[name] for name in after}}
 
         forward.__signature__ = self.forward_signature  # type: ignore[attr-defined]
         forward.__wrapped__ = plain  # type: ignore[attr-defined]
@@ -171,10 +182,12 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
         raise UsageError(f"--state {INPUTS} does not fit {source.name}, which is a program")
     module = source.eager()
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    one = {alias: name for name in before for alias in _aliases(module, name)}
+    shared = _sharing(module)
     seen: list[dict[str, Tensor]] = []
     written: dict[str, None] = {}
     for inputs in calls:
-        found = dict(module.named_buffers())
+        found = dict(module.named_buffers(remove_duplicate=False))
         seen.append({name: tensor.clone() for name, tensor in found.items()})
         versions = {name: tensor._version for name, tensor in found.items()}
         try:
@@ -185,19 +198,21 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
                 f"{source.name}: call {len(seen)} in turn fails: {type(error).__name__}: {error}",
                 hint="Give inputs that it takes again and again: --inputs FILE.safetensors.",
             ) from error
-        after = dict(module.named_buffers())
-        for name, tensor in found.items():
-            now = after.get(name)
-            if now is tensor and tensor._version == versions[name]:
-                continue
-            if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
-                what = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
-                raise SourceError(
-                    f"{source.name}: forward makes the buffer {name} {what}, which was"
-                    f" {tensor.dtype} {list(tensor.shape)}",
-                    hint="State keeps its shape and dtype: write into a buffer of a fixed size.",
-                )
+        for name in _written(source.name, module, found, versions, seen[-1], one):
             written[name] = None
+    for name in written:
+        if before[name].is_complex():
+            raise SourceError(
+                f"{source.name}: forward writes to the buffer {name} of {before[name].dtype}, and"
+                " engines take no complex state",
+                hint="Keep torch.view_as_real of it, and use torch.view_as_complex in forward.",
+            )
+        if name in shared:
+            raise SourceError(
+                f"{source.name}: forward writes to the buffer {name}, which shares its memory with"
+                f" {shared[name]}",
+                hint="Keep one of them, and take the other from it in forward.",
+            )
     if not written:
         raise UsageError(
             f"--state {INPUTS} does not fit {source.name}: its calls write to no buffer",
@@ -211,9 +226,86 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
     return StatefulSource(source, started.buffers, fed)
 
 
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _written(
+    model: str,
+    module: nn.Module,
+    found: Mapping[str, Tensor],
+    versions: Mapping[str, int],
+    values: Mapping[str, Tensor],
+    one: Mapping[str, str],
+) -> Iterator[str]:
+    """The buffers that a call wrote to.
+
+    Args:
+        found: the buffers before the call, under all their names.
+        versions: of these tensors, before the call.
+        values: copies of them.
+        one: the first name of a buffer, by each name.
+
+    Raises:
+        SourceError: a buffer is new, gets another shape or dtype, or parts from one that it was.
+    """
+    after = dict(module.named_buffers(remove_duplicate=False))
+    new = next((name for name in after if name not in one), None)
+    if new is not None:
+        raise SourceError(
+            f"{model}: forward makes the buffer {new}, which was nothing before",
+            hint="Let it start from a value: self.register_buffer(NAME, torch.zeros(...)).",
+        )
+    for name, tensor in found.items():
+        now = after.get(name)
+        if after.get(one[name]) is not now:
+            raise SourceError(
+                f"{model}: {one[name]} and {name} are one buffer, and forward replaces one of them"
+                " alone",
+                hint="Write into it in place, or keep two buffers from the start.",
+            )
+        if now is tensor and tensor._version == versions[name] and _is_same(values[name], tensor):
+            continue
+        if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
+            what = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
+            raise SourceError(
+                f"{model}: forward makes the buffer {name} {what}, which was {tensor.dtype}"
+                f" {list(tensor.shape)}",
+                hint="State keeps its shape and dtype: write into a buffer of a fixed size.",
+            )
+        yield one[name]
+
+
+def _owners(module: nn.Module, name: str) -> list[tuple[nn.Module, str]]:
+    """Where a buffer is kept: several modules may hold the same one."""
     path, _, key = name.rpartition(".")
-    return module.get_submodule(path), key
+    first = module.get_submodule(path)
+    same = first._buffers[key]
+    held = [(m, k) for m in module.modules() for k, each in m._buffers.items() if each is same]
+    return [(first, key), *(place for place in held if place != (first, key))]
+
+
+def _aliases(module: nn.Module, name: str) -> list[str]:
+    """All names of a buffer, its own included."""
+    same = dict(module.named_buffers())[name]
+    every = module.named_buffers(remove_duplicate=False)
+    return [alias for alias, tensor in every if tensor is same]
+
+
+def _is_same(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors of one shape have the same values; NaN is NaN."""
+    return bool(((old == new) | ((old != old) & (new != new))).all())
+
+
+def _sharing(module: nn.Module) -> dict[str, str]:
+    """Buffers and parameters that are other tensors on one memory, by the name of either."""
+    found: dict[int, str] = {}
+    pairs: dict[str, str] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        place = tensor.untyped_storage().data_ptr()
+        if not place:
+            continue
+        if place in found:
+            pairs[name], pairs[found[place]] = found[place], name
+        else:
+            found[place] = name
+    return pairs
 
 
 def _fields(returned: Any) -> dict[str, Any]:

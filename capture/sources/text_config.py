@@ -123,9 +123,13 @@ def sequence_step(config: PreTrainedConfig) -> int:
 
 
 def padding_of(config: PreTrainedConfig | None) -> int | None:
-    """The id that fills up a row; 0 where the config names none."""
-    padding: Any = getattr(text_of(config), "pad_token_id", None) if config else None
-    return padding if isinstance(padding, int) else 0
+    """The id that fills up a row; 0 where the config names none of the vocabulary."""
+    text = text_of(config) if config is not None else None
+    padding: Any = getattr(text, "pad_token_id", None)
+    vocabulary: Any = getattr(text, "vocab_size", None)
+    if not isinstance(padding, int) or padding < 0:
+        return 0
+    return 0 if isinstance(vocabulary, int) and padding >= vocabulary else padding
 
 
 def ending_of(config: PreTrainedConfig | None) -> int | None:

@@ -181,9 +181,30 @@ def _is_held(name: str, value: Any) -> bool:
     return _is_models(value if isinstance(value, type) else type(value))
 
 
+def _set_by_script(module: nn.Module) -> tuple[str, ...]:
+    """Attributes of a TorchScript module that its methods set or may change in place, but for its
+    buffers: they are no attributes of Python.
+    """
+    if not isinstance(module, torch.jit.ScriptModule):
+        return ()
+    methods = (module._c._get_method(name) for name in module._c._method_names())
+    nodes = (
+        node
+        for method in methods
+        for kind in ("prim::GetAttr", "prim::SetAttr")
+        for node in method.graph.findAllNodes(kind, True)
+    )
+    held = {node.s("name"): None for node in nodes}
+    own = {*module._buffers.keys(), *module._parameters.keys(), *module._modules.keys()}
+    return tuple(name for name in held if name not in own and module._c.hasattr(name))
+
+
 def _of_module(name: str, module: nn.Module, place: Callable[[str], str]) -> _Holder:
+    scripted = _set_by_script(module)
+
     def names() -> dict[str, Any]:
         own = {key: value for key, value in vars(module).items() if key not in _OWN}
+        own |= {key: module._c.getattr(key) for key in scripted}  # type: ignore[operator,union-attr]
         return {**own, "training": module.training, **module._buffers, **module._parameters}
 
     return _Holder(name, names, partial(setattr, module), place)

@@ -58,7 +58,10 @@ def generated(prepared: Prepared, source: DecoderSource, single: Floor) -> Run:
     """
     dtype = single.dtype
     ids, mask = _prompts(prepared)
-    steps = min(STEPS, _longest(prepared.inputs) - ids.shape[1] + 1)
+    # One call over the whole text is the measure: it has no cache to drop halfway.
+    kept = [length for length in source.restarts if length >= ids.shape[1]]
+    longest = min([_longest(prepared.inputs), *kept])
+    steps = min(STEPS, longest - ids.shape[1] + 1)
     tokens, plain = _by_transformers(source, ids, mask, steps)
     text = torch.cat([ids, tokens], 1)[:, :-1]
     whole = torch.cat([mask, torch.ones_like(tokens)], 1)[:, :-1]

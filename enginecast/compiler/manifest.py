@@ -45,6 +45,7 @@ from enginecast.runtime.bundle.manifest import (
     Where,
 )
 from enginecast.runtime.device.versions import library_of
+from enginecast.runtime.generation import not_heeded
 from enginecast.version import __version__
 
 PLAN_NAME = "plan.json"
@@ -227,8 +228,14 @@ def _describe_generation(source: Source) -> Generation | None:
     """How text is generated; None for a model that is no step of it."""
     if not isinstance(source, DecoderSource):
         return None
+    settings = source.settings
     return Generation(
-        task=TEXT_GENERATION, padding_id=source.own_padding, ending_ids=source.endings
+        task=TEXT_GENERATION,
+        padding_id=source.own_padding,
+        ending_ids=source.endings,
+        **settings,
+        restarts=source.restarts,
+        not_heeded=not_heeded(source.generation_config),
     )
 
 

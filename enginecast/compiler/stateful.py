@@ -58,7 +58,8 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
             )
         buffers = dict(module.named_buffers())
         state = {source.outputs[name]: buffers[name] for name in source.buffers}
-        plain.append(as_arrays({**found, **{n: t.clone() for n, t in state.items()}}))
+        # The next call may write to what this one returned: forward may return its buffer.
+        plain.append(as_arrays({n: t.clone() for n, t in {**found, **state}.items()}))
     exact = []
     state = {name: _captured(tensor) for name, tensor in source.start.items()}
     for call in inputs:

@@ -209,6 +209,16 @@ class Generation(Record, frozen=True, kw_only=True):
     task: Literal["text-generation"]
     padding_id: Count | None = None
     ending_ids: tuple[Count, ...] = ()
+    do_sample: bool = False
+    """What the model's generation config asks for, as the four after it."""
+    temperature: float = 1.0
+    top_k: Count | None = None
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    restarts: tuple[Count, ...] = ()
+    """Tokens before a step where `generate` drops the cache, and reads all tokens again."""
+    not_heeded: tuple[str, ...] = ()
+    """What else of that config changes the tokens, by name: engines do not heed it."""
     checked: GenerationCheck | None = None
 
 
