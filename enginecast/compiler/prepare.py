@@ -366,13 +366,13 @@ def _settled(
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
     captured = settle(source, captured, wanted)
-    if source.given_program() is None:
-        captured = leave_out_refused(source, captured, wanted)
     stated = sum_checks(captured.inputs)
     captured = replace(captured, size_checks=(*captured.size_checks, *stated))
     with steps("values"):
         inputs, notes = of_program(captured.program, captured.inputs, options.values)
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
+        if source.given_program() is None:
+            captured = leave_out_refused(source, captured, wanted)
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     captured = replace(captured, notes=(*captured.notes, *source.notes))
