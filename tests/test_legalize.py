@@ -11,10 +11,11 @@ from lowering import error, lower, noise, run
 from programs import Function, captured, count, outputs, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
 
 from enginecast.api import compile as export
 from enginecast.exporters.target import Artifact
-from enginecast.passes.ir.edit import shape_of
+from enginecast.passes.ir.edit import aten, shape_of
 from enginecast.passes.ir.match import is_call
 from enginecast.runtime.load import load
 
@@ -287,6 +288,26 @@ def test_a_part_of_varying_size_is_reshaped(tmp_path: Path) -> None:
     lower(captured(model, torch.randn(2, 4, 12, 16), dynamic=sides), tmp_path)
     other = torch.randn(2, 4, 20, 6)
     assert torch.allclose(run(tmp_path, other)[0], model(other), atol=1e-5)
+
+
+def test_what_is_repeated_for_a_batch_is_reshaped(tmp_path: Path) -> None:
+    """As Swin repeats the mask of its shifted windows."""
+
+    def masked(x: Tensor) -> Tensor:
+        windows = torch.arange(48.0).view(3, 4, 4).log1p()
+        batch = x.shape[0] // 3
+        mask = windows[:, None][None].expand(batch, -1, -1, -1, -1).reshape(-1, 1, 4, 4)
+        return F.gelu(x + mask)
+
+    images = {0: 3 * Dim("images", min=1, max=8)}
+    program = captured(Function(masked), torch.randn(6, 2, 4, 4), dynamic=images)
+    legal, _ = rewritten(program, "legalize-onnx")
+    [reshape] = [node for node in legal.graph.nodes if is_call(node, aten.reshape.default)]
+    # A trace of the whole program may take a reshape for a view, which it is not.
+    assert is_call(reshape.args[0], aten.clone.default)
+    lower(program, tmp_path)
+    other = torch.randn(15, 2, 4, 4)
+    assert torch.allclose(run(tmp_path, other)[0], masked(other), atol=1e-5)
 
 
 def test_choices_among_booleans(tmp_path: Path) -> None:

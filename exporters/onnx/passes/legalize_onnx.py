@@ -182,10 +182,11 @@ def _is_of_other_dtype(node: Node) -> bool:
 
 def _is_cropped(node: Node) -> bool:
     """Whether a part of a tensor is reshaped whose size varies, as a table of positions is cropped
-    to an image: torch.onnx takes it for a view, which it is not.
+    to an image, or one that is repeated so: torch.onnx takes it for a view, which it is not.
     """
     source = first_input(node)
-    is_part = source.target is aten.slice.Tensor and not source.meta["val"].is_contiguous()
+    is_spread = is_call(source, aten.slice.Tensor, aten.expand.default)
+    is_part = is_spread and not source.meta["val"].is_contiguous()
     return is_part and any(isinstance(size, torch.SymInt) for size in shape_of(source))
 
 
