@@ -48,7 +48,18 @@ class Stepper:
         self._pairs = {state.input: state.output for state in engine.manifest.states}
         self._start = dict(self.state)
 
-    def __call__(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
+    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **inputs: Any) -> Outputs:
+        """Run the engine on the other inputs by name: `step(x=chunk)`.
+
+        Raises:
+            EnginecastError: as `run`, or an input was given twice.
+        """
+        twice = sorted((feeds or {}).keys() & inputs.keys())
+        if twice:
+            raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
+        return self.run({**(feeds or {}), **inputs})
+
+    def run(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
         """Run the engine on the other inputs.
 
         Args:

@@ -151,7 +151,7 @@ def test_calls_in_turn_are_those_of_the_module(engine: Engine) -> None:
 def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
     stepper = Stepper(engine)
     x = np.ones((1, 4, 9), np.float32)
-    first, second = stepper({"x": x})["y"], stepper({"x": x})["y"]
+    first, second = stepper(x=x)["y"], stepper({"x": x})["y"]
     assert (first != second).any()
     assert stepper.state["state_inner_n"] == 5
     stepper.reset()
@@ -161,6 +161,8 @@ def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
     assert (stored["state_inner_past"] == 0.5).all()
     with pytest.raises(InputError, match="'state_inner_n' is the state"):
         stepper({"x": x, "state_inner_n": stored["state_inner_n"]})
+    with pytest.raises(InputError, match="'x' was given twice"):
+        stepper({"x": x}, x=x)
 
 
 def test_the_manifest_pairs_inputs_and_outputs(

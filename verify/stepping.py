@@ -27,7 +27,7 @@ def step_failures(engine: Engine, reference: Reference) -> tuple[str, ...]:
                 for n, feed in feeds_of(engine, known[name]).items()
                 if n not in stepper.state
             }
-            outputs = stepper(feeds, check_finite=False)
+            outputs = stepper.run(feeds, check_finite=False)
             measured[name] = reference.compare(known[name], outputs)
     except EnginecastError as error:
         failures.append(f"call {len(measured) + 1}: {first_line(error)}")

@@ -85,7 +85,7 @@ def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
         for (name, known), call, exact in zip(
             run.floor.cases.items(), run.inputs, run.exact, strict=True
         ):
-            outputs = stepper(as_declared(engine, as_arrays(call)), check_finite=False)
+            outputs = stepper.run(as_declared(engine, as_arrays(call)), check_finite=False)
             measured[name] = {n: measure(outputs[n], exact[n]) for n in known}
     except EnginecastError as error:
         failures.append(f"call {len(measured) + 1} in turn: {first_line(error)}")
