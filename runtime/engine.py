@@ -131,10 +131,7 @@ class Engine:
         Raises:
             InputError: as `run`, or an input was given twice.
         """
-        twice = sorted((feeds or {}).keys() & inputs.keys())
-        if twice:
-            raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
-        return self.run({**(feeds or {}), **inputs})
+        return self.run(by_name(feeds, inputs))
 
     @property
     def folder(self) -> Path:
@@ -511,6 +508,19 @@ class Engine:
         if not outputs:
             raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
         return list(dict.fromkeys(outputs))
+
+
+def by_name(feeds: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a call: those of a mapping and those by name.
+
+    Raises:
+        InputError: an input was given twice.
+    """
+    given = feeds or {}
+    twice = sorted(given.keys() & inputs.keys())
+    if twice:
+        raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
+    return {**given, **inputs}
 
 
 def _group_tokens(provider: str, settings: Settings) -> int:

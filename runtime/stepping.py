@@ -6,7 +6,7 @@ from typing import Any
 from enginecast.errors import BundleError, InputError, UsageError
 from enginecast.runtime.bundle.manifest import STATE_NAME
 from enginecast.runtime.bundle.tensor_files import read_tensors
-from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.engine import Engine, Outputs, by_name
 from enginecast.runtime.values.arrays import Array
 
 
@@ -54,10 +54,7 @@ class Stepper:
         Raises:
             EnginecastError: as `run`, or an input was given twice.
         """
-        twice = sorted((feeds or {}).keys() & inputs.keys())
-        if twice:
-            raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
-        return self.run({**(feeds or {}), **inputs})
+        return self.run(by_name(feeds, inputs))
 
     def run(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
         """Run the engine on the other inputs.

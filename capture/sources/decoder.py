@@ -10,14 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
@@ -25,6 +24,7 @@ from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.text_config import padding_of
+from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 
 TEXT_GENERATION: Literal["text-generation"] = "text-generation"
@@ -97,18 +97,8 @@ class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
         return length
 
 
-class DecoderSource(Source):
+class DecoderSource(WrappedSource):
     """A language model of another source, as a step of `generate`."""
-
-    def __init__(self, model: Source) -> None:
-        self._model = model
-        self.name = model.name
-        self.config: PreTrainedConfig | None = model.config
-        self.model_class = model.model_class
-        self.trained = model.trained
-        self.notes = model.notes
-        self.tokenizer_files = model.tokenizer_files
-        self.longest_text = model.longest_text
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -234,9 +224,6 @@ class DecoderSource(Source):
         """The model as transformers has it, with `generate`; as `eager` in other respects."""
         return self._model.eager(dtype)
 
-    def write_beside(self, folder: Path) -> None:
-        self._model.write_beside(folder)
-
     @property
     def _fingerprint(self) -> Mapping[str, str]:
         settings = {**self.settings, "eos": self.endings, "pad": self.own_padding}
@@ -251,20 +238,6 @@ class DecoderSource(Source):
 
     def empty(self) -> nn.Module:
         return self._stepping(self._model.empty())
-
-    def weights(self) -> dict[str, Tensor]:
-        return self._model.weights()
-
-    def weight_elements(self) -> dict[torch.dtype, int]:
-        return self._model.weight_elements()
-
-    @property
-    def in_memory(self) -> bool:
-        return self._model.in_memory
-
-    @property
-    def maps_mixed(self) -> bool:
-        return self._model.maps_mixed
 
     @property
     def names(self) -> tuple[str, ...]:

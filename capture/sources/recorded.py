@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,25 +9,16 @@ from torch import Tensor, nn
 from enginecast.capture.sources.calls import Call, taking
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import UsageError
 
 
-class CalledSource(Source):
+class CalledSource(WrappedSource):
     """The model of another source, which takes the inputs of a call."""
 
     def __init__(self, model: Source, call: Call) -> None:
-        self._model = model
-        self.name = model.name
-        self.config = model.config
-        self.model_class = model.model_class
-        self.trained = model.trained
+        super().__init__(model)
         self.call = None if call.is_plain else call
-        self.notes = model.notes
-        self.tokenizer_files = model.tokenizer_files
-        self.longest_text = model.longest_text
-
-    def write_beside(self, folder: Path) -> None:
-        self._model.write_beside(folder)
 
     @property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -39,20 +29,6 @@ class CalledSource(Source):
 
     def empty(self) -> nn.Module:
         return taking(self._model.empty(), self.call)
-
-    def weights(self) -> dict[str, Tensor]:
-        return self._model.weights()
-
-    def weight_elements(self) -> dict[torch.dtype, int]:
-        return self._model.weight_elements()
-
-    @property
-    def in_memory(self) -> bool:
-        return self._model.in_memory
-
-    @property
-    def maps_mixed(self) -> bool:
-        return self._model.maps_mixed
 
     @property
     def forward_signature(self) -> inspect.Signature:

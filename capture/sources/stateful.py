@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 
 INPUTS = "inputs"
@@ -26,14 +26,13 @@ STATES = (INPUTS,)
 BEFORE, AFTER = "state_", "next_"
 
 
-class StatefulSource(Source):
+class StatefulSource(WrappedSource):
     """A module of another source, whose state comes and goes with each call.
 
     Args:
         model: the other source.
         buffers: the buffers that its calls write to, by name, with their initial values.
         calls: inputs of calls in turn, and the state that each of them found.
-        example: inputs that came with the model, or nothing.
     """
 
     def __init__(
@@ -42,16 +41,9 @@ class StatefulSource(Source):
         buffers: Mapping[str, Tensor],
         calls: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        self._model = model
+        super().__init__(model)
         self.buffers = dict(buffers)
         self.calls = tuple(calls)
-        self.name = model.name
-        self.config = model.config
-        self.model_class = model.model_class
-        self.trained = model.trained
-        self.notes = model.notes
-        self.tokenizer_files = model.tokenizer_files
-        self.longest_text = model.longest_text
         self.recorded = {f"call {n + 1} in turn": dict(call) for n, call in enumerate(self.calls)}
 
     @property
@@ -83,9 +75,6 @@ class StatefulSource(Source):
         """The state that the first call is fed, by input."""
         return {self.inputs[name]: tensor for name, tensor in self.buffers.items()}
 
-    def write_beside(self, folder: Path) -> None:
-        self._model.write_beside(folder)
-
     @property
     def _fingerprint(self) -> Mapping[str, str]:
         return {**self._model.fingerprint(), "state": INPUTS}
@@ -95,20 +84,6 @@ class StatefulSource(Source):
 
     def empty(self) -> nn.Module:
         return self._fed(self._model.empty())
-
-    def weights(self) -> dict[str, Tensor]:
-        return self._model.weights()
-
-    def weight_elements(self) -> dict[torch.dtype, int]:
-        return self._model.weight_elements()
-
-    @property
-    def in_memory(self) -> bool:
-        return self._model.in_memory
-
-    @property
-    def maps_mixed(self) -> bool:
-        return self._model.maps_mixed
 
     @property
     def forward_signature(self) -> inspect.Signature:

@@ -1,0 +1,43 @@
+"""The base of sources whose model is that of another source, called in another way."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from enginecast.capture.sources.source import Source
+
+
+class WrappedSource(Source):
+    """A source that has the weights, names and files of another one.
+
+    Args:
+        model: the other source.
+    """
+
+    def __init__(self, model: Source) -> None:
+        self._model = model
+        self.name = model.name
+        self.config = model.config
+        self.model_class = model.model_class
+        self.trained = model.trained
+        self.notes = model.notes
+        self.tokenizer_files = model.tokenizer_files
+        self.longest_text = model.longest_text
+
+    def write_beside(self, folder: Path) -> None:
+        self._model.write_beside(folder)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._model.weights()
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        return self._model.weight_elements()
+
+    @property
+    def in_memory(self) -> bool:
+        return self._model.in_memory
+
+    @property
+    def maps_mixed(self) -> bool:
+        return self._model.maps_mixed
