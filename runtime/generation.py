@@ -202,7 +202,7 @@ def generation_of(engine: Engine) -> Generation:
     """What a bundle says of text generation.
 
     Raises:
-        UsageError: its engine is no step of a language model.
+        UsageError: its engine does not generate text.
     """
     found = engine.manifest.generation
     if found is None:

@@ -1,4 +1,4 @@
-"""Models of packages that are no dependencies, in small; and the table of them."""
+"""Small models of packages that enginecast does not depend on, and their table."""
 
 import json
 from pathlib import Path

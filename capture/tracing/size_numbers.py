@@ -41,7 +41,7 @@ class _Number:
     dtype: torch.dtype
     under: int = 1
     error: float = 0.0
-    """Largest error of what the tensor holds in fp32, where that is no whole number."""
+    """Largest error of what the tensor holds in fp32, where its value may be a fraction."""
 
     @property
     def is_whole(self) -> bool:

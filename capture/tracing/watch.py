@@ -183,7 +183,7 @@ def _is_held(name: str, value: Any) -> bool:
 
 def _set_by_script(module: nn.Module) -> tuple[str, ...]:
     """Attributes of a TorchScript module that its methods set or may change in place, but for its
-    buffers: they are no attributes of Python.
+    buffers.  Python does not list them.
     """
     if not isinstance(module, torch.jit.ScriptModule):
         return ()

@@ -225,7 +225,7 @@ def _describe_states(source: Source) -> tuple[State, ...]:
 
 
 def _describe_generation(source: Source) -> Generation | None:
-    """How text is generated; None for a model that is no step of it."""
+    """How text is generated; None for a model that does not generate any."""
     if not isinstance(source, DecoderSource):
         return None
     settings = source.settings

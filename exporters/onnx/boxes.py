@@ -68,8 +68,8 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     """Places of the boxes [N, 4] (x1, y1, x2, y2) that are kept, the largest score first, equal
     ones in the order of their places.
 
-    A box without an area, or with a corner that is no number, overlaps none: it is moved to 0,
-    where its area stays 0.
+    A box without an area, or with a NaN corner, overlaps no other box: it is moved to 0, where its
+    area stays 0.
     """
     if not 0 <= iou_threshold <= 1:
         raise LoweringError(
@@ -92,7 +92,7 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 
 
 def _below(threshold: float) -> float:
-    """The largest fp32 number that is no larger: an fp32 overlap exceeds both or neither."""
+    """The largest fp32 number up to the threshold: an fp32 overlap exceeds both or neither."""
     near = np.float32(threshold)
     return float(near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf)))
 

@@ -22,8 +22,8 @@ HEAD = """\
 # Vision
 
 Made by `make vision`: models of torchvision, timm, open_clip and Lightning, tiny or at a small
-image size, with random weights, exported through a factory (`tests/vision/models.py`). These
-packages are no dependencies of enginecast; where one is missing, its rows stay as they are.
+image size, with random weights, exported through a factory (`tests/vision/models.py`). enginecast
+does not depend on these packages; where one is missing, its rows stay as they are.
 
 * **fp32**: *verified* only where a second comparison agreed, too: the zoo's judge ran the published
   engine on fresh inputs, in other sizes where they vary, against eager, by a measure of its own. An
