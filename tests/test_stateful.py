@@ -63,8 +63,8 @@ class Smoothed(nn.Module):
         super().__init__()
         self.register_buffer("last", torch.zeros(8), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = 0.6 * x + 0.4 * self.last
+    def forward(self, x: Tensor, share: float = 0.6) -> Tensor:
+        out = share * x + (1 - share) * self.last
         self.last = out.mean(0)
         return out
 
@@ -105,8 +105,8 @@ class Ring(nn.Module):
 
 
 class Grows(Smoothed):
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = torch.cat([self.last, x[0]])
+    def forward(self, x: Tensor, share: float = 1.0) -> Tensor:
+        self.last = torch.cat([share * self.last, x[0]])
         return x + self.last.sum()
 
 
@@ -116,7 +116,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make().eval()
 
 
-def export(module: nn.Module, folder: Path, example: dict[str, Tensor], **options: Any) -> Bundle:
+def export(module: nn.Module, folder: Path, example: dict[str, Any], **options: Any) -> Bundle:
     return enginecast.compile(module, folder, example=example, options=STATE, threads=1, **options)
 
 
@@ -330,6 +330,19 @@ def test_buffers_that_are_not_state_of_their_own_are_refused(tmp_path: Path) -> 
             export(Given(step, **buffers), tmp_path / "bundle", {"x": torch.randn(4)})
     with pytest.raises(CaptureError, match="sets the data of a tensor"):
         export(Given(_sets_data, h=torch.zeros(4)), tmp_path / "bundle", {"x": torch.randn(4)})
+
+
+def test_a_number_is_part_of_the_engine_and_is_reported(tmp_path: Path) -> None:
+    example = {"x": torch.randn(3, 8), "share": 0.25}
+    made = export(seeded(Smoothed), tmp_path / "bundle", example)
+    assert "part of the engine: share 0.25" in made.manifest.notes
+    module, calls = seeded(Smoothed), [torch.randn(3, 8) for _ in range(3)]
+    with enginecast.load(made.root, threads=1) as engine:
+        stepper = Stepper(engine)
+        for x in calls:
+            wanted = module(x, share=0.25)
+            found = stepper({"x": x.numpy()})["output_0"]
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_module_that_was_given_keeps_its_state() -> None:

@@ -75,6 +75,11 @@ class Source(ABC):
     longest_text: int | None = None
     """Tokens at which a text is cut, where that is fewer than the model takes."""
 
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """Arguments that are the same in every call, which an engine does not take."""
+        return {} if self.call is None else self.call.constants
+
     def write_beside(self, folder: Path) -> None:
         """Write what a bundle holds of the model besides the engine: tokenizer files, its config.
 

@@ -1,6 +1,8 @@
 """The base of sources whose model is that of another source, called in another way."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,10 @@ class WrappedSource(Source):
         self.notes = model.notes
         self.tokenizer_files = model.tokenizer_files
         self.longest_text = model.longest_text
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        return self._model.constants
 
     def write_beside(self, folder: Path) -> None:
         self._model.write_beside(folder)

@@ -376,8 +376,8 @@ def _settled(
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     captured = replace(captured, notes=(*captured.notes, *source.notes))
-    if source.call is not None and source.call.constants:
-        fixed = ", ".join(f"{name} {value}" for name, value in source.call.constants.items())
+    if source.constants:
+        fixed = ", ".join(f"{name} {value}" for name, value in source.constants.items())
         notes = (*captured.notes, f"part of the engine: {fixed}")
         captured = replace(captured, notes=notes)
     if doubles := _doubles(source, captured):
