@@ -28,7 +28,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.decoder import (
     LOGITS,
-    PAST,
     PRESENT,
     TEXT_GENERATION,
     DecoderSource,
