@@ -87,7 +87,10 @@ class Engine:
         *,
         pad_rows: PadRows = "exact",
         max_runs: int | None = None,
+        parts: Mapping[str, "Engine"] | None = None,
     ) -> None:
+        self.parts: Mapping[str, Engine] = dict(parts or {})
+        """The engines of the bundles within the bundle, by name, such as "encoder"."""
         self._process = os.getpid()
         self._limits = Limits(max_runs)
         self._small: set[tuple[Any, ...]] = set()
@@ -422,6 +425,8 @@ class Engine:
     def close(self) -> None:
         """Give the engine's memory back, once the runs under way are done; twice does no harm."""
         self._session = None
+        for part in self.parts.values():
+            part.close()
 
     def __enter__(self) -> Self:
         return self

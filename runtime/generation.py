@@ -21,6 +21,9 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+DECODER, ENCODER_MASK = "decoder_", "encoder_attention_mask"
+"""What the inputs of new tokens begin with where an encoder reads a text, too; and its mask, as the
+decoder takes it."""
 USUAL_TOP_K = 50
 """What transformers samples from where nobody says otherwise."""
 
@@ -125,15 +128,22 @@ class Decoder:
 
     Args:
         engine: of a bundle that was exported with `--task text-generation`.
+        encoder: of the part that reads what the decoder attends to; None: that which was loaded
+            with the engine, where the model has an encoder.
 
     Raises:
         UsageError: the bundle is none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, encoder: Engine | None = None) -> None:
         self.engine = engine
         self.generation = generation_of(engine)
+        self.encoder = encoder_of(engine) if encoder is None else encoder
+        """None: there is none."""
         self._inputs = {spec.name: spec for spec in engine.inputs}
+        before = DECODER if self.encoder is not None else ""
+        self._names = {name: f"{before}{name}" for name in (IDS, MASK, POSITIONS)}
+        self._encoded: dict[str, Array] = {}
         self._states = {state.input: state.output for state in engine.manifest.states}
         self._ids: Ids = np.zeros((0, 0), np.int64)
         self._mask: Ids = np.zeros((0, 0), np.int64)
@@ -141,9 +151,38 @@ class Decoder:
         self._past: dict[str, Array] = {}
 
     @property
+    def read(self) -> str:
+        """The input that new tokens are fed as."""
+        return self._names[IDS]
+
+    @property
     def longest(self) -> int:
         """Tokens that a row may have in all."""
-        return self.engine.manifest.symbols[str(self._inputs[MASK].shape[1])][1]
+        return self.engine.manifest.symbols[str(self._inputs[self._names[MASK]].shape[1])][1]
+
+    def encode(self, feeds: Mapping[str, Array]) -> None:
+        """Run the encoder: what it gives is fed to the decoder in all calls from now on.
+
+        Args:
+            feeds: its inputs.
+
+        Raises:
+            UsageError: there is no encoder.
+            EnginecastError: as `Engine.run`.
+        """
+        if self.encoder is None:
+            raise UsageError(f"{self.engine.folder}: the model has no encoder")
+        types = {spec.name: _dtype(spec) for spec in self.encoder.inputs}
+        cast = {
+            name: np.ascontiguousarray(feed).astype(types.get(name, feed.dtype), copy=False)
+            for name, feed in feeds.items()
+        }
+        found = {ENCODER_MASK: cast.get(MASK), **self.encoder.run(cast)}
+        self._encoded = {
+            name: np.asarray(array).astype(_dtype(spec), copy=False)
+            for name, spec in self._inputs.items()
+            if (array := found.get(name)) is not None
+        }
 
     def start(self, ids: Ids, mask: Ids) -> Scores:
         """Read prompts.
@@ -187,15 +226,23 @@ class Decoder:
         return self._run(tokens[:, None], self._positions)
 
     def _run(self, ids: Ids, positions: Ids) -> Scores:
-        feeds: dict[str, Array] = {IDS: ids, MASK: self._mask, **self._past}
-        if POSITIONS in self._inputs:
-            feeds[POSITIONS] = positions
+        given = {IDS: ids, MASK: self._mask, POSITIONS: positions}
+        feeds: dict[str, Array] = {
+            name: given[known] for known, name in self._names.items() if name in self._inputs
+        }
+        feeds |= self._encoded | self._past
         outputs = self.engine.run({n: np.ascontiguousarray(feed) for n, feed in feeds.items()})
         self._past = {
             name: outputs[output].astype(_dtype(self._inputs[name]), copy=False)
             for name, output in self._states.items()
         }
         return np.asarray(outputs[LOGITS][:, -1], np.float32)
+
+
+def encoder_of(engine: Engine) -> Engine | None:
+    """The engine of the encoder of a bundle; None for a model without one."""
+    name = generation_of(engine).encoder
+    return engine.parts[name] if name else None
 
 
 def generation_of(engine: Engine) -> Generation:
@@ -218,6 +265,7 @@ def generate(
     input_ids: Any,
     attention_mask: Any = None,
     *,
+    decoder_input_ids: Any = None,
     max_new_tokens: int = 20,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
@@ -232,9 +280,13 @@ def generate(
 
     Args:
         engine: of a bundle that was exported with `--task text-generation`.
-        input_ids: the prompts, int64 [batch, tokens], padded on the left.
+        input_ids: the prompts, int64 [batch, tokens], padded on the left; or what the encoder
+            reads, where the model has one: a text with padding anywhere, sound or an image as its
+            engine takes them, or a mapping of several by name.
         attention_mask: [batch, tokens], 0 where there is padding; None: as transformers, padding
             is where the padding id is, unless a text may end with it.
+        decoder_input_ids: what the decoder reads first, int64 [batch, tokens], all of it real;
+            None: the ids that the model's generation config begins with.
         max_new_tokens: at most.
         eos_token_id: ends a row; None: those of the model's generation config; (): none.
         pad_token_id: follows in a row that has ended; None: that of this config, or else the first
@@ -248,15 +300,15 @@ def generate(
         seed: of what is drawn; None: another one in each call.
 
     Returns:
-        int64 [batch, tokens + new tokens].
+        int64 [batch, tokens + new tokens]: after the prompts, or after what the decoder read.
 
     Raises:
         InputError: the prompts do not fit the engine.
         UsageError: the engine does not generate text, or a number is out of range.
         EnginecastError: as `Engine.run`.
     """
-    ids = _ids("input_ids", input_ids)
-    own = generation_of(engine)
+    decoder = Decoder(engine)
+    own = decoder.generation
     sampling = Sampling(
         do_sample,
         own.temperature if temperature is None else temperature,
@@ -264,17 +316,11 @@ def generate(
         own.top_p if top_p is None else top_p,
         own.repetition_penalty if repetition_penalty is None else repetition_penalty,
     )
-    new = tokens(
-        engine,
-        ids,
-        attention_mask,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        sampling=sampling,
-        seed=seed,
-    )
-    return np.concatenate([ids, *(each[:, None] for each in new)], -1)
+    endings = _endings(own, eos_token_id)
+    padding = own.padding_id if pad_token_id is None else pad_token_id
+    begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
+    new = _tokens(decoder, begun, max_new_tokens, endings, padding, sampling, seed)
+    return np.concatenate([begun.ids, *(each[:, None] for each in new)], -1)
 
 
 def tokens(
@@ -282,6 +328,7 @@ def tokens(
     input_ids: Any,
     attention_mask: Any = None,
     *,
+    decoder_input_ids: Any = None,
     max_new_tokens: int = 20,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
@@ -300,16 +347,99 @@ def tokens(
     decoder = Decoder(engine)
     if sampling is None:
         sampling = Sampling(repetition_penalty=decoder.generation.repetition_penalty)
-    ids = _ids("input_ids", input_ids)
     endings = _endings(decoder.generation, eos_token_id)
     padding = decoder.generation.padding_id if pad_token_id is None else pad_token_id
-    mask = _mask(ids, attention_mask, padding, endings)
+    begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
+    yield from _tokens(decoder, begun, max_new_tokens, endings, padding, sampling, seed)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a run begins with."""
+
+    ids: Ids
+    """That the decoder reads, [batch, tokens]."""
+    mask: Ids
+    encoded: Mapping[str, Array]
+    """Inputs of the encoder; empty without one."""
+
+
+def _begin(
+    decoder: Decoder,
+    inputs: Any,
+    attention_mask: Any,
+    decoder_input_ids: Any,
+    padding: int | None,
+    endings: Sequence[int],
+) -> _Begun:
+    """What was given, checked."""
+    if decoder.encoder is None:
+        if decoder_input_ids is not None:
+            raise UsageError("decoder_input_ids: the model has no encoder; give input_ids alone")
+        ids = _ids(IDS, inputs)
+        mask = _mask(ids, attention_mask, padding, endings)
+        _require_left(mask)
+        return _Begun(ids, mask, {})
+    feeds = _encoder_feeds(decoder.encoder, inputs, attention_mask, padding, endings)
+    start = decoder.generation.start_ids
+    rows = len(next(iter(feeds.values())))
+    if decoder_input_ids is None:
+        ids = np.tile(np.array(start, np.int64), (rows, 1))
+    else:
+        ids = _ids("decoder_input_ids", decoder_input_ids)
+        if len(ids) != rows:
+            raise InputError(f"decoder_input_ids: expected {rows} rows, got {len(ids)}")
+        if (ids[:, 0] != start[0]).any():
+            raise InputError(
+                f"decoder_input_ids: expected rows that begin with {start[0]}, which the model's"
+                f" generation config begins with, got {ids[:, 0].tolist()}"
+            )
+    return _Begun(ids, np.ones_like(ids), feeds)
+
+
+def _encoder_feeds(
+    encoder: Engine,
+    given: Any,
+    attention_mask: Any,
+    padding: int | None,
+    endings: Sequence[int],
+) -> dict[str, Array]:
+    """The inputs of an encoder; the mask of a text is inferred where none is given."""
+    main = encoder.inputs[0]
+    arrays = {**given} if isinstance(given, Mapping) else {main.name: given}
+    if attention_mask is not None:
+        arrays[MASK] = attention_mask
+    feeds: dict[str, Array] = {}
+    for name, value in arrays.items():
+        try:
+            feeds[name] = to_array(value)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            raise InputError(f"{name}: expected an array, got {error}") from error
+    if main.name not in feeds:
+        raise InputError(f"expected {main.name}, which the encoder reads, got {', '.join(feeds)}")
+    if main.kind == "token_ids":
+        feeds[main.name] = ids = _ids(main.name, arrays[main.name])
+        if any(spec.name == MASK for spec in encoder.inputs):
+            feeds[MASK] = _mask(ids, feeds.get(MASK), padding, endings)
+    return feeds
+
+
+def _tokens(
+    decoder: Decoder,
+    begun: _Begun,
+    max_new_tokens: int,
+    endings: Sequence[int],
+    padding: int | None,
+    sampling: Sampling,
+    seed: int | None,
+) -> Iterator[Ids]:
+    ids = begun.ids
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
     if ids.shape[1] + max_new_tokens - 1 > decoder.longest:
         most = max(0, decoder.longest - ids.shape[1] + 1)
         raise InputError(
-            f"input_ids: expected prompts that leave room for {max_new_tokens} new tokens, got"
+            f"{decoder.read}: expected prompts that leave room for {max_new_tokens} new tokens, got"
             f" {ids.shape[1]} tokens of {decoder.longest} that the engine takes",
             hint=f"Ask for max_new_tokens={most}." if most else "Give shorter prompts.",
         )
@@ -318,7 +448,9 @@ def tokens(
     random = np.random.default_rng(seed)
     running = np.ones(len(ids), np.bool_)
     filler = padding if padding is not None else next(iter(endings), 0)
-    logits = decoder.start(ids, mask)
+    if decoder.encoder is not None:
+        decoder.encode(begun.encoded)
+    logits = decoder.start(ids, begun.mask)
     for step in range(max_new_tokens):
         found = np.where(running, sampling.choose(ids, logits, random), filler)
         yield found
@@ -357,13 +489,17 @@ def _mask(ids: Ids, given: Any, padding: int | None, endings: Sequence[int]) -> 
         return np.ones_like(ids)
     else:
         mask = (ids != padding).astype(np.int64)
+    return mask
+
+
+def _require_left(mask: Ids) -> None:
+    """Refuse prompts that end in padding: the new tokens would follow it."""
     if not mask[:, -1].all():
         row = int((mask[:, -1] == 0).argmax())
         raise InputError(
             f"input_ids: expected padding on the left, got a row {row} that ends in padding",
             hint="Set padding_side='left' where the prompts are tokenized.",
         )
-    return mask
 
 
 def _endings(generation: Generation, given: int | Sequence[int] | None) -> Sequence[int]:
@@ -443,34 +579,45 @@ class Generator:
         *,
         input_ids: Any = None,
         attention_mask: Any = None,
+        decoder_input_ids: Any = None,
         seed: int | None = None,
         **options: Any,
     ) -> Any:
         """Generate text as `model.generate` does.
 
         Args:
-            inputs: the prompts, int64 [batch, tokens], padded on the left.
+            inputs: the prompts, int64 [batch, tokens], padded on the left; or what the encoder
+                reads, where the model has one.
             input_ids: the same, by name.
             generation_config: a GenerationConfig; `options` come before it.
             attention_mask: [batch, tokens].
+            decoder_input_ids: what the decoder reads first, [batch, tokens].
             seed: of what is drawn: the random numbers are not those of torch.
             **options: max_new_tokens or max_length, eos_token_id, pad_token_id, do_sample,
-                temperature, top_k, top_p and repetition_penalty.  What nobody gives is that of the
-                model's generation config, but for lengths.
+                temperature, top_k, top_p and repetition_penalty; and inputs of the encoder by
+                name, such as input_features.  What nobody gives is that of the model's generation
+                config, but for lengths.
 
         Returns:
-            The prompts and what follows them, int64 [batch, tokens + new tokens].
+            The prompts, or what the decoder read first, and what follows them, int64
+            [batch, tokens + new tokens].
 
         Raises:
             UsageError: an argument, or a field of the model's generation config, that would
                 change the tokens, and is not heeded here.
             EnginecastError: as the function `generate`.
         """
-        given = inputs if input_ids is None else input_ids
-        if given is None or (inputs is not None and input_ids is not None):
-            raise UsageError("generate: expected prompts once, as input_ids")
-        ids = _ids("input_ids", given)
+        encoder = encoder_of(self.engine)
+        names = () if encoder is None else tuple(spec.name for spec in encoder.inputs)
+        feeds = {name: options.pop(name) for name in names if name in options}
+        main = names[0] if names else IDS
+        ways = [inputs, input_ids, feeds.get(main)]
+        if sum(way is not None for way in ways) != 1:
+            raise UsageError(f"generate: expected prompts once, as {main}")
+        given = next(way for way in ways if way is not None)
+        first = given if encoder is None else decoder_input_ids
         own = generation_of(self.engine)
+        before = len(own.start_ids) if first is None else _ids(IDS, first).shape[1]
         asked = _asked(generation_config) | options
         kept = [name for name in own.not_heeded if name not in asked]
         if kept:
@@ -481,7 +628,7 @@ class Generator:
             )
         longest = asked.pop("max_length", None)
         if asked.get("max_new_tokens") is None:
-            asked["max_new_tokens"] = 20 if longest is None else longest - ids.shape[1]
+            asked["max_new_tokens"] = 20 if longest is None else longest - before
         for name, value in [*asked.items()]:
             if name not in TAKEN:
                 if _changes(name, value):
@@ -492,9 +639,17 @@ class Generator:
             asked.setdefault("top_k", USUAL_TOP_K if own.top_k is None else own.top_k)
             asked["top_k"] = asked["top_k"] or 0
         given_options = {name: value for name, value in asked.items() if value is not None}
-        found = generate(self.engine, ids, attention_mask, seed=seed, **given_options)
+        found = generate(
+            self.engine,
+            {**feeds, main: given} if encoder is not None else given,
+            attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            seed=seed,
+            **given_options,
+        )
         like = getattr(given, "new_tensor", None)  # torch's, which is not imported here
-        return found if like is None else like(found)
+        # Of floats, such as a spectrogram, it would be one of floats.
+        return found if like is None else like(found, dtype=given[:0].long().dtype)
 
 
 def _changes(name: str, value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Loading an engine of a bundle."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Sequence
@@ -193,10 +194,37 @@ def _open(
     finally:
         bundle.require_whole()  # damage is the reason to name, whatever came of it
     bundle.require_unchanged()
+    parts, doubts = {}, []
+    for name, part in bundle.parts.items():
+        # The bundle has the digest of the part, so that who trusts the one trusts the other.
+        inner = dataclasses.replace(
+            asked, allow_code=asked.allow_code or session.runs_code, pad_rows="exact"
+        )
+        parts[name], why = _open(part, _alike(part, record), providers, inner)
+        doubts += [f"{name}: {why}"] if why else []
     engine = Engine(
-        bundle, record, opened, settings, pad_rows=asked.pad_rows, max_runs=asked.max_runs
+        bundle,
+        record,
+        opened,
+        settings,
+        pad_rows=asked.pad_rows,
+        max_runs=asked.max_runs,
+        parts=parts,
     )
-    return engine, doubt
+    return engine, "; ".join([*([doubt] if doubt else []), *doubts])
+
+
+def _alike(part: Bundle, record: EngineRecord) -> EngineRecord:
+    """The engine of a part for the target of the engine around it.
+
+    Raises:
+        BundleError: there is none.
+    """
+    found = (one for one in part.manifest.engines if one.target == record.target)
+    engine = next((one for one in found if one.verdict.outcome != "rejected"), None)
+    if engine is None:
+        raise BundleError(f"{part.root}: the bundle holds no {record.target} engine")
+    return engine
 
 
 def _settings(

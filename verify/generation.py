@@ -7,7 +7,7 @@ goes on with the model's token in any case, so that what comes after is compared
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from enginecast.errors import BundleError, EnginecastError, first_line
+from enginecast.errors import BundleError, EnginecastError, InputError, first_line
+from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import Decoder
+from enginecast.runtime.values.arrays import Array
 from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF
 
 GENERATION_NAME = "generation.json"
+ENCODED_NAME = "generation.safetensors"
+"""What the encoder read, of a model that has one."""
 KEPT = 8
 """Tokens of each step whose logits are stored: those that may tie with the best one."""
 MOST_SHOWN = 4
@@ -80,9 +84,32 @@ def continued(
     )
 
 
-def write_continued(folder: Path, found: Continued) -> None:
-    """Write it into a bundle."""
+def write_continued(
+    folder: Path, found: Continued, encoded: Mapping[str, Array] | None = None
+) -> None:
+    """Write it into a bundle.
+
+    Args:
+        encoded: what the encoder read, where the model has one.
+    """
     (folder / GENERATION_NAME).write_bytes(msgspec.json.encode(found) + b"\n")
+    if encoded:
+        write_tensors(folder / ENCODED_NAME, encoded)
+
+
+def read_encoded(folder: Path) -> dict[str, Array]:
+    """What the encoder read in that run; empty for a model without one.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    file = folder / ENCODED_NAME
+    if not file.is_file():
+        return {}
+    try:
+        return read_tensors(file)
+    except InputError as error:
+        raise BundleError(f"{file}: not what an encoder read: {error.message}") from error
 
 
 def read_continued(folder: Path) -> Continued:
@@ -107,11 +134,23 @@ def read_continued(folder: Path) -> Continued:
     return found
 
 
-def follow(engine: Engine, model: Continued) -> Followed:
-    """Generate with an engine what a model generated."""
+def follow(
+    engine: Engine,
+    model: Continued,
+    encoded: Mapping[str, Array] | None = None,
+    encoder: Engine | None = None,
+) -> Followed:
+    """Generate with an engine what a model generated.
+
+    Args:
+        encoded: what its encoder read.
+        encoder: that one; None: as it was loaded with the engine.
+    """
     tokens = np.array(model.tokens, np.int64)
-    decoder, found, failures, ties = Decoder(engine), [], list[str](), 0
+    decoder, found, failures, ties = Decoder(engine, encoder), [], list[str](), 0
     try:
+        if decoder.encoder is not None:
+            decoder.encode(encoded or {})
         logits = decoder.start(np.array(model.prompts), np.array(model.mask))
         for step in range(tokens.shape[1]):
             found.append(logits)

@@ -132,8 +132,12 @@ def sample(
         style: what images, or floats at all, look like.
     """
     generator = torch.Generator().manual_seed(seed)
-    mask = _mask(specs, sizes, lengths, generator)
-    return {spec.name: _draw(spec, _shape(spec, sizes), mask, style, generator) for spec in specs}
+    masks = _masks(specs, sizes, lengths, generator)
+    mask = next(iter(masks.values()), None)
+    return {
+        spec.name: _draw(spec, _shape(spec, sizes), masks.get(spec.name, mask), style, generator)
+        for spec in specs
+    }
 
 
 def without_data(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -355,17 +359,33 @@ def _shape(spec: InputSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dim.size_in(sizes) for dim in spec.dims)
 
 
-def _mask(
+def _masks(
     specs: Sequence[InputSpec],
     sizes: Mapping[str, int],
     lengths: Sequence[int] | None,
     generator: torch.Generator,
-) -> Tensor | None:
-    """True where a token is real, [batch, sequence]; None for a model without attention mask."""
-    spec = next((spec for spec in specs if spec.kind == "attention_mask"), None)
-    if spec is None:
-        return None
-    batch, sequence = _shape(spec, sizes)
+) -> dict[str, Tensor]:
+    """True where a token is real, [batch, sequence], by mask: one of each length, as that of a
+    decoder's tokens and that of its encoder's.
+    """
+    drawn: dict[tuple[int, ...], Tensor] = {}
+    found = {}
+    for spec in specs:
+        if spec.kind == "attention_mask":
+            shape = _shape(spec, sizes)
+            if shape not in drawn:
+                drawn[shape] = _mask(specs, shape, lengths, generator)
+            found[spec.name] = drawn[shape]
+    return found
+
+
+def _mask(
+    specs: Sequence[InputSpec],
+    shape: tuple[int, ...],
+    lengths: Sequence[int] | None,
+    generator: torch.Generator,
+) -> Tensor:
+    batch, sequence = shape
     least = max((column + 1 for each in specs for column, _ in each.places), default=1)
     drawn = torch.randint(min(least, sequence), sequence + 1, (batch,), generator=generator)
     drawn[0] = sequence

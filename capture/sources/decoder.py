@@ -66,7 +66,7 @@ def _drops(model: Any, before: int) -> bool:
     """Whether a model wants to read all tokens again where so many are in its cache."""
     cache = DynamicCache()
     kept = torch.empty(1, 1, before, 1, device="meta")
-    cache.layers = [_Kept(kept, kept)]
+    cache.layers = [Kept(kept, kept)]
     ids = torch.zeros(1, before + 1, dtype=torch.int64)
     try:
         given = model.prepare_inputs_for_generation(
@@ -82,7 +82,7 @@ def _drops(model: Any, before: int) -> bool:
     return given.get("past_key_values") is not cache
 
 
-class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
+class Kept(DynamicLayer):  # type: ignore[misc] # it has no types
     """Keys and values that were given.  Their length is a size of theirs, none at all included:
     transformers asks whether there are any, which a trace would answer for all sizes.
     """
@@ -99,6 +99,9 @@ class _Kept(DynamicLayer):  # type: ignore[misc] # it has no types
 
 class DecoderSource(WrappedSource):
     """A language model of another source, as a step of `generate`."""
+
+    ids, mask = IDS, MASK
+    """Names of the inputs of new tokens, and of the mask of all tokens."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -122,22 +125,10 @@ class DecoderSource(WrappedSource):
                 f" alone: {type(error).__name__}: {error}",
                 hint=HINT,
             ) from error
-        found = []
-        for index, layer in enumerate(cache.layers):
-            kept = getattr(layer, "keys", None), getattr(layer, "values", None)
-            if type(layer) is not DynamicLayer or not all(_fits(tensor) for tensor in kept):
-                raise SourceError(
-                    f"{self.name}: layer {index} keeps something else than keys and values"
-                    " [batch, heads, tokens, width]",
-                    hint=HINT,
-                )
-            keys, values = kept
-            assert isinstance(keys, Tensor)
-            assert isinstance(values, Tensor)
-            found.append(Layer(keys.shape[1], keys.shape[3], values.shape[3]))
+        found = kept_layers(self.name, cache.layers, 2, HINT)
         if not found:
             raise SourceError(f"{self.name}: the model fills no cache", hint=HINT)
-        return tuple(found)
+        return found
 
     @cached_property
     def takes_positions(self) -> bool:
@@ -243,7 +234,7 @@ class DecoderSource(WrappedSource):
     def names(self) -> tuple[str, ...]:
         """Names of all inputs, in order."""
         positions = (POSITIONS,) if self.takes_positions else ()
-        return (IDS, MASK, *positions, *self.past)
+        return (self.ids, self.mask, *positions, *self.past)
 
     @property
     def forward_signature(self) -> inspect.Signature:
@@ -268,7 +259,7 @@ class DecoderSource(WrappedSource):
                 torch._check(tensor.shape[2] == tokens)
             torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1])
             cache = DynamicCache()
-            cache.layers = [_Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
+            cache.layers = [Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
             given = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name in names}
             returned = plain(
                 module, **given, past_key_values=cache, use_cache=True, return_dict=True
@@ -292,26 +283,14 @@ def as_decoder(source: Source, task: str) -> DecoderSource:
     Raises:
         UsageError: the task is unknown, or the model is none that transformers generates text with.
     """
-    if task not in TASKS:
-        raise UsageError(f"--task {task}: expected {' or '.join(TASKS)}")
-    if source.config is not None and getattr(source.config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"--task {task} does not fit {source.name}: it has an encoder and a decoder, and the"
-            " task is for decoders alone",
-            hint=HINT,
-        )
-    if source.example() or source.recorded:
-        raise UsageError(
-            f"--task {task} does not fit {source.name}, which comes with example inputs",
-            hint="The task knows its inputs: return the module alone.",
-        )
+    check_task(source, task)
     known = source.model_class
-    if isinstance(source, HuggingFaceSource) and not _generates(known):
+    if isinstance(source, HuggingFaceSource) and not generates(known):
         headed = AutoModelForCausalLM._model_mapping.get(type(source.config), None)
         if headed is not None:
             source.model_class = headed
             known = headed
-    if not _generates(known):
+    if not generates(known):
         kind = getattr(known, "__name__", "a program")
         raise UsageError(
             f"--task {task} does not fit {source.name}: expected a model of transformers with"
@@ -321,10 +300,51 @@ def as_decoder(source: Source, task: str) -> DecoderSource:
     return DecoderSource(source)
 
 
-def _generates(known: type[nn.Module] | None) -> bool:
+def check_task(source: Source, task: str) -> None:
+    """Refuse a task that is unknown, and a model whose inputs somebody else knows.
+
+    Raises:
+        UsageError: it is.
+    """
+    if task not in TASKS:
+        raise UsageError(f"--task {task}: expected {' or '.join(TASKS)}")
+    if source.example() or source.recorded:
+        raise UsageError(
+            f"--task {task} does not fit {source.name}, which comes with example inputs",
+            hint="The task knows its inputs: return the module alone.",
+        )
+
+
+def generates(known: type[nn.Module] | None) -> bool:
+    """Whether a class of transformers has `generate`."""
     can = getattr(known, "can_generate", None)
     return can is not None and bool(can())
 
 
-def _fits(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.ndim == 4 and tensor.shape[::2] == (1, 2)
+def kept_layers(name: str, layers: Iterable[Any], tokens: int, hint: str) -> tuple[Layer, ...]:
+    """What the layers of a cache keep of so many tokens of one text.
+
+    Args:
+        name: of the model.
+        hint: what to do where they keep something else.
+
+    Raises:
+        SourceError: one keeps something else than keys and values.
+    """
+    found = []
+    for index, layer in enumerate(layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if type(layer) is not DynamicLayer or not all(_fits(t, tokens) for t in (keys, values)):
+            raise SourceError(
+                f"{name}: layer {index} keeps something else than keys and values"
+                " [batch, heads, tokens, width]",
+                hint=hint,
+            )
+        assert isinstance(keys, Tensor)
+        assert isinstance(values, Tensor)
+        found.append(Layer(keys.shape[1], keys.shape[3], values.shape[3]))
+    return tuple(found)
+
+
+def _fits(tensor: object, tokens: int) -> bool:
+    return isinstance(tensor, Tensor) and tensor.ndim == 4 and tensor.shape[::2] == (1, tokens)

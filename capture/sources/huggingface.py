@@ -83,6 +83,10 @@ class HuggingFaceSource(Source):
         self.tokenizer_files = tuple(file for file in files if file.is_file())
         self._dropped = DROPPED if config.model_type in TEXT_ENCODERS else ()
 
+    def take_class(self, model_class: type[PreTrainedModel]) -> None:
+        """Load the model as another class, all of it, before anything was loaded."""
+        self.model_class, self._dropped = model_class, ()
+
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
         write_config(read_json(self.folder / CONFIG_FILE), folder)

@@ -33,7 +33,8 @@ from enginecast.capture.python.locations import (
     is_model_code,
 )
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.decoder import IDS, MASK, DecoderSource
+from enginecast.capture.sources.decoder import DecoderSource
+from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
@@ -78,10 +79,11 @@ def choose_cases(
     if given:
         cases = [Case("given inputs", dict(given)), *cases]
     cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
-    if prompts is not None:
+    if prompts is not None and not isinstance(source, CrossDecoderSource):  # its encoder reads them
         encoded = tokenize(prompts, source, specs)
         if isinstance(source, DecoderSource):
-            encoded = prompt_inputs(specs, encoded[IDS], encoded[MASK])
+            ids, mask = encoded[source.ids], encoded[source.mask]
+            encoded = prompt_inputs(source, specs, ids, mask)
         lacking = [spec.name for spec in specs if spec.name not in encoded]
         if lacking:
             raise UsageError(

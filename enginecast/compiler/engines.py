@@ -200,6 +200,23 @@ def run_engine(
     return EngineRun(verdict, opened.executed_ops(), layers, leaks, checked)
 
 
+def open_part(bundle: Bundle, config: EngineConfig, threads: int | None) -> Engine:
+    """The engine of a part that is fed to another one: itself, or its twin where that one has one.
+
+    Raises:
+        BundleError: it does not run.
+        MissingError: this machine lacks what runs it.
+    """
+    record = next(one for one in bundle.manifest.engines if one.target == config.target)
+    if config.runs_here:
+        opened = session_class(config.target).open(bundle, record, config.providers, threads)
+        return Engine(bundle, record, opened)
+    twin = target_of(record.target).open_twin(bundle.path(record.file), threads)
+    if twin is None:
+        raise MissingError(f"{bundle.root}: nothing here runs the file of {record.target} in fp32")
+    return Engine(replace(bundle, manifest=_in_fp32(bundle.manifest)), record, twin)
+
+
 def run_twin(
     bundle: Bundle,
     record: EngineRecord,

@@ -2,18 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from enginecast.capture.inputs.derive.decoder import prompt_inputs
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.examples import sample
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.decoder import IDS, LOGITS, MASK, DecoderSource
+from enginecast.capture.sources.encoder_decoder import ENCODER_MASK, CrossDecoderSource
+from enginecast.capture.sources.source import Source
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.prepare import Prepared
 from enginecast.errors import EnginecastError, VerificationError, first_line
@@ -23,7 +27,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.verify.engine import runs_natively, where_it_ran
 from enginecast.verify.floor import LIMIT, Floor, least_floor
 from enginecast.verify.generation import Continued, Numbers, continued, follow
-from enginecast.verify.metrics import Metrics, measure, pool, ratio, times
+from enginecast.verify.metrics import Array, Metrics, measure, pool, ratio, times
 from enginecast.verify.verdict import judge
 
 STEPS = 64
@@ -45,35 +49,57 @@ class Run:
     floor: Floor
     problems: tuple[str, ...]
     """Why it is no measure."""
+    encoded: Mapping[str, Array]
+    """What the encoder read; empty without one."""
 
 
-def generated(prepared: Prepared, source: DecoderSource, single: Floor) -> Run:
+def generated(
+    prepared: Prepared, source: DecoderSource, single: Floor, encoder: Prepared | None = None
+) -> Run:
     """Let transformers generate, and compute what that is in fp64.
 
     Args:
         single: the floor of single calls, in the dtype that the engine computes in.
+        encoder: the other part of a model that has one.
 
     Raises:
         VerificationError: the model's own `generate` fails.
     """
     dtype = single.dtype
-    ids, mask = _prompts(prepared)
+    read: dict[str, Tensor] = {}
+    if encoder is not None and isinstance(source, CrossDecoderSource):
+        read = _read(encoder, prepared, source)
+        ids = torch.tensor([source.start]).repeat(len(next(iter(read.values()))), 1)
+        mask = torch.ones_like(ids)
+    else:
+        ids, mask = _prompts(prepared, source)
     # One call over the whole text is the measure: it has no cache to drop halfway.
     kept = [length for length in source.restarts if length >= ids.shape[1]]
-    longest = min([_longest(prepared.inputs), *kept])
+    longest = min([_longest(prepared.inputs, source), *kept])
     steps = min(STEPS, longest - ids.shape[1] + 1)
-    tokens, plain = _by_transformers(source, ids, mask, steps)
+    tokens, plain = _by_transformers(source, ids, mask, steps, read)
     text = torch.cat([ids, tokens], 1)[:, :-1]
     whole = torch.cat([mask, torch.ones_like(tokens)], 1)[:, :-1]
-    inputs = prompt_inputs(prepared.inputs, text, whole)
+    inputs = prompt_inputs(source, prepared.inputs, text, whole)
     start = ids.shape[1] - 1
+
+    def own_logits(dtype: str) -> Numbers:
+        """Of the model in this dtype, by calls of its own."""
+        fed = inputs
+        if isinstance(source, CrossDecoderSource):
+            fed = {**inputs, **_with_mask(read, _run(source.encoder, read, dtype), inputs)}
+        return logits(_run(source, fed, dtype))
 
     def logits(outputs: Mapping[str, Tensor]) -> Numbers:
         return np.asarray(outputs[LOGITS][:, start:].double().numpy())
 
-    [found] = prepared.exact.outputs([inputs])
+    fed = inputs
+    if encoder is not None:
+        [cross] = encoder.exact.outputs([read])
+        fed = {**inputs, **_with_mask(read, cross, inputs)}
+    [found] = prepared.exact.outputs([fed])
     exact = logits(found)
-    own = logits(_run(source, inputs, "fp32"))
+    own = own_logits("fp32")
     problems = [] if np.isfinite(exact).all() else ["its logits are not finite"]
     off, usual = _distance(plain, exact), max(_distance(own, exact), least_floor("fp32"))
     if not off <= LIMIT * usual:
@@ -82,15 +108,19 @@ def generated(prepared: Prepared, source: DecoderSource, single: Floor) -> Run:
             f" whose own error in fp32 is {usual:.2g}: the step is not what generate runs"
         )
     if dtype != "fp32":
-        plain = logits(_run(source, inputs, dtype))
+        plain = own_logits(dtype)
     floor = Floor(dtype, _by_step(plain, exact), kernels=single.kernels)
     model = continued(ids.numpy(), mask.numpy(), tokens.numpy(), exact, plain, dtype)
-    return Run(model, exact, floor, tuple(f"generating: {each}" for each in problems))
+    arrays = {name: tensor.numpy() for name, tensor in read.items()}
+    problems = [f"generating: {each}" for each in problems]
+    return Run(model, exact, floor, tuple(problems), arrays)
 
 
-def check(run: Run, engine: Engine) -> tuple[GenerationCheck, tuple[str, ...]]:
+def check(
+    run: Run, engine: Engine, encoder: Engine | None = None
+) -> tuple[GenerationCheck, tuple[str, ...]]:
     """Let an engine follow the model; what it did, and what was wrong with it."""
-    followed = follow(engine, run.model)
+    followed = follow(engine, run.model, run.encoded, encoder)
     logits = [np.asarray(each, np.float64) for each in followed.logits]
     steps = {
         name: {LOGITS: measure(found, run.exact[:, index])}
@@ -137,7 +167,36 @@ def _distance(found: Numbers, exact: Numbers) -> float:
     return ratio(difference, float(np.linalg.norm(exact)))
 
 
-def _prompts(prepared: Prepared) -> tuple[Tensor, Tensor]:
+def _read(encoder: Prepared, decoder: Prepared, source: CrossDecoderSource) -> dict[str, Tensor]:
+    """What the encoder reads: texts of the user, or random ones, padded on the right; sound or
+    images.
+    """
+    by_name = {spec.name: spec for spec in decoder.inputs}
+    high = by_name[source.ids].high
+    rows = 2 if high is None or high >= LARGE_VOCABULARY else len(LENGTHS)
+    rows = by_name[source.ids].dims[0].fit(rows)
+    given = next((case for case in encoder.cases if case.name == "given prompts"), None)
+    if given is not None:
+        kept = [row % len(next(iter(given.inputs.values()))) for row in range(rows)]
+        return {
+            name: tensor[kept, :LONGEST_GIVEN] if tensor.ndim == 2 else tensor[kept]
+            for name, tensor in given.inputs.items()
+        }
+    dims = named_dims(encoder.inputs)
+    wanted = {BATCH: rows, SEQUENCE: LENGTHS[0]}
+    sizes = {name: dims[name].fit(size) for name, size in wanted.items() if name in dims}
+    return sample(encoder.inputs, sizes, SEED, lengths=LENGTHS)
+
+
+def _with_mask(
+    read: Mapping[str, Tensor], cross: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What the decoder takes of the encoder's input and output."""
+    found = {ENCODER_MASK: read.get(MASK), **cross}
+    return {name: tensor for name in inputs if (tensor := found.get(name)) is not None}
+
+
+def _prompts(prepared: Prepared, source: DecoderSource) -> tuple[Tensor, Tensor]:
     """Ids and mask of prompts, padded on the left: those of the user, or random ones."""
     by_name = {spec.name: spec for spec in prepared.inputs}
     spec = by_name[IDS]
@@ -145,7 +204,7 @@ def _prompts(prepared: Prepared) -> tuple[Tensor, Tensor]:
     assert spec.high is not None
     rows = 2 if spec.high >= LARGE_VOCABULARY else len(LENGTHS)
     rows = spec.dims[0].fit(rows)
-    most = min(spec.dims[1].maximum, max(1, _longest(prepared.inputs) // 2))
+    most = min(spec.dims[1].maximum, max(1, _longest(prepared.inputs, source) // 2))
     given = next((case for case in prepared.cases if case.name == "given prompts"), None)
     if given is not None:
         texts = [
@@ -167,16 +226,17 @@ def _prompts(prepared: Prepared) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def _longest(specs: Sequence[InputSpec]) -> int:
+def _longest(specs: Sequence[InputSpec], source: DecoderSource) -> int:
     """Tokens that a row may have in all, and that one call may read."""
     by_name = {spec.name: spec for spec in specs}
-    return min(by_name[MASK].dims[1].maximum, by_name[IDS].dims[1].maximum)
+    return min(by_name[name].dims[1].maximum for name in (source.mask, source.ids))
 
 
 def _by_transformers(
-    source: DecoderSource, ids: Tensor, mask: Tensor, steps: int
+    source: DecoderSource, ids: Tensor, mask: Tensor, steps: int, read: Mapping[str, Tensor]
 ) -> tuple[Tensor, Numbers]:
     """Tokens [prompts, steps] and logits of a greedy run that nothing ends early."""
+    given = {source.ids: ids, source.mask: mask, **read}
     model = source.generator()
     asked = GenerationConfig(
         do_sample=False,
@@ -185,11 +245,14 @@ def _by_transformers(
         return_dict_in_generate=True,
         output_logits=True,
         pad_token_id=source.padding,
+        decoder_start_token_id=int(ids[0, 0]) if read else None,
     )
     model.generation_config = asked
     try:
         with torch.no_grad(), quiet_torch(), quiet_transformers():
-            found: Any = model.generate(ids, attention_mask=mask, generation_config=asked)
+            # Of classes with an encoder some have one of their own, which cuts what is long.
+            generate = partial(GenerationMixin.generate, model) if read else model.generate
+            found: Any = generate(**given, generation_config=asked)
     except EnginecastError:
         raise
     except Exception as error:  # the model's own code
@@ -201,7 +264,7 @@ def _by_transformers(
     return found.sequences[:, ids.shape[1] :], logits
 
 
-def _run(source: DecoderSource, inputs: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:
+def _run(source: Source, inputs: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:
     module = source.eager(DTYPES[dtype])
     cast = {n: t.to(DTYPES[dtype]) if t.is_floating_point() else t for n, t in inputs.items()}
     with torch.no_grad(), quiet_torch():

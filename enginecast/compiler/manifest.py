@@ -12,6 +12,7 @@ from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.calls import Slot, leaves_of
 from enginecast.capture.sources.decoder import TEXT_GENERATION, DecoderSource
+from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
@@ -231,6 +232,8 @@ def _describe_generation(source: Source) -> Generation | None:
     settings = source.settings
     return Generation(
         task=TEXT_GENERATION,
+        encoder=ENCODER if isinstance(source, CrossDecoderSource) else "",
+        start_ids=source.start if isinstance(source, CrossDecoderSource) else (),
         padding_id=source.own_padding,
         ending_ids=source.endings,
         **settings,

@@ -33,7 +33,12 @@ from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_exam
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.decoder import DecoderSource, as_decoder
+from enginecast.capture.sources.decoder import DecoderSource
+from enginecast.capture.sources.encoder_decoder import (
+    CrossDecoderSource,
+    EncoderSource,
+    as_generating,
+)
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import StatefulSource, with_state
@@ -131,13 +136,12 @@ class OpenedModel:
     @property
     def mask_input(self) -> str | None:
         """The input that marks valid rows."""
-        # One that is as long as the tokens before, too, has no column for each row of an output.
-        masks = (
-            spec.name
-            for spec in self.inputs
-            if spec.kind == "attention_mask" and not any(dim.parts for dim in spec.dims)
-        )
-        return next(masks, None)
+        # One that is as long as the tokens before, too, has no column for each row of an output;
+        # nor does that of an encoder, beside it.
+        masks = [spec for spec in self.inputs if spec.kind == "attention_mask"]
+        if any(dim.parts for spec in masks for dim in spec.dims):
+            return None
+        return next((spec.name for spec in masks), None)
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ def open_model(
         component=options.component,
     )
     if options.task:
-        return as_decoder(source, options.task)
+        return as_generating(source, options.task)
     read = {} if options.inputs is None else read_inputs(options.inputs)
     source = with_sizes(bound(source), read)
     if not options.state:
@@ -608,7 +612,7 @@ def input_specs(
         specs = (*specs, *state_inputs(source))
         given = {**given, **source.start} if given else {}
         return with_options(specs, dynamic), given
-    if inputs is not None and isinstance(source, DecoderSource):
+    if inputs is not None and isinstance(source, (DecoderSource, EncoderSource)):
         raise UsageError(
             f"--inputs {inputs} does not fit --task: its inputs belong together",
             hint="Give texts to generate from: --prompts FILE.",
@@ -620,7 +624,20 @@ def input_specs(
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             check_arguments(source.example(), source, "the example")
         specs, given = derive(source), {}
-    return with_options(specs, dynamic), given
+    return with_options(specs, _of_part(source, specs, dynamic)), given
+
+
+def _of_part(source: Source, specs: Sequence[InputSpec], dynamic: Sequence[str]) -> Sequence[str]:
+    """The options for inputs of this part of a model; those of no part are the decoder's, which
+    refuses them.
+    """
+    if not isinstance(source, (EncoderSource, CrossDecoderSource)):
+        return dynamic
+    options = [part for text in dynamic for part in text.split(",")]
+    is_encoder = isinstance(source, EncoderSource)
+    known = specs if is_encoder else derive(source.encoder)
+    names = {spec.name for spec in known}
+    return [text for text in options if (parse_dynamic(text).input in names) == is_encoder]
 
 
 def with_options(specs: tuple[InputSpec, ...], dynamic: Sequence[str]) -> tuple[InputSpec, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
+from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import ComponentOptions, Source
 from enginecast.compiler.prepare import (
     Prepared,
@@ -49,17 +50,21 @@ def reference_of_model(
     inputs: Path | None = None,
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
+    around: Manifest | None = None,
 ) -> Remade:
     """Run eager over fresh verification inputs, in the sizes and values that the engine takes.
 
     Args:
         folder: of the bundle, where its plan lies when it is quantized.
         inputs, dynamic, values: as for an export, instead of what the manifest says.
+        around: of the bundle that this one is the encoder's part of.
 
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
     """
     chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
+    generation = (around or manifest).generation
+    task = "" if generation is None else generation.task
     options = ModelOptions(
         random_weights=random_weights,
         allow_code=allow_code,
@@ -71,9 +76,11 @@ def reference_of_model(
         fallback="specialise" if manifest.guards else "torchscript",
         component=component_of(manifest),
         state="inputs" if any(state.start for state in manifest.states) else "",
-        task="" if manifest.generation is None else manifest.generation.task,
+        task=task,
     )
     source = open_model(model, options)
+    if around is not None and isinstance(source, CrossDecoderSource):
+        source = source.encoder
     if any(rung.name == "torchscript" for rung in manifest.capture):
         return _of_script(model, source, options, manifest)
     try:

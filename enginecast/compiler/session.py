@@ -3,7 +3,9 @@
 `ExportSession` is the order of events; each step is a call of the module that does it.
 """
 
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +13,7 @@ import msgspec
 
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.decoder import DecoderSource
+from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
@@ -27,11 +30,12 @@ from enginecast.compiler.engines import (
     Follows,
     criteria_of,
     lowering_request,
+    open_part,
     run_engine,
     unsealed,
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
-from enginecast.compiler.generation import check, generated, generation_note
+from enginecast.compiler.generation import Run, check, generated, generation_note
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.prepare import (
@@ -64,13 +68,15 @@ from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
-from enginecast.runtime.bundle.manifest import Manifest, StepCheck
+from enginecast.runtime.bundle.manifest import GenerationCheck, Manifest, StepCheck
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.runtime.engine import Engine
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.floor import Floor
 from enginecast.verify.generation import write_continued
 from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import verdict_line
 
 OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
 """Kinds of refusals that sizes may be the reason of."""
@@ -102,6 +108,12 @@ def export(
             keeping_freed(sum(source.weight_elements().values())),
             flex_attention_spelled_out(),  # once the model's code is imported
         ):
+            if isinstance(source, CrossDecoderSource):
+                input_specs(source, request.options.inputs, request.options.dynamic)  # may refuse
+                encoder = session.part(source.encoder, ENCODER)
+                if encoder.bundle is None:
+                    return publish(encoder.candidate, request, staging, steps)
+                session = replace(session, encoder=encoder)
             candidate = session.candidate()
         return publish(candidate, request, staging, steps, measure)
 
@@ -133,6 +145,18 @@ class ExportSession:
     steps: Steps
     notes: tuple[str, ...] = ()
     """What was decided before the capture, for the report."""
+    encoder: Export | None = None
+    """Of a decoder that attends to one: its bundle, which is in the folder of this one."""
+
+    def part(self, source: Source, name: str) -> Export:
+        """Make and judge the engines of a part of the model, and publish them within the folder."""
+        self.steps.say(f"{source.name}:")
+        with stage(self.staging.folder / name) as staging:
+            made = replace(self, source=source, staging=staging).candidate()
+            done = publish(made, self.request, staging, self.steps)
+        if done.bundle is None:
+            shutil.rmtree(done.folder)  # its reports are written again, where users look for them
+        return done
 
     def candidate(self) -> Candidate:
         """Make and judge the engines; in sizes that nobody asked for where that is possible, else
@@ -272,6 +296,9 @@ class ExportSession:
             generation = msgspec.structs.replace(manifest.generation, checked=checked)
             manifest = msgspec.structs.replace(manifest, generation=generation)
             notes.append(generation_note(checked))
+        if self.encoder is not None:
+            part = self.encoder.report
+            notes.append(f"{ENCODER}: {verdict_line(part.verdict, part.floor_dtype)}")
         return replace(
             judged,
             runs=runs,
@@ -358,24 +385,37 @@ class ExportSession:
                     run_engine(
                         *(bundle, record, config, criteria, threads),
                         widened=widened,
-                        follows=follows,
+                        follows=None if follows is None else follows(config),
                     )
                 )
         return tuple(runs)
 
-    def _follows(self, model: Prepared, floor: Floor) -> Follows | None:
+    def _follows(self, model: Prepared, floor: Floor) -> Callable[[EngineConfig], Follows] | None:
         """What calls an engine in turn, as the model is called; None for one without state."""
         source = self.source
         if isinstance(source, StatefulSource):
             with self.steps("calls in turn"):
                 write_start(self.staging.folder, source)
-                return partial(check_turn, turn(model, source, floor))
+                turned = partial(check_turn, turn(model, source, floor))
+            return lambda _: turned
         if not isinstance(source, DecoderSource):
             return None
+        read = None if self.encoder is None else self.encoder.candidate.model
+        assert read is None or isinstance(read, Prepared)  # it is made of a program, too
         with self.steps("generate"):
-            run = generated(model, source, floor)
-            write_continued(self.staging.folder, run.model)
-        return partial(check, run)
+            run = generated(model, source, floor, read)
+            write_continued(self.staging.folder, run.model, run.encoded)
+        return lambda config: partial(self._check, run, config)
+
+    def _check(
+        self, run: Run, config: EngineConfig, engine: Engine
+    ) -> tuple[GenerationCheck, tuple[str, ...]]:
+        """Let an engine generate, with that of its encoder where there is one."""
+        bundle = None if self.encoder is None else self.encoder.bundle
+        if bundle is None:
+            return check(run, engine)
+        with open_part(bundle, config, self.request.threads) as encoder:
+            return check(run, engine, encoder)
 
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"

@@ -3,24 +3,32 @@
 Without the model the bundle's stored reference is used; that needs neither the model nor torch.
 """
 
+import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from enginecast.errors import BundleError, UsageError
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, Manifest, Verdict
+from enginecast.runtime.bundle.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Manifest,
+    Part,
+    Verdict,
+)
 from enginecast.runtime.bundle.manifest_json import encode
-from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.bundle.staging import bundle_around, write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.verify.engine import runs_natively, verify_engine
-from enginecast.verify.generation import follow, read_continued
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verify.generation import follow, read_continued, read_encoded
+from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
 from enginecast.verify.stepping import step_failures
+from enginecast.verify.verdict import verdict_line
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
@@ -95,38 +103,33 @@ def verify_bundle(
         check=check,
         tuned=tuned,
     ) as engine:
-        notes: tuple[str, ...] = ()
-        problems: tuple[str, ...] = ()
-        if model is None:
-            stored = engine.folder / REFERENCE_NAME
-            if not stored.is_file():
-                hint = "Give the model: --model MODEL."
-                raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
-            reference, against = read_reference(stored), "the stored reference"
-        else:
-            from enginecast.compiler.recompare import reference_of_model
-
-            made = reference_of_model(
-                model,
-                engine.manifest,
-                engine.folder,
-                allow_code=allow_code,
-                random_weights=random_weights,
-                inputs=inputs,
-                dynamic=dynamic,
-                values=values,
-            )
-            reference, notes, problems = made.reference, made.notes, made.problems
-            against = model
+        asked: dict[str, Any] = {"allow_code": allow_code, "random_weights": random_weights}
+        asked |= {"inputs": inputs, "dynamic": dynamic, "values": values}
+        reference, notes, problems = _reference(engine, model, **asked)
+        against = "the stored reference" if model is None else model
+        parts = {}
+        for name, part in engine.parts.items():
+            known, more, wrong = _reference(part, model, around=engine.manifest, **asked)
+            parts[name] = verify_engine(part, known, problems=wrong)
+            notes = (*notes, f"{name}: {verdict_line(parts[name], known.floor.label)}")
+            notes = (*notes, *(f"{name}: {note}" for note in more))
+            if parts[name].outcome == "rejected":
+                problems = (*problems, *(f"{name}: {why}" for why in parts[name].reasons))
+            elif known.left_out:
+                reference = replace(
+                    reference,
+                    left_out=(*reference.left_out, *(f"{name}: {n}" for n in known.left_out)),
+                )
         if engine.manifest.generation is not None:
-            followed = follow(engine, read_continued(engine.folder))
+            model_run = read_continued(engine.folder)
+            followed = follow(engine, model_run, read_encoded(engine.folder))
             problems = (*problems, *followed.failures)
         if engine.manifest.stepped is not None:
             problems = (*problems, *step_failures(engine, reference))
         verdict = verify_engine(engine, reference, problems=problems)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
-        completed = not reference.left_out and _complete(engine, verdict)
+        completed = not reference.left_out and _complete(engine, verdict, parts)
         if _is_signed(engine) and engine.verdict.outcome != verdict.outcome == "verified":
             notes = (*notes, SIGNED)
         if reference.left_out:
@@ -135,23 +138,55 @@ def verify_bundle(
     return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
 
 
+def _reference(
+    engine: Engine, model: str | None, *, around: Manifest | None = None, **asked: Any
+) -> tuple[Reference, tuple[str, ...], tuple[str, ...]]:
+    """What an engine is compared with, notes, and what is wrong with it.
+
+    Args:
+        around: of the bundle that the engine is a part of.
+        asked: as `reference_of_model` takes it.
+    """
+    if model is not None:
+        from enginecast.compiler.recompare import reference_of_model
+
+        made = reference_of_model(model, engine.manifest, engine.folder, around=around, **asked)
+        return made.reference, made.notes, made.problems
+    stored = engine.folder / REFERENCE_NAME
+    if not stored.is_file():
+        hint = "Give the model: --model MODEL."
+        raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
+    return read_reference(stored), (), ()
+
+
 def _is_signed(engine: Engine) -> bool:
     return (engine.folder / SIGNATURE_NAME).exists()
 
 
-def _complete(engine: Engine, verdict: Verdict) -> bool:
-    """Write a verdict of the engine itself over one by emulation, where nobody signed that one."""
+def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) -> bool:
+    """Write a verdict of the engine itself over one by emulation, where nobody signed that one, and
+    so for its parts.  A part alone stays as it is: the bundle around it has its digest.
+    """
     stood = engine.verdict.outcome
     if verdict.outcome != "verified" or stood != "verified-by-emulation":
         return False
-    if _is_signed(engine):
+    if _is_signed(engine) or bundle_around(engine.folder) is not None:
         return False
+    inner = tuple(
+        Part(name=name, sha256=_write_verdict(engine.parts[name], found))
+        for name, found in parts.items()
+    )
+    _write_verdict(engine, verdict, inner)
+    return True
+
+
+def _write_verdict(engine: Engine, verdict: Verdict, parts: tuple[Part, ...] = ()) -> str:
+    """Put a verdict into the manifest, and give the digest of that."""
     manifest: Manifest = engine.manifest
     engines = tuple(
         msgspec.structs.replace(record, verdict=verdict) if record is engine.record else record
         for record in manifest.engines
     )
-    write_file(
-        engine.folder / MANIFEST_NAME, encode(msgspec.structs.replace(manifest, engines=engines))
-    )
-    return True
+    data = encode(msgspec.structs.replace(manifest, engines=engines, parts=parts))
+    write_file(engine.folder / MANIFEST_NAME, data)
+    return hashlib.sha256(data).hexdigest()

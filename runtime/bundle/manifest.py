@@ -215,6 +215,10 @@ class Generation(Record, frozen=True, kw_only=True):
     top_k: Count | None = None
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    encoder: str = ""
+    """The part whose outputs are inputs of the decoder, by the same names; empty: there is none."""
+    start_ids: tuple[Count, ...] = ()
+    """What the decoder reads first; empty: the prompts."""
     restarts: tuple[Count, ...] = ()
     """Tokens before a step where `generate` drops the cache, and reads all tokens again."""
     not_heeded: tuple[str, ...] = ()
@@ -321,6 +325,14 @@ class Quantization(Record, frozen=True, kw_only=True):
     """Name of the file."""
 
 
+class Part(Record, frozen=True, kw_only=True):
+    """A bundle within the bundle: a folder of it, such as that of an encoder beside its decoder."""
+
+    name: str
+    sha256: Digest
+    """Of its manifest, which has the digests of its files."""
+
+
 class FileRecord(Record, frozen=True, kw_only=True):
     """A file of the bundle, as it was when published."""
 
@@ -370,6 +382,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     engines: tuple[EngineRecord, ...]
     files: tuple[FileRecord, ...] = ()
     """Every file of the bundle but the manifest."""
+    parts: tuple[Part, ...] = ()
+    """Bundles that are folders of this one; they have none themselves."""
 
     @property
     def asked_precision(self) -> str:

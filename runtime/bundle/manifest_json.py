@@ -183,9 +183,21 @@ def _non_finite(content: Any, path: str) -> Iterator[str]:
             yield from _non_finite(value, f"{path}[{index}]")
 
 
+def _part_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    taken = {file.name for file in manifest.files}
+    for index, part in enumerate(manifest.parts):
+        if not is_file_name(part.name) or part.name in (*taken, MANIFEST_NAME, SIGNATURE_NAME):
+            yield f"$.parts[{index}].name", f"no part may be called {shortened(part.name)!r}"
+        taken.add(part.name)
+    encoder = manifest.generation.encoder if manifest.generation is not None else ""
+    if encoder and all(part.name != encoder for part in manifest.parts):
+        yield "$.generation.encoder", f"expected a part in $.parts, got {shortened(encoder)!r}"
+
+
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield (JSON path, what is wrong) for what the types alone do not say."""
     yield from _file_problems(manifest.files)
+    yield from _part_problems(manifest)
     yield from _tensor_problems(manifest)
     for symbol, (least, greatest) in manifest.symbols.items():
         if not 0 <= least <= greatest:

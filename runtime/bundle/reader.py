@@ -7,7 +7,7 @@ error), so digests are checked before any other library opens a file.
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from enginecast.runtime.bundle.manifest import (
     SIGNATURE_NAME,
     FileRecord,
     Manifest,
+    Part,
 )
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -46,6 +47,8 @@ class Bundle:
     """Of the files when they were checked."""
     _left: "Future[list[str]] | None" = field(default=None, repr=False, compare=False)
     """Problems of files whose digests are computed meanwhile."""
+    parts: Mapping[str, "Bundle"] = field(default_factory=dict, compare=False)
+    """The bundles within it, by name."""
 
     def require_whole(self) -> None:
         """Wait for digests that are computed beside other work.
@@ -151,12 +154,13 @@ def open_bundle(
         manifest = decode(data)
     except BundleError as error:  # a pipeline holds several
         raise BundleError(f"{root}/{error.message}", hint=error.hint) from error
-    if problems := list(_listing_problems(directory, manifest.files)):
+    if problems := list(_listing_problems(directory, manifest)):
         raise _disagrees(root, problems)
     states: dict[str, State] = {}
     sha256 = hashlib.sha256(data).hexdigest()
+    parts = {part.name: _part(root, part, check) for part in manifest.parts}
     if check == "size":
-        return Bundle(root, manifest, sha256, directory, states)
+        return Bundle(root, manifest, sha256, directory, states, parts=parts)
     engines = {engine.file for engine in manifest.engines}
     weights = [f for f in manifest.files if f.size >= LARGE and f.name not in engines]
     if beside:  # what is opened meanwhile has to be what the digest is of
@@ -165,7 +169,16 @@ def open_bundle(
     others = [f for f in manifest.files if left is None or f not in weights]
     if problems := _digest_problems(directory, others, states):
         raise _disagrees(root, [*problems, *(left.result() if left else ())])
-    return Bundle(root, manifest, sha256, directory, states, left)
+    return Bundle(root, manifest, sha256, directory, states, left, parts)
+
+
+def _part(root: Path, part: Part, check: Check) -> Bundle:
+    """A bundle within another one: that which this one was published with."""
+    found = open_bundle(root / part.name, check=check)
+    if found.sha256 != part.sha256:
+        wrong = f"{part.name}/{MANIFEST_NAME} has sha256 {found.sha256}, expected {part.sha256}"
+        raise _disagrees(root, [wrong])
+    return found
 
 
 def unpublished(folder: Path, manifest: Manifest) -> Bundle:
@@ -201,12 +214,19 @@ def _read_manifest(directory: Directory) -> bytes:
         ) from error
 
 
-def _listing_problems(directory: Directory, files: tuple[FileRecord, ...]) -> Iterator[str]:
+def _listing_problems(directory: Directory, manifest: Manifest) -> Iterator[str]:
+    files = manifest.files
     present = directory.entries()
     present.pop(MANIFEST_NAME, None)
     signature = present.pop(SIGNATURE_NAME, None)
     if signature is not None and not stat.S_ISREG(signature.st_mode):
         yield f"{SIGNATURE_NAME} is a {_kind(signature.st_mode)}, expected a plain file"
+    for part in manifest.parts:
+        found = present.pop(part.name, None)
+        if found is None:
+            yield f"{part.name} is missing"
+        elif not stat.S_ISDIR(found.st_mode):
+            yield f"{part.name} is a {_kind(found.st_mode)}, expected a folder"
     expected = {file.name for file in files}
     for name in sorted(present.keys() - expected):
         yield f"{name!r} is not listed"

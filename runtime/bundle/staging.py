@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,13 @@ import msgspec
 
 from enginecast.errors import BundleError, EnginecastError, MissingError, first_line
 from enginecast.runtime.bundle.directory import resolved
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
+from enginecast.runtime.bundle.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    Part,
+    is_file_name,
+)
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest
 
@@ -64,7 +70,8 @@ class Staging:
         """Flush every file, list them in the manifest, and give the folder its final name.
 
         Args:
-            manifest: what to write; `files` is filled in here, from what the folder holds.
+            manifest: what to write; `files` and `parts` are filled in here, from what the folder
+                holds: bundles that were published into it are parts.
 
         Returns:
             The folder of the bundle.
@@ -74,9 +81,11 @@ class Staging:
                 or the disk failed.  The old bundle, if there was one, is as it was.
         """
         with _disk_errors(f"publishing {self.target}"):
-            files = tuple(_seal(path) for path in _regular_files(self.folder))
+            parts = _parts(self.folder)
+            inner = {part.name for part in parts}
+            files = tuple(_seal(path) for path in _regular_files(self.folder, inner))
             path = self.folder / MANIFEST_NAME
-            path.write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
+            path.write_bytes(encode(msgspec.structs.replace(manifest, files=files, parts=parts)))
             _flush_file(path)
             flush_folder(self.folder)
             self._swap_in(self.target, replace=self._overwrite)
@@ -127,6 +136,8 @@ class Staging:
         with _disk_errors(f"writing {rejected}"):
             require = partial(_require_reports, rejected, names)
             require()
+            for part in _parts(self.folder):
+                shutil.rmtree(self.folder / part.name)
             for path in _regular_files(self.folder):
                 if path.name in names:
                     _flush_file(path)
@@ -385,8 +396,14 @@ def _require_reports(rejected: Path, names: Sequence[str]) -> None:
         )
 
 
-def _regular_files(folder: Path) -> list[Path]:
-    paths = sorted(folder.iterdir())
+def _parts(folder: Path) -> tuple[Part, ...]:
+    """The bundles that were published into a folder."""
+    found = (path for path in sorted(folder.iterdir()) if (path / MANIFEST_NAME).is_file())
+    return tuple(Part(name=path.name, sha256=digest(path / MANIFEST_NAME)) for path in found)
+
+
+def _regular_files(folder: Path, parts: Collection[str] = ()) -> list[Path]:
+    paths = sorted(path for path in folder.iterdir() if path.name not in parts)
     for path in paths:
         if path.is_symlink() or not path.is_file() or not is_file_name(path.name):
             raise BundleError(

@@ -1,6 +1,6 @@
 """Inputs of a step of a decoder: the new tokens, and what is kept of those before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -56,17 +56,19 @@ def decoder_inputs(source: DecoderSource) -> tuple[InputSpec, ...]:
     return with_example_sizes(tuple(specs))
 
 
-def prompt_inputs(specs: Sequence[InputSpec], ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def prompt_inputs(
+    source: DecoderSource, specs: Sequence[InputSpec], ids: Tensor, mask: Tensor
+) -> dict[str, Tensor]:
     """The inputs of texts that nothing comes before.
 
     Args:
         ids, mask: [batch, tokens].
     """
-    return {spec.name: _of_text(spec, ids, mask) for spec in specs}
+    known = {source.ids: ids, source.mask: mask, POSITIONS: positions_of(mask)}
+    return {spec.name: _of_text(spec, known, ids) for spec in specs}
 
 
-def _of_text(spec: InputSpec, ids: Tensor, mask: Tensor) -> Tensor:
-    known = {IDS: ids, MASK: mask, POSITIONS: positions_of(mask)}
+def _of_text(spec: InputSpec, known: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     if spec.name in known:
         return known[spec.name]
     shape = [dim.size if dim.name is None else 0 for dim in spec.dims[1:]]

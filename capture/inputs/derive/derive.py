@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from enginecast.capture.inputs.derive.decoder import decoder_inputs
 from enginecast.capture.inputs.derive.diffusion import component_inputs
+from enginecast.capture.inputs.derive.encoder_decoder import cross_decoder_inputs
 from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
     PATCH_INPUTS,
@@ -17,6 +18,7 @@ from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.diffusion import ComponentSource
+from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.text_config import placeholders_of
 from enginecast.errors import UsageError
@@ -63,6 +65,8 @@ def derive(source: Source) -> tuple[InputSpec, ...]:
     """
     if isinstance(source, ComponentSource):
         return with_example_sizes(component_inputs(source))
+    if isinstance(source, CrossDecoderSource):
+        return cross_decoder_inputs(source, derive(source.encoder))
     if isinstance(source, DecoderSource):
         return decoder_inputs(source)
     example = source.example()

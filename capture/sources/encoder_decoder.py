@@ -1,0 +1,346 @@
+"""An encoder and a decoder as two engines: what is computed once for an input, and a step.
+
+The engine of the encoder gives the keys and values that every layer of the decoder attends to, so
+that they are projected once.  The decoder takes them as inputs, beside the keys and values of the
+tokens before.  Models that transformers runs with an `EncoderDecoderCache` come apart this way.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    DynamicCache,
+    EncoderDecoderCache,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
+from enginecast.capture.sources.decoder import (
+    LOGITS,
+    PRESENT,
+    TEXT_GENERATION,
+    DecoderSource,
+    Kept,
+    Layer,
+    as_decoder,
+    check_task,
+    generates,
+    kept_layers,
+)
+from enginecast.capture.sources.empty import fake_weights
+from enginecast.capture.sources.huggingface import HuggingFaceSource
+from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.wrapped import WrappedSource
+from enginecast.errors import SourceError, UsageError
+
+ENCODER = "encoder"
+"""The folder of its bundle, within that of the decoder."""
+IDS, MASK, ENCODER_MASK = "decoder_input_ids", "decoder_attention_mask", "encoder_attention_mask"
+OWN_MASK = "attention_mask"
+CROSS = "cross_key_values"
+OF_TEXT = "input_ids"
+NOT_ENCODED = ("past_key_values", "encoder_outputs", "labels", "use_cache", "return_dict")
+"""Arguments of `forward`, besides those that begin with "decoder_", that are not the encoder's."""
+HINT = "Leave --task out to export the model without a cache."
+LENGTH = 5
+"""Of the encoder's output in the run that shows what the layers keep."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What the layers of a decoder keep."""
+
+    own: tuple[Layer, ...]
+    """Of the tokens before."""
+    cross: tuple[Layer, ...]
+    """Of the encoder's output."""
+
+
+class EncoderSource(WrappedSource):
+    """The encoder of another source's model, up to the keys and values of the decoder's layers."""
+
+    def __init__(self, model: Source) -> None:
+        super().__init__(model)
+        self.name = f"{model.name} ({ENCODER})"
+
+    @cached_property
+    def is_masked(self) -> bool:
+        """Whether its input is text, of which a mask marks the padding."""
+        main = getattr(self.model_class, "main_input_name", OF_TEXT)
+        return main == OF_TEXT and OWN_MASK in self._model.forward_arguments
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        known = self._model.forward_signature
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature(
+            [
+                parameter.replace(kind=kind)
+                for name, parameter in known.parameters.items()
+                if not name.startswith("decoder_")
+                and name not in NOT_ENCODED
+                and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            ]
+        )
+
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        return self._model.tokenized
+
+    @property
+    def _fingerprint(self) -> Mapping[str, str]:
+        return {**self._model.fingerprint(), "task": TEXT_GENERATION, "part": ENCODER}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return self._projecting(self._model.eager(dtype))
+
+    def empty(self) -> nn.Module:
+        return self._projecting(self._model.empty())
+
+    def given_program(self) -> ExportedProgram | None:
+        return None
+
+    def _projecting(self, module: nn.Module) -> nn.Module:
+        """Make `module` give the keys and values of its decoder's layers, in place.
+
+        The decoder reads one token, of which nothing but these is looked at: what else it computes
+        is dead, and no part of the program.
+        """
+        plain: Callable[..., Any] = type(module).forward
+
+        def forward(*args: Any, **tensors: Any) -> Any:
+            if args or any(name.startswith("decoder_") for name in tensors):
+                return plain(module, *args, **tensors)  # the model's own code calls it
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            first = next(tensor for tensor in tensors.values() if tensor is not None)
+            ids = torch.zeros(first.shape[0], 1, dtype=torch.int64)
+            given = {IDS: ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+            plain(module, **tensors, **given)
+            kept = cache.cross_attention_cache.layers
+            return {
+                f"{CROSS}_{n}_{kind}": tensor
+                for n, each in enumerate(kept)
+                for kind, tensor in (("key", each.keys), ("value", each.values))
+            }
+
+        forward.__signature__ = self.forward_signature  # type: ignore[attr-defined]
+        forward.__wrapped__ = plain  # type: ignore[attr-defined]
+        module.forward = forward
+        return module
+
+
+class CrossDecoderSource(DecoderSource):
+    """The decoder of such a model, as a step of `generate`."""
+
+    ids, mask = IDS, MASK
+
+    @cached_property
+    def encoder(self) -> EncoderSource:
+        """The other part."""
+        return EncoderSource(self._model)
+
+    @cached_property
+    def sides(self) -> Sides:
+        """What each layer keeps.
+
+        Raises:
+            SourceError: the model keeps something else, or does not run.
+        """
+        width = self.width  # of a module that is built outside of the mode
+        module = self._model.empty()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_weights(module, mode)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        try:
+            with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
+                hidden = torch.zeros(1, LENGTH, width)
+                module(
+                    **{IDS: torch.zeros(1, 2, dtype=torch.int64)},
+                    encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+        except Exception as error:  # the model's own code
+            raise SourceError(
+                f"{self.name}: the decoder of {type(module).__name__} does not run with a cache of"
+                f" keys and values alone: {type(error).__name__}: {error}",
+                hint=HINT,
+            ) from error
+        own, cross = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+        found = Sides(
+            kept_layers(self.name, own, 2, HINT), kept_layers(self.name, cross, LENGTH, HINT)
+        )
+        if not found.own or len(found.own) != len(found.cross):
+            raise SourceError(
+                f"{self.name}: expected as many layers that keep keys and values of tokens as of"
+                f" the encoder's output, got {len(found.own)} and {len(found.cross)}",
+                hint=HINT,
+            )
+        return found
+
+    @cached_property
+    def width(self) -> int:
+        """Of the encoder's output.
+
+        Raises:
+            SourceError: the encoder's config does not say it.
+        """
+        module: Any = self._model.empty()
+        config = getattr(module.get_encoder(), "config", self.config)
+        found = getattr(config, "hidden_size", None)
+        if type(found) is not int:
+            raise SourceError(
+                f"{self.name}: the config does not say how wide the encoder's output is", hint=HINT
+            )
+        return found
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override] # that one is cached
+        return self.sides.own
+
+    @property
+    def cross(self) -> tuple[str, ...]:
+        """Names of the inputs that the encoder gives, in the order of the layers."""
+        return tuple(
+            f"{CROSS}_{n}_{kind}"
+            for n, layer in enumerate(self.sides.cross)
+            for kind in layer.widths()
+        )
+
+    @property
+    def takes_positions(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def restarts(self) -> tuple[int, ...]:  # type: ignore[override]
+        return ()
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """Ids that every text begins with.
+
+        Raises:
+            SourceError: no config names one.
+        """
+        config = self.generation_config
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            found = getattr(config, name, None)
+            if type(found) is int and found >= 0:
+                return (found,)
+        raise SourceError(
+            f"{self.name}: expected decoder_start_token_id in the generation config, which the"
+            " decoder begins with",
+            hint="Set it in generation_config.json.",
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        masks = (self.mask, ENCODER_MASK) if self.encoder.is_masked else (self.mask,)
+        return (self.ids, *masks, *self.past, *self.cross)
+
+    @property
+    def _fingerprint(self) -> Mapping[str, str]:
+        return {**super()._fingerprint, "start": " ".join(map(str, self.start))}
+
+    def _stepping(self, module: nn.Module) -> nn.Module:
+        plain: Callable[..., Any] = type(module).forward
+        names, past, cross, width = set(self.names), self.past, self.cross, self.width
+        layers = len(self.layers)
+
+        def forward(*args: Any, **tensors: Any) -> Any:
+            if args or tensors.keys() != names:
+                return plain(module, *args, **tensors)  # the model's own code calls it
+            kept, read = ([tensors[name] for name in each] for each in (past, cross))
+            tokens, length = kept[0].shape[2], read[0].shape[2]
+            # A trace learns from these how the sizes belong together.
+            for tensor in kept:
+                torch._check(tensor.shape[2] == tokens)
+            for tensor in read:
+                torch._check(tensor.shape[2] == length)
+            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1])
+            cache = EncoderDecoderCache(_cache(kept), _cache(read))
+            cache.is_updated = dict.fromkeys(range(layers), True)
+            # Nothing of it but its shape is read: what it would be projected to is there.
+            hidden = read[0].new_zeros(read[0].shape[0], length, width)
+            given = {IDS: tensors[IDS], MASK: tensors[MASK]}
+            if ENCODER_MASK in tensors:
+                torch._check(tensors[ENCODER_MASK].shape[1] == length)
+                given[OWN_MASK] = tensors[ENCODER_MASK]
+            returned = plain(
+                module,
+                **given,
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+            )
+            own = cache.self_attention_cache.layers
+            if len(own) != layers:
+                raise RuntimeError(f"expected a cache of {layers} layers, got {len(own)}")
+            return {
+                LOGITS: returned.logits,
+                PRESENT: [{"key": each.keys, "value": each.values} for each in own],
+            }
+
+        forward.__signature__ = self.forward_signature  # type: ignore[attr-defined]
+        forward.__wrapped__ = plain  # type: ignore[attr-defined]
+        module.forward = forward
+        return module
+
+
+def _cache(kept: list[Tensor]) -> DynamicCache:
+    cache = DynamicCache()
+    cache.layers = [Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
+    return cache
+
+
+def as_generating(source: Source, task: str) -> DecoderSource:
+    """The model of a source as a step of `generate`; a `CrossDecoderSource` where an encoder comes
+    before.
+
+    Raises:
+        UsageError: the task is unknown, or the model is none that transformers generates text with.
+    """
+    if not getattr(source.config, "is_encoder_decoder", False):
+        return as_decoder(source, task)
+    check_task(source, task)
+    if isinstance(source, HuggingFaceSource):
+        headed = _generating_class(source)
+        if headed is not None:
+            source.take_class(headed)
+    known = source.model_class
+    needed = (IDS, MASK, "encoder_outputs", "past_key_values")
+    lacking = [name for name in needed if name not in source.forward_arguments]
+    if not generates(known) or lacking:
+        kind = getattr(known, "__name__", "a program")
+        without = f" without {', '.join(lacking)}" if generates(known) else ""
+        raise UsageError(
+            f"--task {task} does not fit {source.name}: expected a model of transformers with"
+            f" generate, whose decoder takes a cache, got {kind}{without}",
+            hint="Give a folder or a factory of a ...ForConditionalGeneration.",
+        )
+    return CrossDecoderSource(source)
+
+
+def _generating_class(source: HuggingFaceSource) -> type[Any] | None:
+    """The class with `generate` that a config names, or else that transformers has for it."""
+    for name in source.config.architectures or ():
+        found = getattr(transformers, name, None)
+        if generates(found):
+            return found
+    for kind in (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText):
+        found = kind._model_mapping.get(type(source.config), None)
+        if generates(found):
+            return found
+    return None

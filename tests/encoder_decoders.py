@@ -1,0 +1,60 @@
+"""Tiny encoder-decoders with seeded weights, outliers among them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+IDS: dict[str, Any] = {
+    "vocab_size": 99,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+LAYERS = {
+    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    **{"encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+}
+T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+SOUND = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 96}
+NO_TOKENS = {"suppress_tokens": None, "begin_suppress_tokens": None}
+
+MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "t5": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, **IDS)),
+    "bart": lambda: BartForConditionalGeneration(
+        BartConfig(**LAYERS, **IDS, max_position_embeddings=128, forced_eos_token_id=None)
+    ),
+    "whisper": lambda: WhisperForConditionalGeneration(
+        WhisperConfig(**LAYERS, **IDS, **SOUND, **NO_TOKENS, bos_token_id=1)
+    ),
+}
+
+
+def encoder_decoder(name: str, seed: int = 0) -> PreTrainedModel:
+    """A model that continues in its own way, not by repeating a token."""
+    return seeded(MODELS[name], seed)
+
+
+def seeded(make: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedModel:
+    """A model with such weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0, 0.15)
+                    parameter.flatten(1)[:, :2] *= 4
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
