@@ -14,6 +14,7 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
+from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
@@ -345,3 +346,63 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
         session._after_refusal(RefusedError(refusal))
     assert "model.py:7" in caught.value.message
     assert "TorchScript does not help: TorchScript cannot store" in caught.value.message
+
+
+class Losing(nn.Module):
+    """Returns more as a script, as torchvision's detectors do."""
+
+    @torch.jit.unused
+    def _of_eager(
+        self, losses: dict[str, Tensor], found: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return found  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        losses = {"y": x[:1]}
+        y = x - 1
+        if bool(x.sum() > 0):
+            y = x * 2
+        if torch.jit.is_scripting():
+            return losses, {"y": y}
+        else:  # TorchScript compiles what comes after a return
+            return self._of_eager(losses, {"y": y})
+
+
+class OfLosing(nn.Module):
+    def __init__(self, is_told: bool) -> None:
+        super().__init__()
+        self.model = Losing()
+        self.is_told = is_told
+
+
+class Told(OfLosing):
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.model(x)
+        if torch.jit.is_scripting():
+            return found[1]["y"]  # type: ignore[no-any-return]
+        else:
+            return found["y"]  # type: ignore[no-any-return]
+
+
+class NotTold(OfLosing):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.model(x)
+        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+
+
+def test_a_script_that_returns_something_else_is_not_put_in() -> None:
+    example = {"x": torch.ones(2, 3)}
+    [place] = places_of(Told(True), example)
+    made = hybrid(Told(True).eval(), example, [place])
+    assert made.scripted == ("",)
+    with torch.no_grad():
+        for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+            assert torch.equal(made.module(x)[0], Told(True)(x))
+    with pytest.raises(
+        UnscriptableError, match=r"as a script it returns y \[1, 3\], and else y \[2, 3\]"
+    ):
+        hybrid(NotTold(False).eval(), example, [place])
+
+
+def places_of(module: nn.Module, example: dict[str, Tensor]) -> set[SourceLocation]:
+    return {read.place for run in record(module.eval(), [example]) for read in run}

@@ -123,11 +123,11 @@ def hybrid(
     require_torchscript()
     outer = Positional(own_copy(module), tuple(example), wanted, dtype)
     arguments = tuple(example.values())
-    scripting = _Scripting(outer, arguments)
     # What TorchScript warns of is held back: its deprecation is one note of ours.
     with warnings.catch_warnings(record=True) as caught, torch.no_grad(), quiet_torch():
         warnings.simplefilter("always")
         refuse_state(outer, arguments)
+        scripting = _Scripting(outer, arguments)
         missed = scripting.script_all(places, optional)
         caught.clear()  # what is scripted warns of nothing; only the trace is of interest
         traced = _trace(outer, arguments)
@@ -178,6 +178,12 @@ class _Scripting:
         self.outer = outer
         self.arguments = arguments
         self.done: list[str] = []
+        self.returned = self._results()
+
+    def _results(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """What the model returns: names, dtypes and shapes."""
+        found = self.outer(*self.arguments)
+        return [(n, t.dtype, t.shape) for n, t in zip(self.outer.outputs, found, strict=True)]
 
     def script_all(
         self, places: Collection[SourceLocation], optional: Collection[SourceLocation]
@@ -228,10 +234,13 @@ class _Scripting:
         except Exception as error:  # TorchScript raises RuntimeError, OSError, TypeError, ...
             return _reason(error)
         try:
-            self.outer(*self.arguments)
+            found = self._results()
         except Exception as error:  # a script takes no other types than it has declared
             self._put(scripted, before)
             return _reason(error)
+        if found != self.returned:  # code may ask torch.jit.is_scripting()
+            self._put(scripted, before)
+            return f"as a script it returns {_outputs(found)}, and else {_outputs(self.returned)}"
         self.done = [found for found in self.done if path and not found.startswith(f"{path}.")]
         self.done.append(path)
         return ""
@@ -244,6 +253,10 @@ class _Scripting:
             for name, child in list(owner._modules.items()):
                 if child is old:
                     owner._modules[name] = new
+
+
+def _outputs(found: Sequence[tuple[str, torch.dtype, torch.Size]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, _, shape in found) or "nothing"
 
 
 def _refusal(model: nn.Module, place: SourceLocation, path: str, reason: str) -> UnscriptableError:

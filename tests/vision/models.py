@@ -148,15 +148,21 @@ def video(name: str, frames: int = 8, size: int = 32, **options: Any) -> Made:
 
 
 class Detector(nn.Module):
-    """A detector of one image: its boxes, labels and scores."""
+    """A detector of one image: its boxes, labels and scores.
+
+    In TorchScript, torchvision's detectors return their losses, too, and in front.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.model([image])[0]
-        return found
+        found = self.model([image])
+        if torch.jit.is_scripting():
+            return found[1][0]  # type: ignore[no-any-return]
+        else:  # TorchScript compiles what comes after a return
+            return found[0]  # type: ignore[no-any-return]
 
 
 class Backbone(nn.Module):
@@ -176,7 +182,7 @@ SMALL = {"min_size": 64, "max_size": 96}
 PROPOSALS = {"rpn_pre_nms_top_n_test": 40, "rpn_post_nms_top_n_test": 16}
 
 
-def detector(name: str, scale: float = 8.0, **options: Any) -> Made:
+def detector(name: str, **options: Any) -> Made:
     """A detector with a tiny backbone, whose scores depend on the image."""
     torch.manual_seed(0)
     detection = importlib.import_module("torchvision.models.detection")
@@ -198,32 +204,56 @@ def detector(name: str, scale: float = 8.0, **options: Any) -> Made:
         options["keypoint_roi_pool"] = pool(["0"], 14, 2)
         options["num_keypoints"] = 3
         options["num_classes"] = 2
-    made = getattr(detection, name)(Backbone(32), **SMALL, **options).eval()
+    made = getattr(detection, name)(Backbone(32), **SMALL, **options)
+    return _found_by(made)
+
+
+SPREADS = {"cls_logits": 2.0, "cls_score": 2.0, "bbox_ctrness": 1.0, "bbox_reg": 0.5}
+"""Standard deviation of what the last layers of a detector give, by their names."""
+OF_BOXES = 0.3
+
+
+def _found_by(made: nn.Module, size: int = 64) -> Made:
+    """A detector whose scores and boxes depend on the image: torchvision's random weights give the
+    same score everywhere, up to rounding.
+    """
+    example = {"image": torch.rand(3, size, size)}
+    last = [
+        (part, SPREADS.get(path.rpartition(".")[2], OF_BOXES))
+        for path, part in made.named_modules()
+        if path.rpartition(".")[2] in (*SPREADS, "bbox_pred")
+    ]
+    detector = Detector(made.eval()).eval()
     with torch.no_grad():
-        for path, parameter in made.named_parameters():
-            if path.endswith(("cls_score.weight", "cls_logits.weight", "head.cls_logits.weight")):
-                parameter.mul_(scale)
-            elif path.endswith(("cls_logits.bias", "bbox_ctrness.bias")):
-                parameter.zero_()
-    return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
+        for part, spread in last:  # what proposes regions comes before what looks at them
+            seen: list[Tensor] = []
+            hook = part.register_forward_hook(lambda _, __, found, seen=seen: seen.append(found))
+            detector(torch.randn(3, size, size))  # as large as inputs of a comparison
+            hook.remove()
+            assert isinstance(part.bias, Tensor)
+            part.bias.zero_()
+            part.weight.mul_(spread / torch.cat([each.flatten() for each in seen]).std())
+    return detector, example
 
 
 def with_pyramid() -> Made:
     torch.manual_seed(0)
     make = of("torchvision", "models.detection.fasterrcnn_mobilenet_v3_large_320_fpn")
     sizes = {"rpn_pre_nms_top_n_test": 40, "rpn_post_nms_top_n_test": 16, "box_score_thresh": 0.3}
-    made = make(weights=None, weights_backbone=None, num_classes=4, **SMALL, **sizes).eval()
+    made = make(weights=None, weights_backbone=None, num_classes=4, **SMALL, **sizes)
     settled(made.backbone.body, {"x": torch.randn(4, 3, 64, 64)})
-    with torch.no_grad():
-        made.roi_heads.box_predictor.cls_score.weight.mul_(40)
-    return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
+    return _found_by(made)
 
 
 def single_shot() -> Made:
     torch.manual_seed(0)
     make = of("torchvision", "models.detection.ssdlite320_mobilenet_v3_large")
     made = make(weights=None, weights_backbone=None, num_classes=4, topk_candidates=20).eval()
-    return Detector(made).eval(), {"image": torch.rand(3, 320, 320)}
+    return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
+
+
+OF_ANY_SIZE = ("--dynamic", "image:1=48..112", "--dynamic", "image:2=48..112")
+"""Detectors resize what they are given."""
 
 
 class Regions(nn.Module):
@@ -312,6 +342,15 @@ _CLASSIFIERS: dict[str, dict[str, Any]] = {
     "shufflenet_v2_x0_5": {},
     "squeezenet1_1": {},
 }
+_DETECTORS: Mapping[str, Callable[[], Made]] = {
+    "faster_rcnn": partial(detector, "FasterRCNN", box_score_thresh=0.5),
+    "faster_rcnn_fpn": with_pyramid,
+    "mask_rcnn": partial(detector, "MaskRCNN", box_score_thresh=0.5),
+    "keypoint_rcnn": partial(detector, "KeypointRCNN", box_score_thresh=0.5),
+    "retinanet": partial(detector, "RetinaNet", score_thresh=0.88, topk_candidates=30),
+    "fcos": partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30),
+    "ssdlite": single_shot,
+}
 _TORCHVISION = {
     **{
         name: Entry("classification", "torchvision", partial(classifier, name, **options))
@@ -330,35 +369,10 @@ _TORCHVISION = {
     "r3d_18": Entry("video", "torchvision", partial(video, "r3d_18"), fp16=False),
     "regions_align": Entry("regions", "torchvision", partial(regions, "roi_align"), fp16=False),
     "regions_pool": Entry("regions", "torchvision", partial(regions, "roi_pool"), fp16=False),
-    "faster_rcnn": Entry(
-        "detection",
-        "torchvision",
-        partial(detector, "FasterRCNN", box_score_thresh=0.5),
-        fp16=False,
-    ),
-    "faster_rcnn_fpn": Entry("detection", "torchvision", with_pyramid, fp16=False),
-    "mask_rcnn": Entry(
-        "detection", "torchvision", partial(detector, "MaskRCNN", box_score_thresh=0.5), fp16=False
-    ),
-    "keypoint_rcnn": Entry(
-        "detection",
-        "torchvision",
-        partial(detector, "KeypointRCNN", box_score_thresh=0.5),
-        fp16=False,
-    ),
-    "retinanet": Entry(
-        "detection",
-        "torchvision",
-        partial(detector, "RetinaNet", score_thresh=0.9, topk_candidates=30),
-        fp16=False,
-    ),
-    "fcos": Entry(
-        "detection",
-        "torchvision",
-        partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30),
-        fp16=False,
-    ),
-    "ssdlite": Entry("detection", "torchvision", single_shot, fp16=False),
+    **{
+        name: Entry("detection", "torchvision", make, OF_ANY_SIZE, fp16=False)
+        for name, make in _DETECTORS.items()
+    },
 }
 _OF_TIMM: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"img_size": 64, "depth": 3},
@@ -373,10 +387,10 @@ _OF_TIMM: dict[str, dict[str, Any]] = {
     "edgenext_xx_small": {},
     "levit_128s": {"size": 224},
     "poolformer_s12": {},
-    "mixer_s16_224": {"img_size": 64, "num_blocks": 2},
+    "mixer_s16_224": {"img_size": 64},
     "ghostnetv2_100": {},
     "tinynet_e": {},
-    "tiny_vit_5m_224": {"img_size": 64},
+    "tiny_vit_5m_224": {},
     "mambaout_femto": {},
     "cait_xxs24_224": {"img_size": 64, "depth": 2},
 }
