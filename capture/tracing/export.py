@@ -34,11 +34,12 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.aware import as_eager, unlike_eager
+from enginecast.capture.tracing.aware import unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.possible_values import values_of
+from enginecast.capture.tracing.questions import as_eager
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,

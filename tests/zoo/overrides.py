@@ -212,6 +212,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config.sliding_window": 16,
     },
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    "timesfm2_5": {"context_length": 256},
     "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
     "uvdoc": {
         "backbone_config.depths": [1, 1, 1, 3, 3, 3],
@@ -219,6 +220,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "backbone_config.out_indices": [*range(1, 7)],
     },
     "vibevoice_acoustic_tokenizer": {"vae_std": 0.0},
+    "vjepa2": {"crop_size": 64, "frames_per_clip": 4},
     "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0},
     "voxtral": {"audio_token_id": 120},
     "minicpm_ocr": {"image_token_id": 120},
