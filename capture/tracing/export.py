@@ -36,6 +36,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing.aware import unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
+from enginecast.capture.tracing.idle_draws import drop_idle_draws
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.possible_values import values_of
@@ -165,6 +166,7 @@ def capture(
     outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
+    drop_idle_draws(program)  # eager, which a sweep compares with, draws
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
     notes = (*traced.notes, *overwritten, *set_up, *input_writes(program))
