@@ -162,6 +162,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config.pos_emb_width": 64,
     },
     "kimi_k25_vision": {"hidden_size": 64, "num_attention_heads": 4, "pos_emb_width": 64},
+    "longcat_flash": {"zero_expert_num": 4},
     "lw_detr": {"projector_scale_factors": [1.0], "backbone_config.image_size": 256},
     "mlcd": {"num_attention_heads": 8},
     "mlcd_vision_model": {"num_attention_heads": 8},
