@@ -41,10 +41,32 @@ def unread(x: Tensor) -> Tensor:
     return x if isinstance(skips, int) else x * 2
 
 
+def without_noise(x: Tensor) -> Tensor:
+    """As a sampler of latents whose deviation is drawn, with a scale of zero."""
+    deviation = 0.0 * torch.randn(x.shape[0])
+    return x * 2 + deviation[:, None] * torch.randn_like(x)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x) * x.exp() * 0.0
+
+
+def root(x: Tensor) -> Tensor:
+    """Of zeros it is the same, but not of what is drawn: no number."""
+    return x + torch.randn_like(x).sqrt() * 0.0
+
+
+def test_draws_that_are_no_numbers_times_zero_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="random"):
+        export(Drawing(root), tmp_path / "engine", example={"x": X})
+
+
 @pytest.mark.parametrize(
     "forward",
     [
         unread,
+        without_noise,
+        scaled,
         lambda x: functional.dropout(x, 0.0, training=True) + x,
         lambda x: functional.dropout(x, 0.5, training=False) + x,
         lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None])[0],

@@ -31,6 +31,14 @@ class Compiling(nn.Module):
         return x + 1 if torch.compiler.is_compiling() else x.clamp(-FAR, FAR) + 1
 
 
+class RaisesTraced(nn.Module):
+    """As a model does that takes no mask, which its library makes in a trace alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.new_zeros(x.shape[0], 7) if torch.compiler.is_exporting() else None
+        return x.clamp(-FAR, FAR) + 1 if mask is None else x + mask
+
+
 class Typed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is torch.Tensor:
@@ -58,7 +66,7 @@ class Fast(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("make", [Exporting, Compiling])
+@pytest.mark.parametrize("make", [Exporting, Compiling, RaisesTraced])
 def test_questions_are_answered_as_eager_answers_them(
     make: type[nn.Module], tmp_path: Path
 ) -> None:

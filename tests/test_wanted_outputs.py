@@ -9,9 +9,11 @@ from exports import Exports, cast
 from models import add_tokenizer, llama_config
 from msgspec.structs import replace
 from safetensors import safe_open
-from transformers import LlamaModel, T5EncoderModel
+from transformers import DynamicCache, LlamaModel, T5EncoderModel
 
 import enginecast
+from enginecast.capture.outputs.flatten import name_result
+from enginecast.errors import CaptureError
 from enginecast.runtime.bundle.manifest import FileRecord, Manifest, Text
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import digest
@@ -153,17 +155,30 @@ def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
             "--hidden-state -1: the model gives no hidden states",
         ),
         (("wanted_factories:plain", "--outputs", "y"), "It gives output_0."),
-        (
-            ("wanted_factories:cached",),
-            "the model returns a DynamicCache as past_key_values, expected tensors in tuples, dicts"
-            " or dataclasses at ",
-        ),
     ],
 )
 def test_what_a_model_does_not_give(
     tmp_path: Path, capsys: Capture, arguments: tuple[str, ...], expected: str
 ) -> None:
     assert expected in refused(capsys, tmp_path, *arguments)
+
+
+def test_a_cache_gives_its_keys_and_values() -> None:
+    cache, key = DynamicCache(), torch.randn(1, 2, 3, 4)
+    for layer in range(2):
+        cache.update(key, key + layer, layer)
+    found = name_result({"state": key, "past": cache}).tensors
+    names = ("key", "value")
+    assert [*found] == ["state", *(f"past.{n}.{name}" for n in range(2) for name in names)]
+    assert torch.equal(found["past.1.value"], key + 1)
+
+
+def test_a_cache_that_keeps_other_tensors_is_refused() -> None:
+    cache, key = DynamicCache(), torch.randn(1, 2, 3, 4)
+    cache.update(key, key, 0)
+    cache.layers[0].states = key  # as of a convolution
+    with pytest.raises(CaptureError, match="returns a DynamicCache as past, expected tensors"):
+        name_result({"past": cache})
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a model returns, by name, and which of it an engine gives.
 
-Names are fields of ModelOutput, dict and dataclass, and numbers in tuples.
+Names are fields of ModelOutput, dict and dataclass, and numbers in tuples.  A cache gives the keys
+and values of each layer: `past_key_values.0.key`.
 
 ONNX has one namespace for inputs and outputs, so an output with the name of an input is called
 `NAME_out`, and a name that two outputs share is numbered.
@@ -376,7 +377,24 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
         return zip(value._fields, value, strict=True)
     if isinstance(value, (tuple, list)):
         return ((str(index), item) for index, item in enumerate(value))
-    return None
+    return _cached(value)
+
+
+def _cached(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """Keys and values by layer, of a cache whose layers have no other tensors."""
+    layers = getattr(value, "layers", None)
+    if not isinstance(layers, list) or not layers or isinstance(value, nn.Module):
+        return None
+    for layer in layers:
+        held = {name for name, item in _own(layer).items() if isinstance(item, Tensor)}
+        if {name for name in held if not name.startswith("_")} != {"keys", "values"}:
+            return None
+    pairs = ({"key": layer.keys, "value": layer.values} for layer in layers)
+    return ((str(index), pair) for index, pair in enumerate(pairs))
+
+
+def _own(value: object) -> Mapping[str, Any]:
+    return getattr(value, "__dict__", {})
 
 
 def return_place(forward: Callable[..., Any]) -> str:

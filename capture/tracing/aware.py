@@ -4,10 +4,6 @@
 of how it prints cannot, and shows only where eager runs on real tensors.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-
 import torch
 from torch import nn
 
@@ -21,8 +17,6 @@ from enginecast.capture.tracing.trace import Traced
 from enginecast.capture.tracing.walk import Walker
 
 SEED = 0
-QUESTIONS = ("is_exporting", "is_compiling", "is_dynamo_compiling")
-"""Functions of `torch.compiler` that answer otherwise in a trace."""
 OWN = (
     "_transformer_encoder",
     "_native_multi_head",
@@ -37,24 +31,6 @@ OWN = (
 )
 """Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
 draws with."""
-
-
-@contextmanager
-def as_eager(module: nn.Module) -> Iterator[None]:
-    """Answer the user's own code that nothing is traced."""
-    with ExitStack() as stack:
-        for question in QUESTIONS:
-            stack.enter_context(replaced(torch.compiler, question, _answered(question)))
-        yield
-
-
-def _answered(question: str) -> Callable[[], bool]:
-    plain: Callable[[], bool] = getattr(torch.compiler, question)
-
-    def answer() -> bool:
-        return not is_user_code(sys._getframe(1).f_code.co_filename) and plain()
-
-    return answer
 
 
 def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool) -> str:

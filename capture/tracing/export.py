@@ -34,11 +34,13 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.aware import as_eager, unlike_eager
+from enginecast.capture.tracing.aware import unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
+from enginecast.capture.tracing.idle_draws import drop_idle_draws
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.possible_values import values_of
+from enginecast.capture.tracing.questions import as_eager
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,
@@ -164,6 +166,7 @@ def capture(
     outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
+    drop_idle_draws(program)  # eager, which a sweep compares with, draws
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
     notes = (*traced.notes, *overwritten, *set_up, *input_writes(program))

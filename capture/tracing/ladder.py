@@ -29,6 +29,7 @@ from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.tracing.possible_values import answering_certain
+from enginecast.capture.tracing.questions import all_as_eager
 from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.size_numbers import following_numbers, numbers_of
 from enginecast.capture.tracing.strategy import (
@@ -54,6 +55,8 @@ LEADS_TO_STRICT = frozenset(
     {"other-tensors", "scripted-part", "unsupported-python", "operator", "model-error"}
 )
 """Kinds with which Dynamo may help: it follows the code of a subclass, or of what was scripted."""
+RAISED = frozenset({"model-error", "operator"})
+"""Kinds with which the model's code, or an operator that it calls, raised an error."""
 MOST_REWRITES = 8
 """How often code is rewritten for one more place; each costs a trace."""
 LONGEST_SEARCH = 120.0
@@ -104,7 +107,7 @@ class Ladder:
                 traced = self.attempt(strategy)
             except CaptureError as error:
                 if not rungs and not _leads_on(error):
-                    return self._strict(error)
+                    return self._answered(error) or self._strict(error)
                 errors.append(error)
                 rungs.append(_refused(strategy, error))
             else:
@@ -114,6 +117,21 @@ class Ladder:
         if isinstance(first, RefusedError):
             raise RefusedError(first.refusal, rungs, runs) from first.__cause__
         raise first
+
+    def _answered(self, error: CaptureError) -> LadderResult | None:
+        """What is traced where the model's code, which raised an error, and the libraries that it
+        calls are answered that nothing is traced; None where that does not help.
+        """
+        if not isinstance(error, RefusedError) or error.refusal.kind not in RAISED:
+            return None
+        effect = "code that asks whether it is traced is answered as in eager"
+        strategy = TracingStrategy("export", effect, (all_as_eager,))
+        try:
+            traced = self.attempt(strategy)
+        except CaptureError:
+            return None
+        rungs = (_refused(TracingStrategy("export"), error), Rung("export", "taken", effect))
+        return LadderResult(traced, strategy, rungs)
 
     def _strict(self, error: CaptureError) -> LadderResult:
         """What Dynamo makes of it, where that may help; else the error as it is."""

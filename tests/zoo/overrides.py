@@ -162,6 +162,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config.pos_emb_width": 64,
     },
     "kimi_k25_vision": {"hidden_size": 64, "num_attention_heads": 4, "pos_emb_width": 64},
+    "longcat_flash": {"zero_expert_num": 4},
     "lw_detr": {"projector_scale_factors": [1.0], "backbone_config.image_size": 256},
     "mlcd": {"num_attention_heads": 8},
     "mlcd_vision_model": {"num_attention_heads": 8},
@@ -212,6 +213,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config.sliding_window": 16,
     },
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    "timesfm2_5": {"context_length": 256},
     "tvp": {"num_frames": 2, "max_img_size": 64, "visual_prompt_size": 8},
     "uvdoc": {
         "backbone_config.depths": [1, 1, 1, 3, 3, 3],
@@ -219,6 +221,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "backbone_config.out_indices": [*range(1, 7)],
     },
     "vibevoice_acoustic_tokenizer": {"vae_std": 0.0},
+    "vjepa2": {"crop_size": 64, "frames_per_clip": 4},
     "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0},
     "voxtral": {"audio_token_id": 120},
     "minicpm_ocr": {"image_token_id": 120},

@@ -1,0 +1,47 @@
+"""Code that asks whether it is traced, and is answered as eager answers it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from enginecast.capture.python.locations import is_model_code, is_user_code
+from enginecast.capture.python.recompile import replaced
+
+QUESTIONS = ("is_exporting", "is_compiling", "is_dynamo_compiling")
+"""Functions of `torch.compiler` that answer otherwise in a trace."""
+
+
+@contextmanager
+def as_eager(_: nn.Module) -> Iterator[None]:
+    """Answer the user's own code that nothing is traced."""
+    with _answering(is_user_code):
+        yield
+
+
+@contextmanager
+def all_as_eager(_: nn.Module) -> Iterator[None]:
+    """Answer libraries as well, but for torch itself: a mask that a library makes in a trace alone
+    may be one that the model's code does not take.
+    """
+    with _answering(is_model_code):
+        yield
+
+
+@contextmanager
+def _answering(is_told: Callable[[str], bool]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for question in QUESTIONS:
+            stack.enter_context(replaced(torch.compiler, question, _answered(question, is_told)))
+        yield
+
+
+def _answered(question: str, is_told: Callable[[str], bool]) -> Callable[[], bool]:
+    plain: Callable[[], bool] = getattr(torch.compiler, question)
+
+    def answer() -> bool:
+        return not is_told(sys._getframe(1).f_code.co_filename) and plain()
+
+    return answer
