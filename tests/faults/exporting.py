@@ -123,7 +123,7 @@ CAMPAIGNS = (
         "kills of exports",
         "Whenever an export is killed, the name holds the old bundle or the new one, whole, and"
         " `doctor --clean` removes what is beside it.",
-        Sizes(quick=6, full=200),
+        Sizes(quick=3, full=200),
         kills,
         fires=0.6,
         lacks=lacks_own_disks,
