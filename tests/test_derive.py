@@ -178,6 +178,16 @@ def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
     ]
 
 
+def test_rows_of_codes_come_in_whole_groups() -> None:
+    found = derived("MusicgenModel", num_codebooks=3)
+    assert list(found) == ["input_ids"]  # a mask has a row for each text, not for each codebook
+    rows = found["input_ids"].dims[0]
+    assert (rows.size, rows.minimum, rows.maximum, rows.step) == (6, 3, 63, 3)
+    one = derived("MusicgenModel", num_codebooks=1)
+    assert one["input_ids"].dims[0].shown == "1..64"
+    assert "attention_mask" in one
+
+
 def test_a_mask_of_another_length_says_nothing_of_the_ids() -> None:
     """A capture that fixes sizes one input after the other tries such: an IndexError ended it."""
     ids, mask = derived("T5EncoderModel").values()

@@ -1,6 +1,7 @@
 """Each input that a config describes: text, images and videos, sound, and series and other rows."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from itertools import chain
 
@@ -31,6 +32,7 @@ from enginecast.capture.sources.text_config import (
 Derive = Callable[[ModelFacts], InputSpec | None]
 
 TARGET = "target_sequence"
+GROUPED = re.compile(r"\(batch_size \* (?P<count>\w+),")
 VOCABULARIES = ("src_vocab_size", "vocab_size", "text_vocab_size", "text_encoder_vocab_size")
 TARGET_VOCABULARIES = ("tgt_vocab_size", "decoder_vocab_size", "vocab_size")
 TYPES_WITHOUT_TABLE = 4
@@ -79,6 +81,16 @@ def batch() -> DimSpec:
     return DimSpec(BATCH, 3, 1, LARGEST_BATCH)
 
 
+def rows_of(facts: ModelFacts, name: str) -> DimSpec:
+    """The first dimension of a text's ids: whole groups of rows where `forward` documents
+    (batch_size * num_codebooks, ..), as models of sound do that take a row for each codebook."""
+    group = GROUPED.search(facts.shapes.get(name, ""))
+    count = facts.number(group["count"]) if group else None
+    if count is None:
+        return batch()
+    return DimSpec(BATCH, 2 * count, count, LARGEST_BATCH // count * count, step=count)
+
+
 def sequence(config: PreTrainedConfig) -> DimSpec:
     """The dimension of a text's tokens.
 
@@ -110,7 +122,7 @@ def token_ids(facts: ModelFacts) -> InputSpec | None:
         "input_ids",
         "token_ids",
         torch.int64,
-        (batch(), sequence(facts.config)),
+        (rows_of(facts, "input_ids"), sequence(facts.config)),
         0,
         high,
         padding_of(facts.config),
@@ -119,8 +131,9 @@ def token_ids(facts: ModelFacts) -> InputSpec | None:
 
 
 def attention_mask(facts: ModelFacts) -> InputSpec | None:
-    """`attention_mask` [batch, sequence]; of other inputs than token ids it is not known."""
-    if "input_ids" not in facts.arguments:
+    """`attention_mask` [batch, sequence]; of other inputs than token ids it is not known, nor of
+    texts that are several rows of ids each."""
+    if "input_ids" not in facts.arguments or rows_of(facts, "input_ids").step > 1:
         return None
     dims = (batch(), sequence(facts.config))
     return InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1)
