@@ -235,6 +235,27 @@ def test_a_side_is_read_from_a_mapping_and_from_the_part_that_has_it() -> None:
     assert sizes(pixels) == (BATCH, 2, 32, 32)
 
 
+@pytest.mark.parametrize(
+    ("fields", "sides"),
+    [
+        ({"model_args": {"img_size": [56, 42]}}, ("56", "42")),
+        ({"model_args": {"img_size": 56}}, ("56", "56")),
+        (
+            {"pretrained_cfg": {"input_size": [3, 96, 80], "fixed_input_size": True}},
+            ("96", "80"),
+        ),
+        ({"pretrained_cfg": {"input_size": [3, 96, 80]}, "model_args": None}, ("64..2048",) * 2),
+    ],
+)
+def test_a_side_is_read_from_what_timm_is_given(
+    fields: dict[str, object], sides: tuple[str, str]
+) -> None:
+    config = PreTrainedConfig(**fields)
+    names = ("pixel_values",)
+    (spec,) = from_facts(ModelFacts(config, names, required=names, main=names))
+    assert (spec.dims[2].shown, spec.dims[3].shown) == sides
+
+
 def test_a_mask_of_pixels_is_all_ones_and_only_where_it_is_required() -> None:
     config = PreTrainedConfig(image_size=32)
     arguments = ("pixel_values", "pixel_mask")

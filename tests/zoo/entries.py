@@ -45,7 +45,15 @@ class Conditioned(nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, t_cond: Tensor) -> Any:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, t_cond=t_cond)
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "t_cond": t_cond}
+        return self.model(**given, use_cache=False)
+
+
+def semantic(model: PreTrainedModel) -> nn.Module:
+    """The first of Bark's three models, without a cache."""
+    part: PreTrainedModel = model.semantic
+    part.config.use_cache = False
+    return part
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,17 @@ class Entry:
 
 
 ENTRIES = {
-    "bark": Entry(lambda model: model.semantic, "semantic"),
+    "bark": Entry(semantic, "semantic"),
     "edgetam_video": Entry(ImageFeatures, "get_image_features"),
     "glm_image_vqmodel": Entry(Encode, "encode"),
+    "pe_audio_video": Entry(),
     "sam2_video": Entry(ImageFeatures, "get_image_features"),
     "sam3_tracker_video": Entry(ImageFeatures, "get_image_features"),
     "timm_backbone": Entry(),
     "voxtral_realtime_text": Entry(Conditioned),
 }
-"""By model type.  TimmBackbone.from_pretrained takes names of timm alone."""
+"""By model type.  TimmBackbone.from_pretrained takes names of timm alone, and that of
+PeAudioVideoModel takes a buffer of timm's for a weight that is tied, and fails."""
 
 
 def make() -> tuple[nn.Module, dict[str, Tensor]]:

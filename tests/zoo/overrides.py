@@ -64,12 +64,16 @@ _INTRACLASS = {
     "reduce_channel": [1, 1, 0],
     "return_channel": [1, 1, 0],
     **{
-        f"{name}_{ratio}ratio": [kernel(size), 1, kernel(size, 0)]
-        for ratio, size in (("long", 7), ("mid", 5), ("short", 3))
-        for name, kernel in (
-            ("vertical_long_to_small_conv", lambda k, one=1: [k, 1] if one else [k // 2, 0]),
-            ("horizontal_small_to_long_conv", lambda k, one=1: [1, k] if one else [0, k // 2]),
-            ("symmetric_conv_long", lambda k, one=1: [k, k] if one else [k // 2, k // 2]),
+        f"{name}_{ratio}ratio": [
+            [k if high else 1, k if wide else 1],
+            1,
+            [k // 2 * high, k // 2 * wide],
+        ]
+        for ratio, k in (("long", 7), ("mid", 5), ("short", 3))
+        for name, high, wide in (
+            ("vertical_long_to_small_conv", 1, 0),
+            ("horizontal_small_to_long_conv", 0, 1),
+            ("symmetric_conv_long", 1, 1),
         )
     },
 }

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -264,8 +264,7 @@ def _vision(facts: ModelFacts) -> PreTrainedConfig:
 
 def _sides(config: PreTrainedConfig) -> tuple[int, int] | None:
     """Height and width of an image, from a number, a pair, or `{"height": .., "width": ..}`."""
-    for name in SIDES:
-        size = getattr(config, name, None)
+    for size in (*(getattr(config, name, None) for name in SIDES), *_created(config)):
         if isinstance(size, Mapping):
             size = (size.get("height"), size.get("width"))
         pair = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
@@ -273,6 +272,16 @@ def _sides(config: PreTrainedConfig) -> tuple[int, int] | None:
             height, width = pair
             return height, width
     return None
+
+
+def _created(config: PreTrainedConfig) -> Iterator[object]:
+    """Sizes of images in configs that hold arguments of another library's constructor (timm):
+    one that the model is created with, and one that its weights are for, where it takes no other.
+    """
+    yield (getattr(config, "model_args", None) or {}).get("img_size")
+    pretrained = getattr(config, "pretrained_cfg", None) or {}
+    if pretrained.get("fixed_input_size"):
+        yield tuple(pretrained.get("input_size") or ())[-2:]
 
 
 VISION_INPUTS = {
