@@ -178,6 +178,16 @@ def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
     ]
 
 
+def test_rows_of_codes_come_in_whole_groups() -> None:
+    found = derived("MusicgenModel", num_codebooks=3)
+    assert list(found) == ["input_ids"]  # a mask has a row for each text, not for each codebook
+    rows = found["input_ids"].dims[0]
+    assert (rows.size, rows.minimum, rows.maximum, rows.step) == (6, 3, 63, 3)
+    one = derived("MusicgenModel", num_codebooks=1)
+    assert one["input_ids"].dims[0].shown == "1..64"
+    assert "attention_mask" in one
+
+
 def test_a_mask_of_another_length_says_nothing_of_the_ids() -> None:
     """A capture that fixes sizes one input after the other tries such: an IndexError ended it."""
     ids, mask = derived("T5EncoderModel").values()
@@ -223,6 +233,27 @@ def test_a_side_is_read_from_a_mapping_and_from_the_part_that_has_it() -> None:
     outer.backbone_config = PreTrainedConfig(image_size=32, num_channels=2)
     (pixels,) = from_facts(ModelFacts(outer, ("pixel_values",)))
     assert sizes(pixels) == (BATCH, 2, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sides"),
+    [
+        ({"model_args": {"img_size": [56, 42]}}, ("56", "42")),
+        ({"model_args": {"img_size": 56}}, ("56", "56")),
+        (
+            {"pretrained_cfg": {"input_size": [3, 96, 80], "fixed_input_size": True}},
+            ("96", "80"),
+        ),
+        ({"pretrained_cfg": {"input_size": [3, 96, 80]}, "model_args": None}, ("64..2048",) * 2),
+    ],
+)
+def test_a_side_is_read_from_what_timm_is_given(
+    fields: dict[str, object], sides: tuple[str, str]
+) -> None:
+    config = PreTrainedConfig(**fields)
+    names = ("pixel_values",)
+    (spec,) = from_facts(ModelFacts(config, names, required=names, main=names))
+    assert (spec.dims[2].shown, spec.dims[3].shown) == sides
 
 
 def test_a_mask_of_pixels_is_all_ones_and_only_where_it_is_required() -> None:

@@ -26,6 +26,16 @@ def test_padding_does_not_become_placeholders() -> None:
     assert other_padding(inputs, "mask")["input_ids"].tolist() == [[4, 9, 9, 2], [9, 9, 4, 4]]
 
 
+def test_padding_of_a_batch_of_one_does_not_become_a_placeholder() -> None:
+    ids = np.array([[5, 90, 90, 7, 0, 0]])  # 90 stands for the features of an image
+    inputs = {"input_ids": ids, "mask": np.array([[1, 1, 1, 1, 0, 0]])}
+    changed = other_padding(inputs, "mask")["input_ids"]
+    assert changed[0, :4].tolist() == [5, 90, 90, 7]
+    assert set(changed[0, 4:].tolist()).isdisjoint({0, 5, 7, 90})
+    dense = {"kinds": np.array([[0, 1, 0]]), "mask": np.array([[1, 1, 0]])}
+    assert other_padding(dense, "mask")["kinds"].tolist() == [[0, 1, 1]]
+
+
 def test_the_smallest_case_with_padding_is_taken() -> None:
     full, empty = np.ones((1, 2)), np.zeros((1, 2))
     masks = {"full": full, "empty": empty, "large": np.tile(MASK, (1, 3)), "small": MASK}

@@ -43,6 +43,11 @@ def edit_config(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
+def test_a_config_that_says_it_is_not_quantized_is_read(folder: Path) -> None:
+    edit_config(folder, quantization_config=None)
+    assert open_source(str(folder)).config is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_weights_keep_the_dtypes_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
     stored = load_file(tiny_t5(tmp_path, dtype=dtype) / "model.safetensors")

@@ -255,6 +255,7 @@ def padded_case(masks: Mapping[str, Array | None]) -> str | None:
 def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Array]:
     """The same inputs, but for integers in padded positions: they become the largest in use that
     is no placeholder.  One that all rows hold equally often may be: another would want a feature.
+    So may any in a batch of one; there they become a number between those in use.
 
     Args:
         inputs: of one case; those with the mask's leading dimensions have padding.
@@ -270,12 +271,17 @@ def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Arr
 
 
 def _largest(array: Array, rows: Array) -> Any:
-    """The largest number where `rows` is true that some rows hold more often than others."""
+    """The largest number where `rows` is true that some rows hold more often than others.
+
+    Where there is none, as in a batch of one: the largest below the maximum that no row holds.
+    """
     for number in np.unique(array[rows])[::-1]:
         counts = np.count_nonzero((array == number) & rows, axis=-1)
         if counts.min() != counts.max():
             return number
-    return array.max()
+    held = np.unique(array)
+    gaps = held[1:][np.diff(held) > 1] - 1
+    return gaps[-1] if gaps.size else array.max()
 
 
 def moved(

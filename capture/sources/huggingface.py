@@ -291,7 +291,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
             f"{file}: auto_map: the model needs code from its own repository, which is not run",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    if "quantization_config" in raw:
+    if raw.get("quantization_config") is not None:
         raise SourceError(
             f"{file}: quantization_config: quantized checkpoints are not read",
             hint="Give the checkpoint it was quantized from.",

@@ -23,6 +23,7 @@ from enginecast.compiler.prepare import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.load import load
+from zoo.entries import ENTRIES, MADE
 from zoo.given import GIVEN, given_inputs
 from zoo.judge import judge
 from zoo.tiny import NotBuiltError, build, save
@@ -102,7 +103,7 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
         _end(row, "not run in eager", str(error))
     row.stage, row.outcome, row.reason = "export", "crashed", "the process died"
     yield
-    code, reported = _export(folder)
+    code, reported = _export(source.name if row.model_type in ENTRIES else "", folder)
     if code:
         _not_verified(row, code, reported)
     row.stage, row.notes = "judge", tuple(map(without_folders, reported.get("notes", ())))
@@ -143,9 +144,8 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
         row.parameters = sum(parameter.numel() for parameter in model.parameters())
         place = folder / f"model-{index}"
         try:
-            save(model, place)
-            options = _options(model, folder)
-            source = open_model(str(place), options)
+            name, options = _place(model, row, place), _options(model, folder)
+            source = open_model(name, options)
             specs, given = input_specs(source, options.inputs, options.dynamic)
             _run_eager(source.eager(), specs, given)
         except Exception as error:  # whatever the model's code raises
@@ -153,14 +153,25 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
             if isinstance(error, EnginecastError) or len(reasons) > 2:
                 break  # smaller or larger makes no difference
             continue
-        (folder / "model").symlink_to(place.name)
+        if place.is_dir():
+            (folder / "model").symlink_to(place.name)
         return source, specs
     raise NotRunError(reasons[0])
 
 
+def _place(model: PreTrainedModel, row: Row, place: Path) -> str:
+    """What MODEL is: a folder as users have it, or the factory that makes this one."""
+    entry = ENTRIES.get(row.model_type)
+    if entry is None:
+        return str(save(model, place))
+    row.model_class += f".{entry.called}" if entry.called else ""
+    MADE.append((entry.wrap(model), given_inputs(row.model_type, model.config)))
+    return "zoo.entries:make"
+
+
 def _options(model: PreTrainedModel, folder: Path) -> ModelOptions:
     """The inputs that are given for a type, in the file that the export reads, too."""
-    if model.config.model_type not in GIVEN:
+    if model.config.model_type not in GIVEN or model.config.model_type in ENTRIES:
         return ModelOptions()
     file = folder / INPUTS
     save_file(given_inputs(model.config.model_type, model.config), file)
@@ -185,9 +196,10 @@ def _named(value: object) -> dict[str, Tensor]:
         return {}  # what the product cannot name is for it to refuse
 
 
-def _export(folder: Path) -> tuple[int, dict[str, Any]]:
+def _export(model: str, folder: Path) -> tuple[int, dict[str, Any]]:
     """Run the command; exit code, and what it printed as JSON."""
-    arguments = ["export", str(folder / "model"), "-o", str(folder / "bundle"), "--json"]
+    model = model or str(folder / "model")
+    arguments = ["export", model, "-o", str(folder / "bundle"), "--json"]
     arguments += ["--threads", "1", "--no-speed"]
     if (folder / INPUTS).is_file():
         arguments += ["--inputs", str(folder / INPUTS)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoModel, PreTrainedConfig
 
 Inputs = dict[str, Tensor]
 Config = Any
@@ -171,12 +171,79 @@ def _sliced(config: Config) -> Inputs:
 
 
 def _with_sliced(config: Config) -> Inputs:
-    """An image of 8 x 8 patches, of which 4 x 4 become one token."""
+    """An image of 8 x 8 patches, of which 4 x 4 become one token, or 2 x 2 for fine print."""
     side = config.vision_config.patch_size
+    count = 16 if config.downsample_mode == "4x" else 4
     return {
-        **_holding(config.image_token_id, 4, batch=1),
+        **_holding(config.image_token_id, count, batch=1),
         "pixel_values": _floats(1, 3, side, side * 64),
         "target_sizes": torch.tensor([[8, 8]], dtype=torch.int32),
+    }
+
+
+def _with_positions(config: Config) -> Inputs:
+    """As before, with the positions that the model's own method gives tokens of images: forward
+    takes them, or counts them by Python from the ids."""
+    with torch.device("meta"):
+        model: Any = AutoModel.from_config(config)
+    found = _with_sliced(config)
+    kinds = (found["input_ids"] == config.image_token_id).int()
+    positions, _ = model.get_rope_index(found["input_ids"], kinds, found["target_sizes"])
+    return {**found, "position_ids": positions}
+
+
+def _seen(count: int, *shape: int) -> Callable[[Config], Inputs]:
+    """Images that become `count` tokens each, in a text that holds these."""
+    return lambda config: {
+        **_holding(config.image_token_id, count),
+        "pixel_values": _floats(2, *shape),
+    }
+
+
+def _heard_and_seen(config: Config) -> Inputs:
+    """An image and a sound, each with the tokens that stand for it."""
+    found = _text(100, 2, 40)
+    images, sounds = config.vision_soft_tokens_per_image, config.audio_soft_tokens_per_image
+    found["input_ids"][:, 2 : 2 + images] = config.image_token_id
+    found["input_ids"][:, 20 : 20 + sounds] = config.audio_token_id
+    return {
+        **found,
+        "pixel_values": _floats(2, 3, 64, 64),
+        "input_features": _floats(2, 64, config.audio_config.input_feat_size),
+        "input_features_mask": torch.ones(2, 64, dtype=torch.bool),
+    }
+
+
+def _film(*others: str) -> Callable[[Config], Inputs]:
+    """Four frames; and, of `others`, a text and a sound of eight frames of the codec."""
+
+    def make(config: Config) -> Inputs:
+        found = {"pixel_values_videos": _floats(2, 4, 3, 56, 56)}
+        if "text" in others:
+            found |= _text(100, 2, 7)
+        if "sound" in others:
+            found["input_values"] = _floats(2, 1, 8 * 1920)
+        return found
+
+    return make
+
+
+def _streamed(config: Config) -> Inputs:
+    """Sound that is added to the tokens so far: eight frames to each of them."""
+    bins = config.audio_config.num_mel_bins
+    frames = 2 * config.downsample_factor * 7
+    return {**_text(100, 2, 7), "input_features": _floats(2, bins, frames)}
+
+
+def _named_classes(config: Config) -> Inputs:
+    """An image, the names of three classes to look for in it, and the task in words."""
+    side = config.image_size
+    classes, task = _text(100, 3, 6), _text(100, 1, 9)
+    return {
+        "pixel_values": _floats(1, 3, side, side),
+        **{f"classes_{name}": tensor for name, tensor in classes.items()},
+        **{f"tasks_{name}": tensor for name, tensor in task.items()},
+        "classes_structure": torch.tensor([3]),
     }
 
 
@@ -202,7 +269,42 @@ def _positioned(config: Config) -> Inputs:
     }
 
 
+def _page(config: Config) -> Inputs:
+    """Pages whose sides are multiples of 32, as the processor resizes them."""
+    return {"pixel_values": _floats(2, 3, 64, 96)}
+
+
+def _frame(config: Config) -> Inputs:
+    """A frame of a video, or two: at the size that positions in the image are numbered for."""
+    side = config.prompt_encoder_config.image_size
+    return {"pixel_values": _floats(2, 3, side, side)}
+
+
 GIVEN: dict[str, Callable[[Config], Inputs]] = {
+    "higgs_audio_v2_tokenizer": lambda c: {"input_values": _floats(2, 1, 12 * c.hop_length)},
+    "bark": lambda c: _text(100, 2, 7),
+    "edgetam_video": _frame,
+    "edgetam_vision_model": lambda c: {"pixel_values": _floats(2, 3, 128, 128)},
+    "pp_ocrv6_medium_det": _page,
+    "pp_ocrv6_small_det": _page,
+    "sam2_video": _frame,
+    "sam3_tracker_video": _frame,
+    "glm_image_vqmodel": lambda c: {"hidden_states": _floats(2, c.latent_channels, 6, 8)},
+    "timm_backbone": lambda c: {"pixel_values": _floats(2, c.num_channels, 96, 64)},
+    "voxtral_realtime_text": lambda c: {
+        **_text(100, 2, 7),
+        "t_cond": _floats(1, 1, c.hidden_size),
+    },
+    "fast_vlm": _seen(4, 3, 128, 128),
+    "gemma3n": _heard_and_seen,
+    "gemma3n_vision": lambda c: {"pixel_values": _floats(2, 3, 64, 64)},
+    "omdet-turbo": _named_classes,
+    "pe_audio_video": _film("text", "sound"),
+    "pe_audio_video_encoder": _film("sound"),
+    "pe_video": _film("text"),
+    "pe_video_encoder": _film(),
+    "perception_lm": _seen(16, 1, 3, 56, 56),
+    "voxtral_realtime": _streamed,
     "blip-2": _blip,
     "blip_2_qformer": lambda c: {
         "query_embeds": _floats(2, 6, c.hidden_size),
@@ -245,7 +347,7 @@ GIVEN: dict[str, Callable[[Config], Inputs]] = {
     "lxmert": _regions,
     "minicpm_ocr": _with_sliced,
     "minicpmv4_6": _with_sliced,
-    "minicpmv4_7": _with_sliced,
+    "minicpmv4_7": _with_positions,
     "muse_spark_audio": lambda c: {"input_values": _floats(2, 3840)},
     "pi0": _robot,
     "chameleon": lambda c: _text(100, 2, 7),

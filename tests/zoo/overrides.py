@@ -42,6 +42,42 @@ _SAM2_VISION = {
     "backbone_config.image_size": [256, 256],
     "backbone_feature_sizes": [[64, 64], [32, 32], [16, 16]],
 }
+_SAM2 = {
+    **{f"vision_config.{name}": value for name, value in _SAM2_VISION.items()},
+    "prompt_encoder_config.image_size": 256,
+}
+_LCNET_STAGES = {
+    "backbone_config.stem_channels": [3, 16, 32],
+    "backbone_config.block_configs": [
+        [[3, 32, 32, 1, True]],
+        [[3, 32, 48, 2, False]],
+        [[3, 48, 64, 2, False], [3, 64, 64, 1, True]],
+        [[3, 64, 96, 2, True]],
+    ],
+    "backbone_config.depths": [1, 1, 2, 1],
+    "backbone_config.stage_out_channels": [32, 48, 64, 96],
+    "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "backbone_config.out_indices": [1, 2, 3, 4],
+}
+"""Maps of four sizes, each half the one before, as detectors of text upsample them."""
+_INTRACLASS = {
+    "reduce_channel": [1, 1, 0],
+    "return_channel": [1, 1, 0],
+    **{
+        f"{name}_{ratio}ratio": [
+            [k if high else 1, k if wide else 1],
+            1,
+            [k // 2 * high, k // 2 * wide],
+        ]
+        for ratio, k in (("long", 7), ("mid", 5), ("short", 3))
+        for name, high, wide in (
+            ("vertical_long_to_small_conv", 1, 0),
+            ("horizontal_small_to_long_conv", 0, 1),
+            ("symmetric_conv_long", 1, 1),
+        )
+    },
+}
+"""Kernel, stride and padding of each convolution, as PaddleOCR configures them."""
 _LCNET = {
     "backbone_config.stem_channels": [3, 48, 96],
     "backbone_config.depths": [1, 2, 7, 3],
@@ -68,9 +104,89 @@ _QUARTERED = {
         "mrope_section": [4, 4, 4, 4],
     },
 }
+_PERCEPTION = {
+    "architecture": "vit_pe_core_large_patch14_336",
+    "model_args": {
+        "depth": 2,
+        "embed_dim": 64,
+        "num_heads": 4,
+        "attn_pool_num_heads": 4,
+        "img_size": [56, 56],
+        "ref_feat_shape": [4, 4],
+    },
+}
+"""A small one of the towers that are created by timm, from arguments of its own."""
+_FRAMES = {f"vision_config.{name}": value for name, value in _PERCEPTION.items()}
+_REPVIT = {
+    "backbone_config.architecture": "repvit_m1",
+    "backbone_config.model_args": {
+        "in_chans": 3,
+        "features_only": True,
+        "out_indices": [0, 1, 2, 3],
+        "embed_dim": [8, 16, 32, 64],
+        "depth": [1, 1, 2, 1],
+    },
+    "backbone_channel_list": [64, 32, 16, 8],
+    "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
+}
+_EDGETAM = {
+    **{f"vision_config.{name}": value for name, value in _REPVIT.items()},
+    "prompt_encoder_config.image_size": 128,
+}
+_MOBILENET = {
+    "architecture": "mobilenetv5_300m_enc",
+    "hidden_size": 2048,
+    "model_args": {"channel_multiplier": 0.1, "msfa_output_resolution": 4},
+}
 _VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "resolution": 32}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "edgetam_vision_model": _REPVIT,
+    "edgetam": _EDGETAM,
+    "edgetam_video": {
+        "vision_config": {"model_type": "edgetam_vision_model", "fpn_hidden_size": 32},
+        "vision_config.backbone_config": {"model_type": "timm_wrapper", "num_classes": 2},
+        **_EDGETAM,
+        "image_size": 128,
+    },
+    "fast_vlm": {
+        "vision_config.hidden_size": 256,
+        "vision_config.model_args": {
+            "inference_mode": True,
+            "layers": [1, 1, 1, 1, 1],
+            "embed_dims": [8, 16, 32, 64, 128],
+        },
+        "image_seq_length": 4,
+    },
+    "gemma3n_vision": _MOBILENET,
+    "gemma3n": {
+        **{f"vision_config.{name}": value for name, value in _MOBILENET.items()},
+        "vision_soft_tokens_per_image": 16,
+        "audio_soft_tokens_per_image": 8,
+        "text_config.vocab_size": 512,
+        "text_config.vocab_size_per_layer_input": 256,
+        "vision_config.vocab_offset": 256,
+        "audio_config.vocab_offset": 384,
+        "image_token_id": 257,
+        "audio_token_id": 385,
+    },
+    "pe_video_encoder": _FRAMES,
+    "pe_video": {f"video_config.{name}": value for name, value in _FRAMES.items()},
+    "pe_audio_video_encoder": {f"video_config.{n}": value for n, value in _FRAMES.items()},
+    "pe_audio_video": {
+        f"audio_video_config.video_config.{name}": value for name, value in _FRAMES.items()
+    },
+    "perception_lm": {
+        "vision_config.architecture": _PERCEPTION["architecture"],
+        "vision_config.model_args": {
+            **_PERCEPTION["model_args"],  # type: ignore[dict-item]
+            "global_pool": "",
+            "use_post_transformer_norm": False,
+            "init_values": 0.1,
+        },
+    },
+    "timm_backbone": {"backbone": "mobilenetv3_small_050", "out_indices": [1, 2, 3]},
+    "timm_wrapper": {"architecture": "mobilenetv3_small_050"},
     "align": {
         **{f"vision_config.{name}": value for name, value in _EFFICIENT.items()},
         "projection_dim": 320,
@@ -130,7 +246,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "donut-swin": {"window_size": 2},
     "swin": {"window_size": 2},
     "dots3_note_text": _SLIDING,
-    "dots3_note": {f"text_config.{name}": value for name, value in _SLIDING.items()},
+    "dots3_note": {
+        **{f"text_config.{name}": value for name, value in _SLIDING.items()},
+        "audio_config.adapter_input_size": 40,
+    },
     "efficientloftr": {
         "stage_num_blocks": [1, 1, 1, 1],
         "out_features": [64, 64, 128, 256],
@@ -163,7 +282,36 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "kimi_k25_vision": {"hidden_size": 64, "num_attention_heads": 4, "pos_emb_width": 64},
     "longcat_flash": {"zero_expert_num": 4},
-    "lw_detr": {"projector_scale_factors": [1.0], "backbone_config.image_size": 256},
+    "higgs_audio_v2_tokenizer": {
+        "acoustic_model_config.downsampling_ratios": [8, 5, 4, 2, 3],
+        "acoustic_model_config.upsampling_ratios": [8, 5, 4, 2, 3],
+        "acoustic_model_config.hop_length": 960,
+    },
+    "omdet-turbo": {
+        "image_size": 128,
+        "backbone_config": {
+            "model_type": "swin",
+            "image_size": 128,
+            "embed_dim": 12,
+            "depths": [1, 1, 1, 1],
+            "num_heads": [3, 6, 12, 24],
+            "window_size": 4,
+            "out_indices": [2, 3, 4],
+        },
+        "apply_layernorm_after_vision_backbone": False,
+    },
+    "clvp": {
+        "speech_config.vocab_size": 256,
+        "speech_config.num_attention_heads": 3,
+        "text_config.num_attention_heads": 3,
+    },
+    "lw_detr": {
+        "num_feature_levels": 1,
+        "projector_in_channels": [32],
+        "projector_scale_factors": [1.0],
+        "backbone_config.image_size": 256,
+        "backbone_config.out_indices": [1, 2],
+    },
     "mlcd": {"num_attention_heads": 8},
     "mlcd_vision_model": {"num_attention_heads": 8},
     "muse_spark_audio": {"num_hidden_layers": 4},
@@ -184,10 +332,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "patch_model_config.image_size": 64,
         "fov_model_config.image_size": 64,
     },
-    "pp_ocrv6_small_det": _LCNET,
+    "pp_ocrv6_small_det": {**_LCNET_STAGES, "layer_list_out_channels": [32, 48, 64, 96]},
     "pp_ocrv6_small_rec": _LCNET,
     "pp_ocrv6_tiny_rec": _LCNET,
-    "pp_ocrv6_medium_det": _LCNET,
+    "pp_ocrv6_medium_det": {
+        **_LCNET_STAGES,
+        "intraclass_block_config": _INTRACLASS,
+        "scale_factor_list": [1, 2, 4, 8],
+        "kernel_list": [3, 2, 2],
+    },
     "qwen2_5_omni_thinker": {
         **_OMNI,
         "text_config.hidden_size": 128,
@@ -202,10 +355,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_thinker": _OMNI,
     "sam2_hiera_det_model": {**_HIERA, "image_size": [128, 128]},
     "sam2_vision_model": _SAM2_VISION,
-    "sam2": {
-        **{f"vision_config.{name}": value for name, value in _SAM2_VISION.items()},
-        "prompt_encoder_config.image_size": 256,
-    },
+    "sam2": _SAM2,
+    "sam2_video": {**_SAM2, "image_size": 256},
     "sam3_tracker": {"vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "step3p7": {
         "vision_config.hidden_size": 64,

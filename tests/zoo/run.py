@@ -3,6 +3,7 @@
     python tests/zoo/run.py [--only bert,t5] [--jobs 2] [--keep DIR]
 
 A full run writes tests/zoo/results.json and docs/results/zoo.md; a partial one updates their rows.
+Types whose package is not installed are left out; their rows stay as they are.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def _row(ended: "Ended[str]") -> "Row":
 def main() -> None:
     """The command."""
     from zoo.table import RESULTS, merge, write_table
-    from zoo.tiny import model_types
+    from zoo.tiny import missing_package, model_types
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="model types, comma-separated")
@@ -110,6 +111,9 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="stop there; write no results")
     arguments = parser.parse_args()
     types = arguments.only.split(",") if arguments.only else model_types()
+    for package in sorted({missing_package(name) for name in types} - {""}):
+        print(f"{package} is not installed: its model types are left out", flush=True)
+    types = [name for name in types if not missing_package(name)]
     with tempfile.TemporaryDirectory(prefix="zoo-") as temporary:
         place = arguments.keep or Path(temporary)
         keep = arguments.keep is not None

@@ -11,6 +11,7 @@ from typing import Any
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from zoo.examine import RAN_IN_EAGER, Row
+from zoo.tiny import PACKAGES, package_of
 
 RESULTS = Path(__file__).with_name("results.json")
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -63,6 +64,13 @@ def write_table(results: Path, page: Path) -> None:
         "tests/zoo/given.py). A bundle that was published is compared with eager again, on other",
         "shapes and by another measure; one that differs there is *silently wrong*.",
         "",
+        "Some types need a package that enginecast does not: "
+        + ", ".join(f"{name} ({len(types)})" for name, types in PACKAGES.items())
+        + ".",
+        "Their rows name it, and stay as they are where it is not installed. A class followed by a",
+        "name, as `BarkModel.semantic`, is a model without a `forward` for tensors: that method or",
+        "part of it is exported, through a factory (tests/zoo/entries.py).",
+        "",
         f"{versions}.",
         "",
         f"{len(models)} of the {len(MODEL_MAPPING_NAMES)} model types have been examined; {ran} "
@@ -74,13 +82,14 @@ def write_table(results: Path, page: Path) -> None:
         *(f"| {name} | {ended[name]} |" for name in RAN_IN_EAGER),
         *(f"| {name} | {ended[name]} |" for name in ("not run in eager", "not built")),
         "",
-        "| model type | class | parameters | outcome | seconds | reason |",
-        "|---|---|---|---|---|---|",
+        "| model type | class | needs | parameters | outcome | seconds | reason |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in models.items():
         reason = short(row["reason"])
         lines.append(
-            f"| {name} | {row['model_class']} | {row['parameters']:,} | {row['outcome']} "
+            f"| {name} | {row['model_class']} | {package_of(name)} "
+            f"| {row['parameters']:,} | {row['outcome']} "
             f"| {row['seconds']:.0f} | {reason} |"
         )
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """The zoo's own parts: tiny configs, the judge, the table."""
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,13 @@ from transformers import CONFIG_MAPPING, T5EncoderModel
 from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.sources.source import open_source
 from enginecast.runtime.load import load
+from zoo.entries import ENTRIES
+from zoo.given import GIVEN
 from zoo.judge import difference, judge
+from zoo.overrides import OVERRIDES
 from zoo.shrink import VOCABULARY, Plan, shrink
 from zoo.table import counts, share_verified, short
-from zoo.tiny import LARGEST, NotBuiltError, build, model_types
+from zoo.tiny import LARGEST, PACKAGES, NotBuiltError, build, missing_package, model_types
 
 
 @pytest.mark.parametrize("model_type", ["bart", "deepseek_v3", "clip", "swin", "wav2vec2"])
@@ -26,6 +30,22 @@ def test_a_tiny_model_of_a_type_builds(model_type: str) -> None:
     assert not model.training
 
 
+def test_a_type_whose_package_is_missing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.tiny.find_spec", lambda name: None)
+    assert missing_package("gemma3n") == "timm"
+    assert missing_package("bert") == ""
+    monkeypatch.setattr("zoo.tiny.find_spec", lambda name: name)
+    assert missing_package("gemma3n") == ""
+
+
+def test_what_is_said_of_types_is_said_of_types_there_are() -> None:
+    types = set(model_types())
+    assert {name for names in PACKAGES.values() for name in names} <= types
+    assert set(ENTRIES) <= types & set(GIVEN)
+    assert set(OVERRIDES) <= types
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="it is built where timm is installed")
 def test_a_type_that_does_not_build_says_why() -> None:
     with pytest.raises(NotBuiltError, match="requires the timm library"):
         next(build("timm_backbone"))

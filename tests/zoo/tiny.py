@@ -1,7 +1,9 @@
 """Tiny random models of every type: config classes, shrunk until the model is small and builds."""
 
 import copy
+import importlib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,30 @@ PARTS = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 """Types whose base class takes a part of their config."""
 
 
+PACKAGES = {
+    "detectron2": ("layoutlmv2",),
+    "natten": ("dinat",),
+    "scipy": ("inkling_mm_model",),
+    "timm": (
+        "edgetam",
+        "edgetam_video",
+        "edgetam_vision_model",
+        "fast_vlm",
+        "gemma3n",
+        "gemma3n_vision",
+        "pe_audio_video",
+        "pe_audio_video_encoder",
+        "pe_video",
+        "pe_video_encoder",
+        "perception_lm",
+        "timm_backbone",
+        "timm_wrapper",
+    ),
+    "torchaudio": ("higgs_audio_v2_tokenizer",),
+}
+"""Packages that enginecast does not need, and the types whose code imports them."""
+
+
 class NotBuiltError(Exception):
     """No tiny config of a type gives a model."""
 
@@ -34,12 +60,25 @@ def model_types() -> list[str]:
     return sorted(MODEL_MAPPING_NAMES)
 
 
+def package_of(model_type: str) -> str:
+    """The package that a type needs beside those that enginecast needs; empty: none."""
+    return next((name for name, types in PACKAGES.items() if model_type in types), "")
+
+
+def missing_package(model_type: str) -> str:
+    """The package that a type needs and that is not installed; empty: there is none."""
+    package = package_of(model_type)
+    return package if package and find_spec(package) is None else ""
+
+
 def base_class(model_type: str) -> type[PreTrainedModel]:
     """The base class of a type; the first, where there are several."""
     names = MODEL_MAPPING_NAMES[model_type]
-    found: type[PreTrainedModel] = getattr(
-        transformers, names if isinstance(names, str) else names[0]
-    )
+    name = names if isinstance(names, str) else names[0]
+    found: type[PreTrainedModel] | None = getattr(transformers, name, None)
+    if found is None:  # transformers keeps it to itself, beside the config
+        place = CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
+        found = getattr(importlib.import_module(place), name)
     return found
 
 

@@ -1,7 +1,8 @@
 """Each input that a config describes: text, images and videos, sound, and series and other rows."""
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -31,6 +32,7 @@ from enginecast.capture.sources.text_config import (
 Derive = Callable[[ModelFacts], InputSpec | None]
 
 TARGET = "target_sequence"
+GROUPED = re.compile(r"\(batch_size \* (?P<count>\w+),")
 VOCABULARIES = ("src_vocab_size", "vocab_size", "text_vocab_size", "text_encoder_vocab_size")
 TARGET_VOCABULARIES = ("tgt_vocab_size", "decoder_vocab_size", "vocab_size")
 TYPES_WITHOUT_TABLE = 4
@@ -79,6 +81,16 @@ def batch() -> DimSpec:
     return DimSpec(BATCH, 3, 1, LARGEST_BATCH)
 
 
+def rows_of(facts: ModelFacts, name: str) -> DimSpec:
+    """The first dimension of a text's ids: whole groups of rows where `forward` documents
+    (batch_size * num_codebooks, ..), as models of sound do that take a row for each codebook."""
+    group = GROUPED.search(facts.shapes.get(name, ""))
+    count = facts.number(group["count"]) if group else None
+    if count is None:
+        return batch()
+    return DimSpec(BATCH, 2 * count, count, LARGEST_BATCH // count * count, step=count)
+
+
 def sequence(config: PreTrainedConfig) -> DimSpec:
     """The dimension of a text's tokens.
 
@@ -110,7 +122,7 @@ def token_ids(facts: ModelFacts) -> InputSpec | None:
         "input_ids",
         "token_ids",
         torch.int64,
-        (batch(), sequence(facts.config)),
+        (rows_of(facts, "input_ids"), sequence(facts.config)),
         0,
         high,
         padding_of(facts.config),
@@ -119,8 +131,9 @@ def token_ids(facts: ModelFacts) -> InputSpec | None:
 
 
 def attention_mask(facts: ModelFacts) -> InputSpec | None:
-    """`attention_mask` [batch, sequence]; of other inputs than token ids it is not known."""
-    if "input_ids" not in facts.arguments:
+    """`attention_mask` [batch, sequence]; of other inputs than token ids it is not known, nor of
+    texts that are several rows of ids each."""
+    if "input_ids" not in facts.arguments or rows_of(facts, "input_ids").step > 1:
         return None
     dims = (batch(), sequence(facts.config))
     return InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1)
@@ -251,8 +264,7 @@ def _vision(facts: ModelFacts) -> PreTrainedConfig:
 
 def _sides(config: PreTrainedConfig) -> tuple[int, int] | None:
     """Height and width of an image, from a number, a pair, or `{"height": .., "width": ..}`."""
-    for name in SIDES:
-        size = getattr(config, name, None)
+    for size in (*(getattr(config, name, None) for name in SIDES), *_created(config)):
         if isinstance(size, Mapping):
             size = (size.get("height"), size.get("width"))
         pair = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
@@ -260,6 +272,16 @@ def _sides(config: PreTrainedConfig) -> tuple[int, int] | None:
             height, width = pair
             return height, width
     return None
+
+
+def _created(config: PreTrainedConfig) -> Iterator[object]:
+    """Sizes of images in configs that hold arguments of another library's constructor (timm):
+    one that the model is created with, and one that its weights are for, where it takes no other.
+    """
+    yield (getattr(config, "model_args", None) or {}).get("img_size")
+    pretrained = getattr(config, "pretrained_cfg", None) or {}
+    if pretrained.get("fixed_input_size"):
+        yield tuple(pretrained.get("input_size") or ())[-2:]
 
 
 VISION_INPUTS = {
