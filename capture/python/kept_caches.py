@@ -39,8 +39,22 @@ def keeping_caches(module: nn.Module) -> Iterator[None]:
                 if names[name] is None or isinstance(names[name], (Tensor, int, float)):
                     bind(name, names[name])
         for found in held:
-            if isinstance(found, _lru_cache_wrapper):
-                found.cache_clear()
+            for cache in _remembering(found):
+                cache.cache_clear()
+
+
+def _remembering(value: object, depth: int = 3) -> "Iterator[_lru_cache_wrapper[Any]]":
+    """A function that remembers its results, or those that a function has around or inside it."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, _lru_cache_wrapper):
+        yield value
+    elif isinstance(value, FunctionType) and depth:
+        for cell in value.__closure__ or ():
+            try:
+                yield from _remembering(cell.cell_contents, depth - 1)
+            except ValueError:  # a name that is not bound yet
+                continue
 
 
 def _refill(container: _Container, copy: Any) -> None:
