@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TIME = 240
 """Seconds of processor time that one model may take."""
-PATIENCE = 900
+PATIENCE = 3600
 """Seconds on the clock after which a child is ended."""
 
 
