@@ -34,6 +34,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "math.trunc": math.trunc,
     "math.floor": math.floor,
     "math.ceil": math.ceil,
+    "math.sqrt": math.sqrt,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-PATIENCE = 900
+PATIENCE = 3600
 """Seconds on the clock after which a child that waits for something is ended."""
 MEMORY = 12 << 30
 """Bytes of address space that a child may take."""

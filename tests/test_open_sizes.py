@@ -5,19 +5,22 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt, ToFloat, TruncToInt
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.shapes import OtherSizes
+from enginecast.capture.tracing.shapes import OtherSizes, printed
 from enginecast.compiler.prepare import input_specs
 from enginecast.compiler.settle import settle
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
+from enginecast.runtime.size_checks import holds
 from enginecast.verify.eager import reference_program
 
 pytestmark = pytest.mark.all_sizes
@@ -97,6 +100,15 @@ def test_a_linspace_of_as_many_steps_as_a_size() -> None:
         inputs = torch.zeros(size, 4)
         [result] = program(x=inputs).values()
         assert torch.equal(result, evenly(inputs)), size
+
+
+def test_conditions_with_floats_are_read_without_torch() -> None:
+    """As of the sizes that images are resized to: torch prints `torch.sym_float(n)`."""
+    size = sympy.Symbol("n", integer=True, positive=True)
+    for value in (ToFloat(size), OpaqueUnaryFn_sqrt(size)):
+        condition = printed(TruncToInt(value * 0.7) < 5)
+        assert holds(condition, {"n": 7})
+        assert not holds(condition, {"n": 64})
 
 
 def test_a_default_range_needs_no_narrowing_for_a_part() -> None:

@@ -1,5 +1,6 @@
 """Outputs that are zero or empty in all cases get one in which they are not."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import enginecast
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import from_example
 from enginecast.compiler.cases import with_telling_values
+from enginecast.verify.eager import reference_program
 from enginecast.verify.runs import Runs
 
 pytestmark = pytest.mark.all_sizes
@@ -62,6 +64,24 @@ def test_what_eager_was_seen_to_give_is_not_looked_for() -> None:
         raise AssertionError("it is not run")
 
     assert with_telling_values(Runs(never, "abc"), specs, cases, "abc", told=set("abc")) == cases
+
+
+class Cancelling(nn.Module):
+    """Keeps far values, and very large ones only where they are exact enough."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x[(x.abs() > 20) & ((x + 0.01) - x > 0.005)],)
+
+
+def test_inputs_at_which_rounding_decides_a_size_are_not_taken() -> None:
+    program = export(Cancelling(), (X,))
+    exact, plain = Runs(partial(reference_program, program), "a"), Runs(lambda: program, "a")
+    cases, specs = (Case("first", {"x": X}),), from_example({"x": X})
+    assert with_telling_values(exact, specs, cases, "a")[1].inputs["x"].abs().max() > 1e5
+    _, added = with_telling_values(exact, specs, cases, "a", plain=plain)
+    [wide], [found] = (runs.outputs([added.inputs]) for runs in (exact, plain))
+    assert wide["a"].shape == found["a"].shape
+    assert found["a"].numel() > 0
 
 
 class OfProbabilities(nn.Module):

@@ -199,6 +199,7 @@ def test_feeds_without_names_are_refused() -> None:
         ("max(a, b) // 2 >= 3 and a % 2 == 1", (7, 1), True),
         ("max(a, b) // 2 >= 3 and a % 2 == 1", (6, 1), False),
         ("math.trunc(float(a) * 1.3) == 3 or not a > -b", (3, 1), True),
+        ("math.sqrt(a) * 2 > float(b)", (4, 3), True),
         ("__import__('os')", (1, 1), False),
         ("a.real > 0", (1, 1), False),
         ("c > 0", (1, 1), False),

@@ -46,6 +46,21 @@ _OF_ARRAYS: Mapping[str, Any] = {
 }
 
 
+class _Printer(PythonPrinter):
+    """Prints functions of torch, which is not there where a condition is read, as Python's."""
+
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - torch's name
+        return f"float({self._print(expr.args[0])})"
+
+    def _helper_sqrt(self, expr: sympy.Expr) -> str:
+        return f"math.sqrt({self._print(expr)})"
+
+
+def printed(expression: sympy.Expr) -> str:
+    """A condition on sizes in Python, which `enginecast.runtime.size_checks` reads."""
+    return str(_Printer().doprint(expression))
+
+
 class FrozenDimensionError(CaptureError):
     """Dimensions that were to vary do not in the program; `names` would have to be fixed."""
 
@@ -313,7 +328,7 @@ def tried_guards(
         known = sorted(map(str, renamed.free_symbols))
         if not known or any(name not in dims for name in known):
             continue  # not about sizes
-        condition = str(PythonPrinter().doprint(renamed))
+        condition = printed(renamed)
         place = str(decided_at or "")
         every = {name: dims[name].sizes for name in known}
         for tried in _sides(dims[known[0]], known[0]) if len(known) == 1 else [every]:

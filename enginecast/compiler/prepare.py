@@ -336,7 +336,7 @@ def _with_cases(
     plain.watch(observed)
     exact.watch(observed)
     # In fp64, because a program that was captured in fp16 need not run as it is.
-    cases = with_telling_values(prepared.exact, inputs, prepared.cases, names, prepared.told)
+    cases = with_telling_values(exact, inputs, prepared.cases, names, prepared.told, plain)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
 
 

@@ -254,10 +254,15 @@ def single_shot() -> Made:
 
 OF_ANY_SIZE = ("--dynamic", "image:1=48..112", "--dynamic", "image:2=48..112")
 """Detectors resize what they are given."""
+OF_ANY_NUMBER = ("--dynamic", "boxes:0=1..32")
 
 
 class Regions(nn.Module):
-    """Pools regions of a feature map, and suppresses boxes that overlap."""
+    """Pools regions of a feature map, and suppresses boxes that overlap.
+
+    Corners may be any numbers: boxes without an area would have equal scores, whose order in each
+    backend is up to its rounding.
+    """
 
     def __init__(self, pool: str) -> None:
         super().__init__()
@@ -267,6 +272,9 @@ class Regions(nn.Module):
         self.suppress = of("torchvision", "ops.nms")
 
     def forward(self, x: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        corners = boxes.sigmoid() * 32
+        low, high = corners[:, :2], corners[:, 2:]
+        boxes = torch.cat([torch.minimum(low, high), torch.maximum(low, high) + 1], 1)
         pooled = self.pool(self.features(x), [boxes], 3, 0.5)
         scores = self.score(pooled.flatten(1))[:, 0]
         keep = self.suppress(boxes, scores, 0.5)
@@ -275,8 +283,7 @@ class Regions(nn.Module):
 
 def regions(pool: str) -> Made:
     torch.manual_seed(0)
-    boxes = torch.rand(12, 4) * 12
-    boxes[:, 2:] += boxes[:, :2]
+    boxes = torch.randn(12, 4)
     return Regions(pool).eval(), {"x": torch.randn(1, 3, 16, 16), "boxes": boxes}
 
 
@@ -367,8 +374,12 @@ _TORCHVISION = {
     },
     "raft_small": Entry("optical flow", "torchvision", flow, fp16=False),
     "r3d_18": Entry("video", "torchvision", partial(video, "r3d_18"), fp16=False),
-    "regions_align": Entry("regions", "torchvision", partial(regions, "roi_align"), fp16=False),
-    "regions_pool": Entry("regions", "torchvision", partial(regions, "roi_pool"), fp16=False),
+    **{
+        f"regions_{name}": Entry(
+            "regions", "torchvision", partial(regions, f"roi_{name}"), OF_ANY_NUMBER, fp16=False
+        )
+        for name in ("align", "pool")
+    },
     **{
         name: Entry("detection", "torchvision", make, OF_ANY_SIZE, fp16=False)
         for name, make in _DETECTORS.items()
