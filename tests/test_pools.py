@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
 
+from enginecast.errors import LoweringError
+
 POOLS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "mean, 3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 3, 2)), (4, 3, 5)),
     "largest, 1d": (lambda x: F.adaptive_max_pool1d(x, 3, True), (8,)),
@@ -77,3 +79,72 @@ def test_the_largest_of_int32(tmp_path: Path) -> None:
     pool = Function(lambda x: F.max_pool2d(x, 3, 2, 1))
     lower(captured(pool, x), tmp_path)
     assert torch.equal(run(tmp_path, x)[0], pool(x))
+
+
+GROWN: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d": ((2, 4, 5), (4, 2, 3), {"stride": 2, "padding": 1, "output_padding": 2, "dilation": 3}),
+    "2d": (
+        (2, 4, 4, 5),
+        (4, 2, 4, 5),
+        {"stride": (3, 2), "padding": (1, 2), "output_padding": (2, 3), "dilation": 4, "groups": 2},
+    ),
+    "2d, beyond the margin": (
+        (4, 4, 5),
+        (4, 2, 2, 2),
+        {"padding": 1, "output_padding": 2, "dilation": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", GROWN)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_transposed_convolution_that_grows_by_its_stride(
+    way: str, bias: bool, tmp_path: Path
+) -> None:
+    sizes, of_weight, options = GROWN[way]
+    x, weight = torch.randn(sizes), torch.randn(of_weight)
+    added = torch.randn(of_weight[1] * options.get("groups", 1)) if bias else None
+    kind = F.conv_transpose1d if len(of_weight) == 3 else F.conv_transpose2d
+    conv = Function(lambda x, w: kind(x, w, added, **options))
+    lower(captured(conv, x, weight), tmp_path)
+    found = run(tmp_path, x, weight)[0]
+    torch.testing.assert_close(found, conv(x, weight), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["replicate", "reflect"])
+def test_a_padding_that_crops_one_end(mode: str, tmp_path: Path) -> None:
+    padding = Function(lambda x: (F.pad(x, (3, -4, -1, 2), mode), F.pad(x[:, 0], (-2, 0), mode)))
+    x = torch.randn(2, 3, 6, 7)
+    lower(captured(padding, x, dynamic={0: Dim("rows", min=1, max=9)}), tmp_path, ["a", "b"])
+    for found, wanted in zip(run(tmp_path, x[:1]), padding(x[:1]), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 7, 8), (3, 4, 5, 6)])
+def test_places_of_the_largest_are_those_of_the_last_nan(
+    sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    pools = {2: lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)}
+    pools[3] = lambda x: F.max_pool3d(x, 2, 2, 1, return_indices=True)
+    x = torch.randn(sizes)
+    pool = Function(pools[2 if sizes[0] == 2 else 3])
+    lower(captured(pool, x), tmp_path, ["largest", "places"])
+    for given in (x, torch.where(x > 0, torch.nan, x), torch.full_like(x, torch.nan)):
+        for found, wanted in zip(run(tmp_path, given), pool(given), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("Conv of int64", lambda x: F.conv1d(x, x[:1])),
+        ("AveragePool of int64", lambda x: F.avg_pool1d(x, 2)),
+        ("MaxPool of int64", lambda x: F.max_pool1d(x.float(), 2).long() + F.max_pool2d(x, 1)),
+    ],
+)
+def test_what_onnx_has_not_of_integers_is_refused(
+    name: str, module: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    program = captured(Function(module), torch.arange(12).reshape(2, 2, 3))
+    with pytest.raises(LoweringError, match=f"ONNX has no {name}"):
+        lower(program, tmp_path)

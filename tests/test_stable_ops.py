@@ -11,6 +11,10 @@ from programs import captured
 from torch import Tensor, nn
 from torch.nn import functional
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:index_reduce:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The reduce argument:UserWarning"),
+]
 PLACES = torch.tensor([[3, 5, 3, 0], [1, 1, 1, 2]])
 OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "log1p": lambda x, y: torch.log1p(x),
@@ -51,6 +55,21 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter-largest": lambda x, y: (x / (y > 0)).scatter_reduce(
         1, PLACES, (y / (x > 0)).nan_to_num(0, 9), "amax", include_self=False
     ),
+    "scatter-times": lambda x, y: x.scatter(1, PLACES, y, reduce="multiply").scatter(
+        0, PLACES, 2.5, reduce="add"
+    ),
+    "scatter-booleans": lambda x, y: (
+        (x > 0)
+        .scatter_reduce(0, PLACES, y > 0, "amin")
+        .scatter_reduce(1, PLACES, y < 0, "amax", include_self=False)
+        .float()
+    ),
+    "index-mean": lambda x, y: x.index_reduce(1, PLACES[0], y[:, :4], "mean"),
+    "index-times": lambda x, y: x.index_reduce(-2, PLACES[1], y[:4], "prod", include_self=False),
+    "index-smallest-integers": lambda x, y: (
+        x.long().index_reduce(0, PLACES[0], y[:4].long(), "amin").float()
+    ),
+    "diagonal-of-bytes": lambda x, y: torch.diagonal_copy(x.abs().byte(), -1).float(),
     "hardtanh-integers": lambda x, y: functional.hardtanh(x.long() * 3, -2.5, 2.5).float(),
     "amax": lambda x, y: (x / (y > 0)).amax(0),
     "max-place": lambda x, y: (x / (y > 0)).max(0).indices.float(),

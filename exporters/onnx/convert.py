@@ -17,6 +17,7 @@ from torch.fx import Node
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
 from enginecast.exporters.onnx import (  # noqa: F401 - they add to STABLE
+    distinct,
     empty,
     exact,
     ordered,

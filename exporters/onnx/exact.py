@@ -11,7 +11,8 @@ from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
 
 from enginecast.exporters.onnx.ordered import INT64, ints
-from enginecast.exporters.onnx.stable import FLOAT, REALS, STABLE, cast, like, value
+from enginecast.exporters.onnx.stable import DOUBLE, FLOAT, REALS, STABLE, cast, like, value
+from enginecast.exporters.onnx.translations import scalar
 from enginecast.passes.ir.effects import aten
 
 _BITS = 63
@@ -190,6 +191,36 @@ def _avg_pool3d(
         count_include_pad,
         divisor_override,
     )
+
+
+@STABLE.rule(aten.max_pool2d_with_indices.default)
+def _max_pool2d(x: Any, *options: Any) -> tuple[Any, Any]:
+    return _max_pool(torch_nn.aten_max_pool2d_with_indices, 2, x, *options)
+
+
+@STABLE.rule(aten.max_pool3d_with_indices.default)
+def _max_pool3d(x: Any, *options: Any) -> tuple[Any, Any]:
+    return _max_pool(torch_nn.aten_max_pool3d_with_indices, 3, x, *options)
+
+
+def _max_pool(pool: Any, rank: int, x: Any, *options: Any) -> tuple[Any, Any]:
+    """A window with NaN gives NaN, and the place of the last one, which is the largest such place.
+
+    ONNX Runtime (1.31) passes some of them by.
+    """
+    found, places = pool(x, *options)
+    if x.dtype not in REALS:
+        return found, places
+    sizes = op.Shape(x, start=-rank)
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    every = op.Reshape(op.Range(zero, op.ReduceProd(sizes, keepdims=0), one), sizes)
+    numbers = op.Cast(every, to=int(DOUBLE))
+    holes = op.Where(op.IsNaN(x), numbers, scalar(-1.0, DOUBLE))
+    holes.dtype, holes.shape = DOUBLE, x.shape
+    last, _ = pool(holes, *options)
+    is_hole = op.GreaterOrEqual(last, scalar(0.0, DOUBLE))
+    largest = op.Where(is_hole, like(x, math.nan), found)
+    return largest, op.Where(is_hole, op.Cast(last, to=int(INT64)), places)
 
 
 def _avg_pool(

@@ -5,8 +5,9 @@ A model that pools regions says an older opset, where all of it means the same t
 
 Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
 and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.  Products of narrow
-integers are computed in int32, whose last bits are theirs; the largest of int32 in fp64, which
-holds each of them.
+integers, and all else that ONNX takes of int32 alone, are computed in int32, whose last bits are
+theirs; the largest of int32 in fp64, which holds each of them.  Integers of which ONNX has an op
+in no other dtype, either, are refused.
 
 y: bf16 = Einsum(a, b)        a': f32 = Cast(a);  b': f32 = Cast(b)
                               y': f32 = Einsum(a', b')
@@ -20,9 +21,11 @@ import onnx
 import onnx_ir as ir
 
 from enginecast.errors import LoweringError
+from enginecast.exporters.onnx.metadata import MODULE
 
 _BF16 = "tensor(bfloat16)"
 _NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
+_INTEGERS = (*_NARROW, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
 _WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
     "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
     "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
@@ -80,6 +83,35 @@ def fill_kernel_gaps(model: ir.Model) -> None:
             _compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
         for narrow, wide in _WIDER.get(node.op_type, ()):
             _compute_in(node, narrow, wide)
+        for dtype in _INTEGERS:
+            if any(found is not None and found.dtype == dtype for found in node.inputs):
+                _fill_gap_of(node, dtype, opset)
+
+
+def _fill_gap_of(node: ir.Node, dtype: ir.DataType, opset: int) -> None:
+    """Compute in int32 what ONNX has not of a narrower dtype; refuse what it has of neither."""
+    taken = _taken(node.op_type, opset)
+    for index, source in enumerate(node.inputs):
+        types = taken[min(index, len(taken) - 1)]
+        if source is None or source.dtype != dtype or _name(dtype) in types:
+            continue
+        if dtype not in _NARROW or _name(ir.DataType.INT32) not in types:
+            place = node.metadata_props.get(MODULE, "")
+            raise LoweringError(
+                f"ONNX has no {node.op_type} of {dtype.name.lower()} (module '{place}')",
+                hint="Compute it in floats.",
+            )
+        return _compute_in(node, dtype, ir.DataType.INT32)
+
+
+@cache
+def _taken(op: str, opset: int) -> Sequence[frozenset[str]]:
+    """The types that an op takes, for each of its inputs."""
+    return [frozenset(one.types) for one in onnx.defs.get_schema(op, opset).inputs]
+
+
+def _name(dtype: ir.DataType) -> str:
+    return f"tensor({dtype.name.lower()})"
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -105,14 +137,21 @@ def _compute_in(node: ir.Node, low: ir.DataType, wide: ir.DataType) -> None:
             node.prepend(cast)
             node.replace_input_with(index, cast.outputs[0])
             cast.outputs[0].shape = source.shape
-    for found in node.outputs:
-        if found.dtype == low:
+    for place, found in enumerate(node.outputs):
+        if found.dtype == low or (found.dtype is None and place in _like_inputs(node)):
             cast = _cast(node, low)
             cast.outputs[0].shape = found.shape
             found.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
             cast.replace_input_with(0, found)
             found.dtype = wide
             node.append(cast)
+
+
+def _like_inputs(node: ir.Node) -> list[int]:
+    """Which results have the dtype of the first input, as ONNX says."""
+    schema = onnx.defs.get_schema(node.op_type)
+    first = schema.inputs[0].type_str
+    return [place for place, one in enumerate(schema.outputs) if one.type_str == first]
 
 
 def _cast(node: ir.Node, dtype: ir.DataType) -> ir.Node:

@@ -34,7 +34,7 @@ _COMPARED = (FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, INT32, INT64)
 _LOWEST = {INT32: -(1 << 31), INT64: -(1 << 63)}
 
 
-def _compared(x: Any) -> Any:
+def compared(x: Any) -> Any:
     """The value in a dtype that kernels compare, which holds all of its values."""
     if x.dtype in _COMPARED:
         return x
@@ -53,7 +53,7 @@ def _choose(x: Any, y: Any, *, largest: bool) -> Any:
     elif x.dtype == BOOL:
         found = (op.Or if largest else op.And)(x, y)
     else:
-        wide = _compared(x)
+        wide = compared(x)
         other = cast(y, wide.dtype)
         takes = (op.Greater if largest else op.Less)(wide, other)
         found = op.CastLike(op.Where(takes, wide, other), x)
@@ -124,7 +124,7 @@ def _sign(x: Any) -> Any:
     """0 for NaN."""
     if x.dtype == BOOL:
         return op.Identity(x)
-    wide, zero = _compared(x), like(_compared(x), 0)
+    wide, zero = compared(x), like(compared(x), 0)
     sides = [op.Cast(side(wide, zero), to=int(INT32)) for side in (op.Greater, op.Less)]
     return op.CastLike(op.Sub(*sides), x)
 
@@ -139,7 +139,7 @@ def _place(x: Any, dim: int | None, keepdim: bool, *, largest: bool) -> Any:
     """Where the first of the largest or smallest elements is, or else the first NaN."""
     if not x.shape:
         return op.Constant(value_int=0)
-    wide, axis = _compared(x), dim or 0
+    wide, axis = compared(x), dim or 0
     if dim is None:
         wide, keepdim = op.Reshape(wide, ints(-1)), False
     find = op.ArgMax if largest else op.ArgMin
@@ -203,7 +203,7 @@ def _reduce(x: Any, dims: Sequence[int], keepdim: bool, *, largest: bool) -> Any
             places = (op.ArgMax if largest else op.ArgMin)(x, axis=axis, keepdims=1)
             x = op.GatherElements(x, places, axis=axis)
         return x if keepdim else op.Squeeze(x, ints(*axes))
-    wide = _compared(x)
+    wide = compared(x)
     find = op.ReduceMax if largest else op.ReduceMin
     found = find(wide, ints(*axes), keepdims=int(keepdim))
     if x.dtype not in REALS:
@@ -232,18 +232,18 @@ def _min(x: Any) -> Any:
     return _reduce(x, (), False, largest=False)
 
 
-def _ordered(x: Any, count: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
+def ordered(x: Any, count: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
     """The first elements in order, equal ones in that of their places, and the places."""
     if not x.shape:
         return op.Identity(x), op.Constant(value_int=0)
-    keys = _compared(x)
+    keys = compared(x)
     if keys.dtype in REALS:  # NaN comes as the largest
         keys = op.Where(op.IsNaN(keys), like(keys, math.inf), keys)
     _, places = op.TopK(keys, count, axis=dim, largest=int(largest), sorted=1)
     return op.GatherElements(x, places, axis=dim), places
 
 
-def _length(x: Any, dim: int) -> Any:
+def length(x: Any, dim: int) -> Any:
     """How many elements there are along a dimension, as a list of one."""
     dim %= max(len(x.shape), 1)
     return op.Shape(x, start=dim, end=dim + 1)
@@ -251,7 +251,7 @@ def _length(x: Any, dim: int) -> Any:
 
 @STABLE.rule(aten.sort.default)
 def _sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
-    return _ordered(x, _length(x, dim), dim, largest=descending)
+    return ordered(x, length(x, dim), dim, largest=descending)
 
 
 @STABLE.rule(aten.sort.stable)
@@ -264,7 +264,7 @@ def _stable_sort(
 @STABLE.rule(aten.topk.default)
 def _topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     count = ints(k) if isinstance(k, int) else op.Reshape(op.Cast(k, to=int(INT64)), ints(1))
-    return _ordered(x, count, dim, largest=largest)
+    return ordered(x, count, dim, largest=largest)
 
 
 @STABLE.rule(aten.kthvalue.default)
@@ -273,7 +273,7 @@ def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
         return op.Identity(x), op.Constant(value_int=0)
     return tuple(
         _element(found, ints(k - 1), dim, keepdim)
-        for found in _ordered(x, ints(k), dim, largest=False)
+        for found in ordered(x, ints(k), dim, largest=False)
     )
 
 
@@ -288,12 +288,12 @@ def _median_dim(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
     """The lower one of two; NaN, and where the first is, in a row that has some."""
     if not x.shape:
         return op.Identity(x), op.Constant(value_int=0)
-    length = _length(x, dim)
-    middle = op.Div(op.Sub(length, ints(1)), ints(2))
-    _, places = _ordered(x, length, dim, largest=False)
+    count = length(x, dim)
+    middle = op.Div(op.Sub(count, ints(1)), ints(2))
+    _, places = ordered(x, count, dim, largest=False)
     place = op.Gather(places, middle, axis=dim)
     if x.dtype in REALS:
-        place = _first_hole(_compared(x), place, dim, True)
+        place = _first_hole(compared(x), place, dim, True)
     found = op.GatherElements(x, place, axis=dim)
     if keepdim:
         return found, place
@@ -354,9 +354,9 @@ def _scan(
     """
     shape = rows[0].shape
     size = shape[dim]
-    length = size if isinstance(size, int) else LONGEST
-    axis, end = ints(dim % len(shape)), _length(rows[0], dim)
-    for step in (1 << bit for bit in range(max(length - 1, 0).bit_length())):
+    longest = size if isinstance(size, int) else LONGEST
+    axis, end = ints(dim % len(shape)), length(rows[0], dim)
+    for step in (1 << bit for bit in range(max(longest - 1, 0).bit_length())):
         pads = ints(step, 0)
         earlier = tuple(
             op.Slice(op.Pad(row, pads, nothing, axis), ints(0), end, axis)
@@ -415,7 +415,7 @@ def _cumulative(x: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
     """The last of the extremes so far and its place; NaN stays."""
     if not x.shape:
         return op.Identity(x), op.Constant(value_int=0)
-    wide = _compared(x)
+    wide = compared(x)
     is_real = wide.dtype in REALS
     lowest = -math.inf if is_real else _LOWEST[wide.dtype]
     first = lowest if largest else -lowest - (0 if is_real else 1)
@@ -429,9 +429,7 @@ def _cumulative(x: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
             )
         return op.Where(takes, later, earlier), op.Where(takes, later_places, places)
 
-    along = op.Range(
-        op.Constant(value_int=0), op.Squeeze(_length(x, dim)), op.Constant(value_int=1)
-    )
+    along = op.Range(op.Constant(value_int=0), op.Squeeze(length(x, dim)), op.Constant(value_int=1))
     after = [axis for axis in range(1, len(x.shape) - dim % len(x.shape))]
     places = op.Unsqueeze(along, ints(*after)) if after else along
     places = op.Expand(places, op.Shape(x))

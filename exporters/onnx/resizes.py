@@ -53,6 +53,23 @@ def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales
     return _by_sizes(x, scale_factors, (1,), named)
 
 
+@STABLE.rule(aten._upsample_bilinear2d_aa.default)
+def _linear_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
+    _refuse_aligned(align_corners)
+    return torch_nn.aten__upsample_bilinear2d_aa(x, output_size, align_corners)
+
+
+@STABLE.rule(aten._upsample_bicubic2d_aa.default)
+def _cubic_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
+    _refuse_aligned(align_corners)
+    return torch_nn.aten__upsample_bicubic2d_aa(x, output_size, align_corners)
+
+
+def _refuse_aligned(align_corners: bool) -> None:
+    if align_corners:
+        raise ValueError("ONNX has no antialiased resize with aligned corners")
+
+
 @STABLE.rule(aten.upsample_bicubic2d.vec)
 def _bicubic(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales) -> Any:
     # Where corners are aligned, the factor only says how large the result is.

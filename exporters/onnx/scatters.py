@@ -12,14 +12,16 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import opset23 as op
 
-from enginecast.exporters.onnx.ordered import ints
-from enginecast.exporters.onnx.stable import REALS, STABLE, like
+from enginecast.exporters.onnx.ordered import BOOL, INT32, ints
+from enginecast.exporters.onnx.stable import REALS, STABLE, cast, like
 from enginecast.passes.ir.effects import aten
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max"}
+_UPDATES = {"add": "sum", "multiply": "prod"}
+"""What `scatter` calls reductions."""
 
 
-@STABLE.rule(aten.diagonal.default)
+@STABLE.rule(aten.diagonal.default, aten.diagonal_copy.default)
 def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Elements of the two dimensions, flattened, at equal distances."""
     rank = len(x.shape)
@@ -81,10 +83,43 @@ def _scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     return _along(x, dim, index, source, "add")
 
 
+@STABLE.rule(aten.scatter.reduce)
+def _scatter_update(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> Any:
+    return _scatter_reduce(x, dim, index, source, _UPDATES[reduce])
+
+
+@STABLE.rule(aten.scatter.value_reduce)
+def _scatter_update_by_number(x: Any, dim: int, index: Any, number: Any, *, reduce: str) -> Any:
+    source = op.Expand(like(x, number), op.Shape(index))
+    source.dtype, source.shape = x.dtype, index.shape
+    return _scatter_reduce(x, dim, index, source, _UPDATES[reduce])
+
+
+@STABLE.rule(aten.index_reduce.default)
+def _index_reduce(
+    x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """A scatter of whole rows."""
+    rank = len(x.shape)
+    if rank:
+        sizes = ints(*(-1 if axis == dim % rank else 1 for axis in range(rank)))
+        rows = op.Expand(op.Reshape(index, sizes), op.Shape(source))
+    else:
+        rows = op.Reshape(index, op.Constant(value_ints=[]))
+    rows.dtype, rows.shape = index.dtype, source.shape
+    return _scatter_reduce(x, dim, rows, source, reduce, include_self=include_self)
+
+
 @STABLE.rule(aten.scatter_reduce.two)
 def _scatter_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
+    if x.dtype == BOOL:
+        wide = (cast(each, INT32) for each in (x, source))
+        found: Any = _scatter_reduce(
+            next(wide), dim, index, next(wide), reduce, include_self=include_self
+        )
+        return op.Cast(found, to=int(BOOL))
     if reduce == "mean":
         return _scatter_mean(x, dim, index, source, include_self)
     start = x if include_self else _along(x, dim, index, _neutral(reduce, source))

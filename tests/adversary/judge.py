@@ -245,8 +245,7 @@ def _inexact(
         for array in (one, two, three)
     )
     with np.errstate(all="ignore"):
-        settled = np.isfinite(two) == np.isfinite(three)
-        odd = ~np.isfinite(two) & settled
+        odd = ~np.isfinite(two) & ((two == three) | (np.isnan(two) & np.isnan(three)))
         strange = odd & ~((np.isnan(one) & np.isnan(two)) | (one == two))
         normal = np.isfinite(two) & np.isfinite(three)
         size = _by_row(np.where(normal, np.abs(three), 0))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import enginecast
 from enginecast.errors import EnginecastError, InputError
-from operators.samples import DTYPES, NOT_ASKED, Call, Calls, calls
+from operators.samples import DTYPES, NOT_ASKED, REALS, Call, Calls, Inside, calls
 
 Outcome = Literal[
     "verified", "refused", "rejected", "crashed", "timed out", "silently wrong", "not asked"
@@ -55,15 +55,29 @@ def _some(values: Sequence[float]) -> Callable[[Sequence[int], np.random.Generat
     return draw
 
 
-VALUES: Mapping[str, Callable[[Sequence[int], np.random.Generator], Array]] = {
+Draw = Callable[[Sequence[int], np.random.Generator], Array]
+VALUES: Mapping[str, Draw] = {
     **KINDS,
     "signed zeros": _some([0.0, -0.0]),
-    "infinities": _some([np.inf, -np.inf, 0.0, -0.0]),
-    "not numbers": _some([np.nan]),
     "largest": _some([1.0e17, -1.0e17, 1.0e12]),
     "smallest": _some([1.2e-38, -1.2e-38, 1.0e-30]),
 }
 """What inputs are drawn as, besides the example."""
+NOT_FINITE: Mapping[str, Draw] = {
+    "infinities": _some([np.inf, -np.inf, 0.0, -0.0]),
+    "an infinity": _some([np.inf]),
+    "not numbers": _some([np.nan]),
+}
+"""What engines refuse as inputs, and models compute inside."""
+MADE_INSIDE: Mapping[str, Draw] = {
+    "random": KINDS["random"],
+    "infinities inside": _some([1.2e38, -1.2e38, 0.0]),
+    "an infinity inside": _some([1.2e38]),
+    "not numbers inside": _some([2.0e38]),
+}
+"""What `Inside` makes those of."""
+UNDEFINED = ("int", "long", "short", "char", "byte", "to", "histc", "bincount")
+"""Operators that make integers of floats: torch leaves open what of infinities and NaN."""
 
 
 @dataclass
@@ -86,6 +100,8 @@ class Row:
     reason: str = ""
     """Why it was not asked."""
     seconds: float = 0.0
+    inside: bool = False
+    """Whether it was compared on infinities and NaN that arise inside, too."""
 
 
 def examine(
@@ -96,7 +112,7 @@ def examine(
     All samples of all operators are one module first.  Where that is not verified in all sizes,
     those of half of the operators are, then those of one, those of each dtype of it, each alone.
     """
-    rows = [Row(name, reason=NOT_ASKED.get(name, "")) for name in names]
+    rows = [Row(name, reason=NOT_ASKED.get(name, ""), inside=True) for name in names]
     found = {
         row.name: {} if row.reason else {column: calls(row.name, column) for column in columns}
         for row in rows
@@ -175,7 +191,7 @@ def export(found: Sequence[Call], folder: Path, *, in_all_sizes: bool = False) -
     except Exception as error:
         cell.reason = short(f"{type(error).__name__}: {error}")
         return cell
-    wrong = judged(found, bundle.root)
+    wrong = judged(module, bundle.root) or judged_inside(found, bundle.root, folder)
     if wrong:
         return Cell("silently wrong", short(wrong), len(found))
     if in_all_sizes and not bundle.manifest.symbols and _has_batch(found[0].inputs[0]):
@@ -187,11 +203,19 @@ def _has_batch(x: Tensor) -> bool:
     return x.dim() > 0 and x.shape[0] > 1
 
 
-def judged(found: Sequence[Call], bundle: Path) -> str:
-    """Compare a bundle with eager on fresh inputs; how it differs, or nothing."""
-    example = Calls(found).example()
-    floor = max(FLOORS.get(call.name, 0.0) for call in found)
-    case = Case("operators", "calls", lambda: Calls(found), example, "right", floor=floor)
+def judged(
+    module: Calls, bundle: Path, values: Mapping[str, Draw] = VALUES, *, is_checked: bool = True
+) -> str:
+    """Compare a bundle with eager on fresh inputs; how it differs, or nothing.
+
+    Args:
+        is_checked: run it as everybody does; else below its check of inputs.
+    """
+    floor = max(FLOORS.get(call.name, 0.0) for call in module.calls)
+    again = type(module)
+    case = Case(
+        "operators", "calls", lambda: again(module.calls), module.example(), "right", floor=floor
+    )
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     taken = {
         one["name"]: Taken(one["dtype"], tuple(one["shape"]), one["minimum"], one["maximum"])
@@ -203,16 +227,43 @@ def judged(found: Sequence[Call], bundle: Path) -> str:
 
         def run(feeds: Mapping[str, Array]) -> list[Array]:
             fed = {name: feeds[name].astype(kind.dtype) for name, kind in taken.items()}
+            if not is_checked:
+                below = engine._open().run_to_host(fed, outputs)
+                return [np.asarray(below[name]) for name in outputs]
             try:
                 given = engine.run(fed, check_finite=False)
             except InputError as error:
                 raise TurnedAwayError(error.message) from error
             return [np.asarray(given[name]) for name in outputs]
 
-        result = judge(case, run, taken, symbols, VALUES)
+        result = judge(case, run, taken, symbols if is_checked else {}, values)
     if result.wrong or result.compared:
         return result.wrong
     return "eager takes none of the inputs that the bundle declares"
+
+
+def judged_inside(found: Sequence[Call], bundle: Path, folder: Path) -> str:
+    """Compare a bundle with eager where infinities and NaN arise inside; how it differs.
+
+    An engine refuses them as inputs, so it runs below that check.  What differs there is exported
+    again behind operators that make infinities and NaN of numbers: an export may know that an input
+    has none.
+    """
+    calls = [call for call in found if call.dtype in REALS and not call.name.startswith(UNDEFINED)]
+    if len(calls) < len(found) or not judged(Calls(found), bundle, NOT_FINITE, is_checked=False):
+        return ""
+    module = Inside(found)
+    try:
+        inside = enginecast.compile(
+            module,
+            folder.with_name(f"{folder.name}-inside"),
+            example=module.example(),
+            threads=1,
+            fallback="none",
+        )
+    except EnginecastError:
+        return ""  # nothing is published
+    return judged(module, inside.root, MADE_INSIDE)
 
 
 def short(text: str) -> str:

@@ -110,13 +110,18 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "CPUs. What was published is compared with eager again, by code that shares nothing with",
         "the export's own verification: over the sizes that the bundle declares, on zeros of both",
         "signs, tiny, huge, whole, halved and shifted numbers, and on integers of the range that",
-        "the bundle declares, but not on infinities and NaN. What differs is *silently wrong*.",
+        "the bundle declares. What differs is *silently wrong*. An engine refuses infinities and",
+        "NaN as inputs; an operator of floats may meet them inside a model, where they are",
+        "compared, too.",
         "",
         f"{versions}.",
         "",
         f"{len(rows)} of the {len(names())} operators have been examined. Of {len(asked)} that an "
         f"engine can have, {whole} ({whole / max(len(asked), 1):.0%}) are verified in every dtype "
         "that is tried.",
+        "",
+        f"{sum(row.get('inside', False) for row in asked.values())} of them were compared on "
+        "infinities and NaN that arise inside.",
         "",
         "| dtype | " + " | ".join(OUTCOMES) + " |",
         "|---|" + "---|" * len(OUTCOMES),

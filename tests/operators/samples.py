@@ -21,6 +21,8 @@ DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "complex64": (torch.complex64, 1),
 }
 """Column of the table -> its dtype, and how many samples of it are tried."""
+REALS = ("float32", "float16")
+"""Columns of real numbers."""
 READ = 120
 """Samples of the database that are looked at; some operators have thousands."""
 LARGEST = 50_000
@@ -173,6 +175,20 @@ class Calls(nn.Module):
             for number, call in enumerate(self.calls)
             for i, tensor in enumerate(call.examples())
         }
+
+
+class Inside(Calls):
+    """The same calls of floats: those beyond 0.8e38 become infinite, and NaN beyond 1.7e38."""
+
+    def forward(self, **tensors: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(
+            **{name: _not_finite(x) if x.is_floating_point() else x for name, x in tensors.items()}
+        )
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    twice = x * 2
+    return twice * 2 / 4 + (twice - twice)
 
 
 def names() -> tuple[str, ...]:

@@ -20,6 +20,10 @@ batch: torch.onnx drops the smoothing, and takes each target for a class.  A `gr
 nearest values with reflection is a gather: ONNX Runtime takes another neighbor halfway between two.
 Other places of a `grid_sample` are held near the picture: beyond 1e12 ONNX Runtime reads any pixel.
 
+A padding that crops at one end is one without, then a crop: ONNX Runtime crops constant ones alone.
+A transposed convolution whose output grows by its stride or more, which ONNX Runtime refuses, is
+one without margins that is cropped and filled up.
+
 The cells of an RNN are products and sums: torch's decomposition asks for the batch of the trace.
 
 ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
@@ -34,7 +38,7 @@ rounded one after the other now, and a group norm sums its rows in another order
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import permutations
@@ -396,6 +400,64 @@ def _all_of_them(x: Tensor, *_: float) -> Tensor:
     """The histogram of one bin over all values."""
     count = torch.ones_like(x, dtype=torch.int64).sum()
     return count.to(x.dtype).reshape(1)
+
+
+def _crops(node: Node) -> bool:
+    """Whether a padding with values of the input has a negative width."""
+    widths: Any = node.args[1]
+    is_constant = node.target is aten.pad.default and (*node.args, "constant")[2] == "constant"
+    known = all(isinstance(width, int) for width in widths)
+    return known and not is_constant and any(width < 0 for width in widths)
+
+
+def _padded_and_cropped(program: ProgramView, node: Node) -> Node:
+    def form(x: Tensor, widths: Sequence[int], *mode: Any) -> Tensor:
+        assert callable(node.target)
+        found: Tensor = node.target(x, [max(width, 0) for width in widths], *mode)
+        for at in range(0, len(widths), 2):
+            start, end = (max(-width, 0) for width in widths[at : at + 2])
+            dim = x.dim() - 1 - at // 2
+            if start or end:
+                found = found.narrow(dim, start, found.size(dim) - start - end)
+        return found
+
+    result: Node = insert_traced(program, node, form)
+    return result
+
+
+def _grows_by_a_stride(node: Node) -> bool:
+    """Whether a transposed convolution adds as many elements at the end as it moves by, or more."""
+    stride, _, more = (_of_each(node, at) for at in (3, 4, 5))
+    return any(one >= step for one, step in zip(more, stride, strict=True))
+
+
+def _of_each(node: Node, at: int) -> list[int]:
+    """An option of a convolution, for each dimension."""
+    rank = _TRANSPOSED[node.target]
+    given: Any = node.args[at] if len(node.args) > at else [1 if at in (3, 7) else 0]
+    return list(given) * (rank // len(given))
+
+
+def _grown(program: ProgramView, node: Node) -> Node:
+    rank = _TRANSPOSED[node.target]
+    stride, margins, more, dilation = (_of_each(node, at) for at in (3, 4, 5, 7))
+
+    def form(x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
+        groups = rest[3] if len(rest) > 3 else 1
+        assert callable(node.target)
+        found: Tensor = node.target(
+            x, weight, None, stride, [0] * rank, [0] * rank, groups, dilation
+        )
+        for at, (margin, extra) in enumerate(zip(margins, more, strict=True)):
+            dim = found.dim() - rank + at
+            end = max(margin - extra, 0)
+            found = found.narrow(dim, margin, found.size(dim) - margin - end)
+        widths = [(0, max(extra - margin, 0)) for margin, extra in zip(margins, more, strict=True)]
+        found = torch.nn.functional.pad(found, [width for pair in widths[::-1] for width in pair])
+        return found if bias is None else found + bias.reshape(-1, *[1] * rank)
+
+    result: Node = insert_traced(program, node, form)
+    return result
 
 
 def _has_one_bin(node: Node) -> bool:
@@ -865,7 +927,20 @@ _LAYERS = frozenset(
     }
 )
 """What loses a small value among others, or is of their size; infinities become NaN in them."""
+_TRANSPOSED: dict[Any, int] = {
+    aten.conv_transpose1d.default: 1,
+    aten.conv_transpose2d.input: 2,
+    aten.conv_transpose3d.input: 3,
+}
+_PADS = (
+    aten.pad.default,
+    *(aten.replication_pad1d.default, aten.replication_pad2d.default),
+    *(aten.replication_pad3d.default, aten.reflection_pad1d.default),
+    *(aten.reflection_pad2d.default, aten.reflection_pad3d.default),
+)
 _RULES: dict[Any, Rewrite] = {
+    **dict.fromkeys(_PADS, _padded_and_cropped),
+    **dict.fromkeys(_TRANSPOSED, _grown),
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
@@ -913,6 +988,8 @@ _RULES: dict[Any, Rewrite] = {
     },
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
+    **dict.fromkeys(_PADS, _crops),
+    **dict.fromkeys(_TRANSPOSED, _grows_by_a_stride),
     aten.add.Tensor: lambda node: _is_of_bools(node) or _is_nearly_gelu(node),
     **dict.fromkeys(_INDEXED, _has_int32),
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
