@@ -23,8 +23,8 @@ from enginecast.passes.ir.quantization_plan import Format, LayerPlan, Quantizati
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
 from enginecast.passes.quantize.measure.quantizable import (
     Recurrence,
-    find_layers,
     channels_first,
+    find_layers,
     integer_values,
     is_product_of_integers,
     origin_in_order,
