@@ -412,6 +412,52 @@ def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Pat
     assert relative_error(torch.from_numpy(ran), exact) < 1.5 * error
 
 
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent") / "bundle"
+    x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
+    done = export(ExportRequest(loud(Tagger), folder, precision="int8", example={"x": x}))
+    assert done.bundle is not None, done.report.verdict.reasons
+    graph = onnx.load(folder / "engine.onnx", load_external_data=False).graph
+    assert [node.op_type for node in graph.node].count("DynamicQuantizeLSTM") == 2
+    return folder
+
+
+def swapped_matrices(data: Any) -> Any:
+    """Those of both directions."""
+    return data[::-1].copy()
+
+
+def one_gate_off(data: Any) -> Any:
+    """The forget gate of one direction, upside down."""
+    size = data.shape[2] // 4
+    edited = data.copy()
+    edited[0, :, 2 * size : 3 * size] = -edited[0, :, 2 * size : 3 * size]
+    return edited
+
+
+@pytest.mark.parametrize("edit", [swapped_matrices, one_gate_off])
+@pytest.mark.parametrize("rows", [12, 16], ids=["of the input", "of the state"])
+def test_an_lstm_with_other_weights_is_rejected(
+    edit: Callable[[Any], Any], rows: int, recurrent: Path, tmp_path: Path
+) -> None:
+    def change(folder: Path) -> None:
+        path = folder / "weights.safetensors"
+        weights = load_file(path)
+        data = next(
+            w for _, w in sorted(weights.items()) if w.shape == (2, rows, 64) and w.dtype == np.int8
+        )
+        content, edited = path.read_bytes(), edit(data)
+        assert content.count(data.tobytes()) == 1
+        path.write_bytes(content.replace(data.tobytes(), edited.tobytes()))
+
+    assert outcome(recurrent, tmp_path, change) == "rejected"
+
+
+def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
+    assert outcome(recurrent, tmp_path, nothing) == "verified"
+
+
 def test_a_stored_recurrence() -> None:
     x = torch.randn(2, 5, 12)
     program = program_of(
