@@ -13,6 +13,7 @@ torch.onnx's fp32.
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -192,6 +193,50 @@ class Pitch(nn.Module):
         return found
 
 
+class Upsampler(nn.Module):
+    """Transposed convolutions over pictures, as in a U-Net of segmentation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(8, 4 * width, 3, padding=1), nn.ReLU())
+        parts: list[nn.Module] = []
+        for at, kernel in enumerate((2, 4)):
+            size = 4 * width >> at
+            parts += [nn.ConvTranspose2d(size, size // 2, kernel, 2, kernel // 2 - 1)]
+            parts += [nn.BatchNorm2d(size // 2), nn.ReLU()]
+            parts += [nn.Conv2d(size // 2, size // 2, 3, padding=1), nn.ReLU()]
+        self.parts, self.leave = nn.Sequential(*parts), nn.Conv2d(width, 4, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.leave(self.parts(self.enter(pixels)))
+        return found
+
+
+class Vocoder(nn.Module):
+    """Transposed convolutions over sound, as in HiFi-GAN."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter, sizes = nn.Conv1d(20, 4 * width, 7, padding=3), (4 * width, 2 * width, width)
+        self.ups = nn.ModuleList(
+            nn.ConvTranspose1d(a, b, 16, 8, 4) for a, b in itertools.pairwise(sizes)
+        )
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Conv1d(b, b, 3, padding=d, dilation=d) for d in (1, 3))
+            for b in sizes[1:]
+        )
+        self.leave = nn.Conv1d(width, 1, 7, padding=3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found = self.enter(pixels)
+        for up, block in zip(self.ups, self.blocks, strict=True):
+            found = up(functional.leaky_relu(found, 0.1))
+            for conv in block:  # type: ignore[attr-defined]
+                found = found + conv(functional.leaky_relu(found, 0.1))
+        last: Tensor = self.leave(found).tanh()
+        return last
+
+
 class Tagger(nn.Module):
     def __init__(self, width: int, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -211,6 +256,8 @@ def models(small: bool) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
     yield "unet", UNet(width), (1, 4, side // 4, side // 4)
     yield "vae decoder", Decoder(width), (1, 4, side // 8, side // 8)
     yield "pitch, 1-d", Pitch(width), (4, 1, 1024)
+    yield "upsampler", Upsampler(width), (1, 8, side // 8, side // 8)
+    yield "vocoder, 1-d", Vocoder(width), (1, 20, 32)
     yield "lstm tagger", Tagger(4 * width, nn.LSTM), (1, 48, 4 * width)
     yield "gru tagger", Tagger(4 * width, nn.GRU), (1, 48, 4 * width)
 
@@ -226,6 +273,8 @@ def with_outliers(model: nn.Module) -> nn.Module:
             part.running_var.uniform_(0.5, 1.5, generator=drawn)
         elif isinstance(part, nn.Conv1d | nn.Conv2d):
             part.weight.data[::8] *= 3
+        elif isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d):
+            part.weight.data[:, ::8] *= 3
     return model.eval().requires_grad_(False)
 
 
@@ -324,7 +373,16 @@ def _peers(model: nn.Module, shape: tuple[int, ...], folder: Path) -> dict[str, 
         str(found["quantize_static"]),
         reader,
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=["Conv", "Gemm", "MatMul", "Add", "MaxPool", "Relu", "Clip"],
+        op_types_to_quantize=[
+            "Conv",
+            "ConvTranspose",
+            "Gemm",
+            "MatMul",
+            "Add",
+            "MaxPool",
+            "Relu",
+            "Clip",
+        ],
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,

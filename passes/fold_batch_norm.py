@@ -37,6 +37,9 @@ _CONVS = (
     *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
     *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
 )
+_TRANSPOSED = (
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _refusal(norm: Node, weights: set[Node]) -> str:
     conv, *constants, training = arguments(norm)[:6]
     if training:
         return "it takes the statistics of what it reads"
-    if not is_call(conv, *_CONVS):
+    if not is_call(conv, *_CONVS, *_TRANSPOSED):
         return "it is not behind a convolution"
     if len(conv.users) > 1:
         return "something else reads the convolution, too"
@@ -95,8 +98,15 @@ def _fold(program: ProgramView, norm: Node, weights: set[Node]) -> None:
     with program.graph.inserting_before(norm):
         factor = add(aten.rsqrt.default, add(aten.add.Scalar, variance, epsilon))
         factor = factor if gamma is None else add(aten.mul.Tensor, gamma, factor)
-        rows = add(aten.reshape.default, factor, [-1, *[1] * (len(shape_of(weight)) - 1)])
-        folded = add(aten.mul.Tensor, weight, rows)
+        ones = [1] * (len(shape_of(weight)) - 2)
+        if is_call(conv, *_TRANSPOSED):  # [in, out / groups, ...]
+            groups = arguments(conv)[6] if len(conv.args) > 6 else 1
+            whole = add(aten.unflatten.int, weight, 0, [groups, -1])
+            rows = add(aten.reshape.default, factor, [groups, 1, -1, *ones])
+            folded = add(aten.flatten.using_ints, add(aten.mul.Tensor, whole, rows), 0, 1)
+        else:
+            rows = add(aten.reshape.default, factor, [-1, 1, *ones])
+            folded = add(aten.mul.Tensor, weight, rows)
         shift = add(aten.neg.default, mean) if bias is None else add(aten.sub.Tensor, bias, mean)
         shift = add(aten.mul.Tensor, shift, factor)
         shift = shift if beta is None else add(aten.add.Tensor, shift, beta)

@@ -61,6 +61,8 @@ def test_one_convolution_is_left() -> None:
         Net(lambda n, x: n.norm(n.conv(x)), bias=False),
         Net(lambda n, x: n.plain(n.conv(x))),
         nn.Sequential(nn.Conv2d(4, 6, 2, padding="same", groups=2), nn.BatchNorm2d(6)),
+        nn.Sequential(nn.ConvTranspose2d(4, 6, 2, 2, bias=False), nn.BatchNorm2d(6)),
+        nn.Sequential(nn.ConvTranspose2d(4, 6, 3, 2, groups=2), nn.BatchNorm2d(6)),
     ],
 )
 def test_other_forms(module: nn.Module) -> None:

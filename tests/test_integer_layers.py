@@ -47,6 +47,8 @@ def loud(make: Callable[[], nn.Module]) -> nn.Module:
     for part in module.modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             part.weight.data[::4] *= 4
+        if isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+            part.weight.data[:, ::4] *= 4
         if isinstance(part, nn.LSTM | nn.GRU):
             part.get_parameter("weight_ih_l0").data[::4] *= 4
         if isinstance(part, nn.BatchNorm2d):
@@ -101,12 +103,11 @@ def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
     program = program_of(Residual, PIXELS)
     plan = planned(program)
     chosen = {name: layer.choice for name, layer in plan.items()}
-    integers = dict.fromkeys(["stem", "first", "second", "third", "deep"], "w8a8-static")
-    assert chosen == integers | dict.fromkeys(["up", "head"], "keep")
+    integers = dict.fromkeys(["stem", "first", "second", "third", "deep", "up"], "w8a8-static")
+    assert chosen == integers | {"head": "keep"}
     first = planned(program_of(Stream, PIXELS))["stem"].reason  # floats read it
     assert first.startswith("the first convolution")
-    assert plan["up"].reason.startswith("a transposed convolution: ONNX Runtime")
-    assert [plan[name].gain for name in integers] == [3.0, 3.0, 1.8, 3.0, 1.0]
+    assert [plan[name].gain for name in integers] == [3.0, 3.0, 1.8, 3.0, 1.0, 3.0]
     for name in integers:
         error = plan[name].error
         assert error is not None
@@ -141,10 +142,10 @@ def test_the_rewriting_does_what_was_simulated() -> None:
     plan = plan_of(after)
     assert plan is not None
     ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.quantized_conv.default) == 5
+    assert ops.count(own.quantized_conv.default) == 6
     assert ops.count(own.quantized_add.default) == 1
-    # One step to integers, of the input; the pool stays among them.
-    assert ops.count(own.quantize_affine.default) == 1
+    # Steps to integers of the input, and of what SiLU gives; the pool stays among them.
+    assert ops.count(own.quantize_affine.default) == 2
     (pool,) = [node for node in after.graph.nodes if node.target is aten.max_pool2d.default]
     assert pool.meta["val"].dtype == torch.uint8
     # Rectifiers and clamps are limits of what convolutions give.
@@ -228,6 +229,23 @@ FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "one channel": (lambda: nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
     "no bias": (lambda: nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
     "one position": (lambda: nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 6, 4, 2, 1), (2, 8, 9, 7)),
+    "transposed, a tap that is not full": (
+        lambda: nn.ConvTranspose2d(8, 6, 3, 2, 1, output_padding=1, bias=False),
+        (2, 8, 9, 7),
+    ),
+    "transposed, stride 1": (lambda: nn.ConvTranspose2d(8, 6, 3, padding=1), (2, 8, 9, 7)),
+    "transposed, groups": (lambda: nn.ConvTranspose2d(8, 12, 4, 2, 1, groups=4), (2, 8, 9, 7)),
+    "transposed, dilation": (
+        lambda: nn.ConvTranspose2d(8, 6, 3, (2, 1), (2, 0), dilation=(2, 3), output_padding=(1, 0)),
+        (2, 8, 9, 7),
+    ),
+    "transposed, gaps": (lambda: nn.ConvTranspose2d(8, 6, 2, 3, output_padding=2), (2, 8, 9, 7)),
+    "transposed, 1-d": (lambda: nn.ConvTranspose1d(8, 6, 16, 8, 4), (2, 8, 9)),
+    "transposed, 3-d": (
+        lambda: nn.ConvTranspose3d(4, 6, (4, 3, 2), (2, 2, 1), 1),
+        (1, 4, 5, 6, 5),
+    ),
 }
 
 
@@ -245,6 +263,44 @@ def test_forms(form: str, tmp_path: Path) -> None:
     assert 1e-4 < error < 0.03
     # Beside the rounding itself, what meets another one.
     assert relative_error(found, wanted) < error / 4
+
+
+@pytest.mark.parametrize("function", ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
+def test_a_transposed_convolution_adds_up_the_same_integers(function: str) -> None:
+    """Its result, to the last bit, is what the sums of whole numbers give."""
+    dims = int(function[-2])
+    drawn = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (6, 2, 5, 4, 3)[: 2 + dims], generator=drawn).float()
+    weight[0] = 127
+    weight[:, :, 0] = 127  # so that the scale of each channel is 1
+    x = torch.randint(0, 256, (2, 6, 5, 6, 4)[: 2 + dims], generator=drawn).float()
+    x.view(-1)[:2] = torch.tensor([0.0, 255.0])
+    operator = getattr(functional, function)
+    how = {"stride": 2, "padding": 1, "groups": 3, "dilation": 1, "output_padding": 1}
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        found: Tensor = operator(x.relu(), net.weight, None, **how) * 1.0
+        return found
+
+    module = one(forward, weight=nn.Identity())
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    program = captured(module.eval(), x)
+    after, _ = rewritten(program, f"{PLAN},int8-matmul", calibrated(program, x))
+    (conv,) = [n for n in after.graph.nodes if n.target is own.quantized_conv.default]
+    sums = operator(x.double(), weight.double(), None, **how)
+    scale = dict(after.named_buffers()) | after.constants | dict(after.named_parameters())
+    y_scale = next(v for n, v in scale.items() if "value_scale" in n and float(v.max()) != 1.0)
+    assert isinstance(y_scale, Tensor)
+    zero = conv.args[11]
+    steps = (sums.float() / y_scale).round().clamp(-zero, 255 - zero)
+    assert torch.equal(outputs(after, x)[0], steps * y_scale)
+
+
+def test_a_padding_wider_than_the_kernel_is_kept() -> None:
+    x = torch.randn(2, 8, 9, 9)
+    program = program_of(lambda: scaled(nn.ConvTranspose2d(8, 6, 2, padding=2)), x)
+    with pytest.raises(PassError, match="no layer is left to quantize: 1 x a transposed conv"):
+        planned(program, x)
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
@@ -356,6 +412,52 @@ def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Pat
     assert relative_error(torch.from_numpy(ran), exact) < 1.5 * error
 
 
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent") / "bundle"
+    x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
+    done = export(ExportRequest(loud(Tagger), folder, precision="int8", example={"x": x}))
+    assert done.bundle is not None, done.report.verdict.reasons
+    graph = onnx.load(folder / "engine.onnx", load_external_data=False).graph
+    assert [node.op_type for node in graph.node].count("DynamicQuantizeLSTM") == 2
+    return folder
+
+
+def swapped_matrices(data: Any) -> Any:
+    """Those of both directions."""
+    return data[::-1].copy()
+
+
+def one_gate_off(data: Any) -> Any:
+    """The forget gate of one direction, upside down."""
+    size = data.shape[2] // 4
+    edited = data.copy()
+    edited[0, :, 2 * size : 3 * size] = -edited[0, :, 2 * size : 3 * size]
+    return edited
+
+
+@pytest.mark.parametrize("edit", [swapped_matrices, one_gate_off])
+@pytest.mark.parametrize("rows", [12, 16], ids=["of the input", "of the state"])
+def test_an_lstm_with_other_weights_is_rejected(
+    edit: Callable[[Any], Any], rows: int, recurrent: Path, tmp_path: Path
+) -> None:
+    def change(folder: Path) -> None:
+        path = folder / "weights.safetensors"
+        weights = load_file(path)
+        data = next(
+            w for _, w in sorted(weights.items()) if w.shape == (2, rows, 64) and w.dtype == np.int8
+        )
+        content, edited = path.read_bytes(), edit(data)
+        assert content.count(data.tobytes()) == 1
+        path.write_bytes(content.replace(data.tobytes(), edited.tobytes()))
+
+    assert outcome(recurrent, tmp_path, change) == "rejected"
+
+
+def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
+    assert outcome(recurrent, tmp_path, nothing) == "verified"
+
+
 def test_a_stored_recurrence() -> None:
     x = torch.randn(2, 5, 12)
     program = program_of(
@@ -414,10 +516,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_and_what_was_measured_are_published(bundle: Path) -> None:
     plan = json.loads((bundle / "plan.json").read_text())
     assert plan["predicted_error"] <= 0.85 * plan["max_error"]
-    assert any("static scales of 5 convolutions" in note for note in plan["notes"])
+    assert any("static scales of 6 convolutions" in note for note in plan["notes"])
     graph = onnx.load(bundle / "engine.onnx", load_external_data=False).graph
     ops = [node.op_type for node in graph.node]
-    assert (ops.count("QLinearConv"), ops.count("QLinearAdd")) == (5, 1)
+    assert (ops.count("QLinearConv"), ops.count("QLinearAdd")) == (6, 1)
     assert "BatchNormalization" not in ops
 
 

@@ -33,10 +33,13 @@ value, or views of one (x and x.view(-1, 64)):
     %xq: fp8[2, 7, 64] = enginecast.quantize(%norm, %xs, fp8)          that a backend can fuse them
 """
 
+import sys
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -80,6 +83,7 @@ from enginecast.passes.precision.cast_borders import mark_border
 from enginecast.passes.quantize.measure.quantizable import (
     Layer,
     Tail,
+    TransposedGeometry,
     find_layers,
     geometry_of,
     integer_values,
@@ -89,6 +93,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     recurrence_of,
     spans_wanted,
     tail_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.simulate import Span, activation_spans
 from enginecast.passes.quantize.plan.check import check_plan
@@ -411,6 +416,10 @@ class _Writer:
             return self._insert(layer, aten.squeeze.dim, scale, -1)
         if plan.weights == "tensor" or not layer.kind.startswith("conv"):
             return self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
+        if layer.kind == "conv-transpose" and is_product_of_integers(plan):
+            geometry = transposed_geometry_of(layer.node)
+            weight = _channels_first(weight, geometry, partial(self._insert, layer))
+            shape = shape_of(weight)
         rows = self._insert(layer, aten.flatten.using_ints, weight, 1)
         scale = self._insert(layer, scale_of, rows, self._dtype, True)
         return self._insert(layer, reshape, scale, [shape[0], *(1 for _ in shape[1:])])
@@ -511,15 +520,14 @@ class _Integers:
             node = value.made_by
             limits = tail_of(node)
             with self._program.graph.inserting_before(node):
+                scale, zero = self._grid(tail)
+                ends = (zero, *self._limits(limits))
                 if node in self._convs:
-                    target, args = own.quantized_conv.default, self._conv(*self._convs[node])
+                    held = _Held(self._conv(*self._convs[node], scale, ends), scale, zero)
                 else:
                     sides = [self._read(side) for side in node.args if isinstance(side, Node)]
-                    args = (*sides[0].arguments, *sides[1].arguments)
-                    target = own.quantized_add.default
-                scale, zero = self._grid(tail)
-                args = (*args, scale, zero, *self._limits(limits))
-                held = _Held(insert(self._program.graph, target, args, like=node), scale, zero)
+                    args = (*sides[0].arguments, *sides[1].arguments, scale, *ends)
+                    held = _Held(self._add(node, own.quantized_add.default, *args), scale, zero)
             # Whatever else reads the value reads the integers as floats.
             _change(tail, own.dequantize_affine.default, (*held.arguments, dtype_of(tail)))
             self._held[tail] = held
@@ -533,18 +541,33 @@ class _Integers:
         high = None if tail.high is None or tail.high >= max(span.high, 0.0) else tail.high
         return low, high
 
-    def _conv(self, layer: Layer, plan: LayerPlan) -> tuple[Any, ...]:
+    def _conv(
+        self,
+        layer: Layer,
+        plan: LayerPlan,
+        y_scale: Node,
+        ends: tuple[int, float | None, float | None],
+    ) -> Node:
+        """
+        Args:
+            ends: what stands for 0 in the result, and its limits.
+        """
         node = layer.node
         read = self._read(first_input(node))
-        geometry = geometry_of(node)
-        sizes = (geometry.stride, geometry.padding, geometry.dilation)
         weight = behind_casts(layer.weight)
         scale = self._weight_scale(layer, plan)
         bias = node.args[2] if len(node.args) > 2 else None
         if isinstance(bias, Node):
             scale, bias = self._bias(bias, read.scale, scale)
-        values = self._add(node, own.quantize.default, weight, scale, torch.int8)
-        return (*read.arguments, values, scale, bias, *map(list, sizes), geometry.groups)
+        add = partial(self._add, node)
+        if layer.kind == "conv":
+            geometry = geometry_of(node)
+            values = add(own.quantize.default, weight, scale, torch.int8)
+            sizes = (geometry.stride, geometry.padding, geometry.dilation)
+            how = (*map(list, sizes), geometry.groups)
+            parts = (*read.arguments, values, scale, bias)
+            return add(own.quantized_conv.default, *parts, *how, y_scale, *ends)
+        return _interleaved(node, read.arguments, (weight, scale, bias), (y_scale, *ends), add)
 
     def _bias(self, bias: Node, x_scale: Node, scale: Node) -> tuple[Node, Node]:
         """The scale of a weight, raised where the bias would not fit into int32 beside it, and the
@@ -591,6 +614,104 @@ class _Integers:
 
     def _add(self, like: Node, target: Any, *args: object) -> Node:
         return insert(self._program.graph, target, args, like=like)
+
+
+_Add = Callable[..., Node]
+"""Makes a call at the insertion point."""
+
+
+def _channels_first(weight: Node, geometry: TransposedGeometry, add: _Add) -> Node:
+    """`channels_first` of a weight expression."""
+    whole = add(aten.unflatten.int, weight, 0, [geometry.groups, -1])
+    return add(aten.flatten.using_ints, add(aten.transpose.int, whole, 1, 2), 0, 1)
+
+
+def _interleaved(
+    node: Node,
+    read: tuple[Node, Node, int],
+    weights: tuple[Node, Node, object],
+    ends: tuple[Node, int, float | None, float | None],
+    add: _Add,
+) -> Node:
+    """A transposed convolution as one convolution, whose channels are then laid side by side: the
+    same products of integers in the same sums.
+
+    Channels come last while they are: so whole rows of them are copied.
+
+    Args:
+        read: quantized values, their scale, and what stands for 0.
+        weights: weight, its scale [N, 1, ...], and the bias, int32, or None.
+        ends: scale of the result, what stands for 0 in it, and its limits.
+    """
+    geometry = transposed_geometry_of(node)
+    weight, scale, bias = weights
+    y_scale, *limits = ends
+    dims, groups = len(geometry.taps), geometry.groups
+    values = add(own.quantize.default, _channels_first(weight, geometry, add), scale, torch.int8)
+    for at, step in enumerate(geometry.dilation):
+        if step > 1:
+            values = _dilated(values, 2 + at, step, add)
+    phases = prod(geometry.stride)
+    if phases > 1:
+        values = _by_phase(values, geometry, add)
+        each = partial(_for_each_phase, groups=groups, phases=phases, add=add)
+        scale = each(scale, dims=dims)
+        bias = each(bias, dims=0) if isinstance(bias, Node) else None
+        y_scale = each(y_scale, dims=dims) if shape_of(y_scale) else y_scale
+    else:
+        values = add(aten.flip.default, values, list(range(2, 2 + dims)))
+    ones = [1] * dims
+    how = (ones, list(geometry.padding), ones, groups)
+    found = add(own.quantized_conv.default, *read, values, scale, bias, *how, y_scale, *limits)
+    if phases == 1:
+        return found
+    found = add(aten.permute.default, found, [0, *range(2, 2 + dims), 1])
+    found = add(aten.unflatten.int, found, -1, [groups, *geometry.stride, -1])
+    pairs = [place for at in range(dims) for place in (1 + at, 2 + dims + at)]
+    found = add(aten.permute.default, found, [0, *pairs, 1 + dims, 2 + 2 * dims])
+    for at in range(1, dims + 2):
+        found = add(aten.flatten.using_ints, found, at, at + 1)
+    for at, (start, end) in enumerate(geometry.cropped):
+        if start or end:
+            stop = -end if end else sys.maxsize
+            found = add(aten.slice.Tensor, found, 1 + at, start, stop)
+    return add(aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
+
+
+def _dilated(values: Node, dim: int, step: int, add: _Add) -> Node:
+    """A kernel with zeros between its elements along a dim."""
+    count = len(shape_of(values))
+    size = shape_of(values)[dim]
+    found = add(aten.unsqueeze.default, values, dim + 1)
+    behind = [0, 0] * (count - 1 - dim)
+    found = add(aten.constant_pad_nd.default, found, [*behind, 0, step - 1])
+    found = add(aten.flatten.using_ints, found, dim, dim + 1)
+    return add(aten.slice.Tensor, found, dim, 0, step * (size - 1) + 1)
+
+
+def _by_phase(values: Node, geometry: TransposedGeometry, add: _Add) -> Node:
+    """A kernel [N, C, size...] as those of all phases, backward, with zeros behind it where it does
+    not fill the last tap: [groups * phases * N / groups, C, taps...].
+    """
+    dims = len(geometry.taps)
+    pads = []
+    for at, (taps, step) in enumerate(zip(geometry.taps, geometry.stride, strict=True)):
+        pads = [0, taps * step - shape_of(values)[2 + at], *pads]
+    found = add(aten.constant_pad_nd.default, values, pads)
+    for at, step in enumerate(geometry.stride):
+        found = add(aten.unflatten.int, found, 2 + 2 * at, [-1, step])
+    found = add(aten.flip.default, found, [2 + 2 * at for at in range(dims)])
+    found = add(aten.unflatten.int, found, 0, [geometry.groups, -1])
+    taps = [3 + 2 * at for at in range(dims)]
+    found = add(aten.permute.default, found, [0, *(at + 1 for at in taps), 1, 2, *taps])
+    return add(aten.flatten.using_ints, found, 0, 1 + dims)
+
+
+def _for_each_phase(found: Node, groups: int, phases: int, dims: int, add: _Add) -> Node:
+    """What is there for each channel, [N, 1, ...], for each channel of each phase."""
+    found = add(aten.reshape.default, found, [groups, 1, -1])
+    found = add(aten.expand.default, found, [-1, phases, -1])
+    return add(aten.reshape.default, found, [-1, *[1] * dims])
 
 
 def _grid_of(span: Span, dims: int) -> tuple[Tensor, int]:

@@ -23,6 +23,7 @@ from enginecast.passes.ir.quantization_plan import Format, LayerPlan, Quantizati
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
 from enginecast.passes.quantize.measure.quantizable import (
     Recurrence,
+    channels_first,
     find_layers,
     integer_values,
     is_product_of_integers,
@@ -30,6 +31,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     recurrence_of,
     spans_wanted,
     tail_of,
+    transposed_geometry_of,
 )
 
 FLOOR = 2.0**-40
@@ -302,7 +304,12 @@ class Rounding:
             self._weights.clear()
         if layer not in self._weights:
             grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
-            self._weights[layer] = fake_weight(weight, layer, grid)
+            if layer.kind == "conv-transpose" and is_product_of_integers(layer):
+                groups = transposed_geometry_of(node).groups
+                rows = fake_weight(channels_first(weight, groups), layer, grid)
+                self._weights[layer] = channels_first(rows, groups)
+            else:
+                self._weights[layer] = fake_weight(weight, layer, grid)
         return self._weights[layer]
 
 

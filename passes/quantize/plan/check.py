@@ -16,6 +16,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     recurrence_of,
 )
 from enginecast.passes.quantize.plan.architectures import CPU, Column, require
+from enginecast.passes.quantize.plan.forms import unfit
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import off_multiple
 
@@ -113,6 +114,8 @@ def _conv_faults(
         yield "choice", f"{layer.choice!r} of a convolution: {wanted}"
     if plan.arch != CPU:
         yield "choice", f"{layer.choice!r} of a convolution, which has int8 on a CPU alone"
+    if reason := unfit(found):
+        yield "choice", f"{layer.choice!r} of {reason}"
 
 
 def _lstm_faults(
@@ -128,7 +131,11 @@ def _lstm_faults(
         yield "choice", f"{layer.choice!r} of an LSTM with a projection: storage or keep"
 
 
-_OF_INTEGERS = {("conv", "int8"): _conv_faults, ("lstm", "int8"): _lstm_faults}
+_OF_INTEGERS = {
+    ("conv", "int8"): _conv_faults,
+    ("conv-transpose", "int8"): _conv_faults,
+    ("lstm", "int8"): _lstm_faults,
+}
 """What besides linears is multiplied, by kind and format."""
 
 

@@ -23,6 +23,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     Layer,
     geometry_of,
     recurrence_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.plan.architectures import CPU, Column, architecture, require
 from enginecast.passes.quantize.plan.options import PlanOptions
@@ -108,13 +109,14 @@ def _conv(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         return [planned(layer, "storage")], ""
     if not multiplies_convs(options):
         return [], "a convolution: products of quantized values are for linears"
-    if layer.kind == "conv-transpose":
-        return [], "a transposed convolution: ONNX Runtime's CPU provider has none in int8"
-    reason = _unfit(layer)
+    reason = unfit(layer)
     if reason:
         return [], reason
     out, per_group, *_ = layer.shape
-    groups = geometry_of(layer.node).groups
+    if layer.kind == "conv":
+        groups = geometry_of(layer.node).groups
+    else:
+        groups = transposed_geometry_of(layer.node).groups
     gain = _DEPTHWISE_GAIN if per_group == 1 and out == groups else _GROUPED_GAIN
     gain = _CONV_GAIN if groups == 1 else gain
     form = planned(layer, "w8a8-static", "row", "tensor")
@@ -146,7 +148,7 @@ def multiplies_convs(options: PlanOptions) -> bool:
     ) and options.integers
 
 
-def _unfit(layer: Layer) -> str:
+def unfit(layer: Layer) -> str:
     """Why a convolution has no form in integers; empty: it has."""
     source, bias = first_input(layer.node), arguments(layer.node)[2:3]
     if dtype_of(source) != torch.float32:
@@ -155,6 +157,8 @@ def _unfit(layer: Layer) -> str:
         return "a convolution of what has no batch: ONNX Runtime has none in int8"
     if bias and isinstance(bias[0], Node) and bias[0] not in layer.constants:
         return "a convolution whose bias is computed"
+    if layer.kind == "conv-transpose" and min(transposed_geometry_of(layer.node).padding) < 0:
+        return "a transposed convolution whose padding is wider than its kernel"
     return ""
 
 

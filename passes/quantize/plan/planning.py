@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext, Promise, Site
-from enginecast.passes.ir.edit import value, weight_expressions
+from enginecast.passes.ir.edit import first_input, value, weight_expressions
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, attach_plan
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes
@@ -36,6 +36,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     find_layers,
     products_as_linears,
     tail_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.architectures import CPU, architecture, require
@@ -243,7 +244,7 @@ def _integers_in_words(plan: QuantizationPlan, context: PassContext) -> Iterator
     """What who runs the engine should know of convolutions and LSTMs in int8."""
     multiplied = (p for p in plan.layers if p.choice.startswith("w8a8"))
     counts = Counter(p.kind for p in multiplied)
-    if count := counts["conv"]:
+    if count := counts["conv"] + counts["conv-transpose"]:
         names = f": {', '.join(context.names)}" if context.names else ""
         yield (
             f"static scales of {count} convolution{'s' if count > 1 else ''} from"
@@ -336,7 +337,9 @@ class _Planner:
         """The forms of a layer, and the layer as it is."""
         known = self._choices[node]
         whole = float(prod(known[0].shape))
-        time = whole * _positions(node) if known[0].kind == "conv" else whole
+        time = (
+            whole * _positions(node, known[0].kind) if known[0].kind.startswith("conv") else whole
+        )
         options = [
             Option(
                 error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
@@ -377,9 +380,10 @@ class _Planner:
         return replace(known[place], reason=reason)
 
 
-def _positions(conv: Node) -> int:
+def _positions(conv: Node, kind: str) -> int:
     """How often a convolution's weight is used for one of a batch, by the sizes of the example."""
-    sizes = (size if isinstance(size, int) else size.node.hint for size in value(conv).shape[2:])
+    walked = value(first_input(conv) if kind == "conv-transpose" else conv).shape[2:]
+    sizes = (size if isinstance(size, int) else size.node.hint for size in walked)
     return prod(size or 1 for size in sizes)
 
 
@@ -498,7 +502,11 @@ def _is_small_stem(layer: Layer, options: PlanOptions) -> bool:
         return False
     if not multiplies_convs(options):
         return True
-    return prod(layer.shape[1:]) < STEM and not feeds_convolution(tail_of(layer.node).node)
+    products = prod(layer.shape[1:])
+    if layer.kind == "conv-transpose":  # of each element that it gives
+        geometry = transposed_geometry_of(layer.node)
+        products = layer.shape[0] // geometry.groups * prod(geometry.taps)
+    return products < STEM and not feeds_convolution(tail_of(layer.node).node)
 
 
 def _reaches_output(node: Node) -> bool:
