@@ -76,6 +76,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_greedy_is_that_of_transformers(engine: Engine, options: dict[str, Any]) -> None:
     ids, mask = texts()
@@ -83,6 +84,7 @@ def test_greedy_is_that_of_transformers(engine: Engine, options: dict[str, Any])
     assert torch.equal(found, continued(encoder_decoder("t5"), **options))
 
 
+@pytest.mark.slow
 def test_the_mask_is_inferred_from_padding(engine: Engine) -> None:
     ids, mask = (tensor.numpy() for tensor in texts())
     given = generate(engine, ids, mask, max_new_tokens=8, repetition_penalty=1.3)
@@ -91,6 +93,7 @@ def test_the_mask_is_inferred_from_padding(engine: Engine) -> None:
     assert (generate(engine, named, max_new_tokens=8, repetition_penalty=1.3) == given).all()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(engine: Engine) -> None:
     ids, _ = texts()
     with pytest.raises(InputError, match=r"expected rows that begin with 1, .* got \[5, 5, 5\]"):
@@ -107,6 +110,7 @@ def test_what_does_not_fit_is_refused(engine: Engine) -> None:
         Generator(engine).generate(ids, num_beams=4)
 
 
+@pytest.mark.slow
 def test_the_encoder_is_a_bundle_in_the_bundle(bundle: Path, engine: Engine) -> None:
     part = open_bundle(bundle).parts["encoder"]
     assert engine.manifest.parts[0].sha256 == part.sha256
@@ -123,6 +127,7 @@ def test_the_encoder_is_a_bundle_in_the_bundle(bundle: Path, engine: Engine) -> 
         engine.parts["encoder"].run({"input_ids": ids, "attention_mask": mask})
 
 
+@pytest.mark.slow
 def test_each_part_has_its_own_weights(bundle: Path) -> None:
     sizes = [(bundle / name / "weights.safetensors").stat().st_size for name in ("", "encoder")]
     model = encoder_decoder("t5")
@@ -132,6 +137,7 @@ def test_each_part_has_its_own_weights(bundle: Path) -> None:
     assert max(sizes) < 0.8 * whole
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_was_checked(engine: Engine) -> None:
     generation = engine.manifest.generation
     assert generation is not None
@@ -148,6 +154,7 @@ def test_the_manifest_says_what_was_checked(engine: Engine) -> None:
     assert engine.manifest.symbols["past"] == (0, 95)
 
 
+@pytest.mark.slow
 def test_verify_looks_at_both_parts(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = cast(capsys, "verify", bundle, "--json").json
     assert found["outcome"] == "verified"
@@ -156,6 +163,7 @@ def test_verify_looks_at_both_parts(bundle: Path, capsys: pytest.CaptureFixture[
     assert inspected["generation"]["encoder"] == "encoder"
 
 
+@pytest.mark.slow
 def test_a_damaged_or_exchanged_encoder_is_refused(bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle, tmp_path / "copy")
     weights = tmp_path / "copy" / "encoder" / "weights.safetensors"
@@ -188,6 +196,7 @@ WRONG: dict[str, Change] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_decoder_that_is_fed_wrongly_does_not_follow(
     name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch

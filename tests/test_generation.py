@@ -88,6 +88,18 @@ def test_greedy_is_that_of_transformers(engine: Engine, options: dict[str, Any])
     assert torch.equal(found, continued(decoder("llama"), **options))
 
 
+def test_a_static_cache_gives_the_same_tokens(engine: Engine) -> None:
+    ids, mask = prompts()
+    model = decoder("llama")
+    model.generation_config = GenerationConfig(
+        pad_token_id=0, eos_token_id=2, cache_implementation="static"
+    )
+    assert not_heeded(model.generation_config) == ()
+    wanted: Any = model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=24)
+    assert torch.equal(found, wanted)
+
+
 def test_rows_end_by_themselves(engine: Engine) -> None:
     ids, mask = prompts()
     options = OPTIONS[2]
