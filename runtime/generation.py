@@ -39,6 +39,10 @@ class Sampling:
         top_p: draw from the fewest tokens whose probabilities add up to it.
         repetition_penalty: divides positive scores of tokens that the row has, and multiplies
             negative ones.
+        suppress_tokens: never chosen.
+        begin_suppress_tokens: not chosen as the first new token.
+        forced_bos_token_id: follows a prompt of one token.
+        forced_eos_token_id: one of these is the last token that may be generated.
     """
 
     do_sample: bool = False
@@ -46,6 +50,10 @@ class Sampling:
     top_k: int | None = None
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -58,15 +66,25 @@ class Sampling:
             penalty = self.repetition_penalty
             raise UsageError(f"repetition_penalty: expected more than 0, got {penalty}")
 
-    def scores(self, ids: Ids, logits: Scores) -> Scores:
+    def scores(self, ids: Ids, logits: Scores, step: int, *, last: bool = False) -> Scores:
         """The scores that tokens are chosen by.
 
         Args:
             ids: of the prompt and what was generated, [batch, tokens].
             logits: of the next token, [batch, vocabulary].
+            step: how many tokens were generated before it.
+            last: whether none comes after it.
         """
         if self.repetition_penalty != 1.0:
             logits = penalized(logits, ids, self.repetition_penalty)
+        is_forced = ids.shape[1] - step == 1 and self.forced_bos_token_id is not None
+        if is_forced and step == 0:
+            logits = only((self.forced_bos_token_id or 0,), logits)
+        if last and self.forced_eos_token_id:
+            logits = only(self.forced_eos_token_id, logits)
+        logits = without(self.suppress_tokens, logits)
+        if step == int(is_forced):
+            logits = without(self.begin_suppress_tokens, logits)
         if not self.do_sample:
             return logits
         if self.temperature != 1.0:
@@ -75,14 +93,38 @@ class Sampling:
             logits = only_top_k(logits, self.top_k)
         return only_top_p(logits, self.top_p) if self.top_p < 1.0 else logits
 
-    def choose(self, ids: Ids, logits: Scores, random: np.random.Generator) -> Ids:
-        """The next token of each row, [batch]."""
-        scores = self.scores(ids, logits)
+    def choose(
+        self,
+        ids: Ids,
+        logits: Scores,
+        random: np.random.Generator,
+        step: int,
+        *,
+        last: bool = False,
+    ) -> Ids:
+        """The next token of each row, [batch]; arguments are those of `scores`."""
+        scores = self.scores(ids, logits, step, last=last)
         if not self.do_sample:
             return np.asarray(scores.argmax(-1), np.int64)
         cumulative = softmax(scores.astype(np.float64)).cumsum(-1)
         drawn = random.random(len(scores))[:, None] * cumulative[:, -1:]
         return np.asarray((cumulative <= drawn).sum(-1), np.int64)
+
+
+def only(tokens: Sequence[int], logits: Scores) -> Scores:
+    """Zero for some tokens, and minus infinity for all others, [batch, vocabulary]."""
+    forced = np.full_like(logits, -np.inf)
+    forced[:, list(tokens)] = 0
+    return forced
+
+
+def without(tokens: Sequence[int], logits: Scores) -> Scores:
+    """The logits [batch, vocabulary], minus infinity for some tokens."""
+    if not tokens:
+        return logits
+    kept = logits.copy()
+    kept[:, [token for token in tokens if token < logits.shape[1]]] = -np.inf
+    return kept
 
 
 def penalized(logits: Scores, ids: Ids, penalty: float) -> Scores:
@@ -274,6 +316,10 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float | None = None,
+    suppress_tokens: Sequence[int] | None = None,
+    begin_suppress_tokens: Sequence[int] | None = None,
+    forced_bos_token_id: int | Sequence[int] | None = None,
+    forced_eos_token_id: int | Sequence[int] | None = None,
     seed: int | None = None,
 ) -> Ids:
     """Generate text: prompts and what follows them.
@@ -297,6 +343,10 @@ def generate(
         top_p: draw from the fewest tokens whose probabilities add up to it.
         repetition_penalty: divides positive scores of tokens that the row has, and multiplies
             negative ones.
+        suppress_tokens: ids that are never chosen; (), here and below: none.
+        begin_suppress_tokens: ids that are not chosen as the first new token.
+        forced_bos_token_id: follows a prompt of one token, such as that of a decoder.
+        forced_eos_token_id: the last token, where nothing ended the row before.
         seed: of what is drawn; None: another one in each call.
 
     Returns:
@@ -315,6 +365,10 @@ def generate(
         (own.top_k if top_k is None else top_k) or None,
         own.top_p if top_p is None else top_p,
         own.repetition_penalty if repetition_penalty is None else repetition_penalty,
+        _either(suppress_tokens, own.suppress_ids),
+        _either(begin_suppress_tokens, own.begin_suppress_ids),
+        next(iter(_either(forced_bos_token_id, own.forced_first_ids)), None),
+        _either(forced_eos_token_id, own.forced_last_ids),
     )
     endings = _endings(own, eos_token_id)
     padding = own.padding_id if pad_token_id is None else pad_token_id
@@ -338,15 +392,22 @@ def tokens(
     """Generate text token by token; arguments and errors are those of `generate`.
 
     Args:
-        sampling: how tokens are chosen; None: by the highest score, with the repetition penalty of
-            the model's generation config.
+        sampling: how tokens are chosen; None: by the highest score, with the repetition penalty,
+            and the tokens that are suppressed or forced, of the model's generation config.
 
     Yields:
         The next token of each row, int64 [batch].
     """
     decoder = Decoder(engine)
     if sampling is None:
-        sampling = Sampling(repetition_penalty=decoder.generation.repetition_penalty)
+        own = decoder.generation
+        sampling = Sampling(
+            repetition_penalty=own.repetition_penalty,
+            suppress_tokens=own.suppress_ids,
+            begin_suppress_tokens=own.begin_suppress_ids,
+            forced_bos_token_id=next(iter(own.forced_first_ids), None),
+            forced_eos_token_id=own.forced_last_ids,
+        )
     endings = _endings(decoder.generation, eos_token_id)
     padding = decoder.generation.padding_id if pad_token_id is None else pad_token_id
     begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
@@ -452,10 +513,12 @@ def _tokens(
         decoder.encode(begun.encoded)
     logits = decoder.start(ids, begun.mask)
     for step in range(max_new_tokens):
-        found = np.where(running, sampling.choose(ids, logits, random), filler)
+        last = step + 1 == max_new_tokens
+        chosen = sampling.choose(ids, logits, random, step, last=last)
+        found = np.where(running, chosen, filler)
         yield found
         running &= ~np.isin(found, endings)
-        if step + 1 == max_new_tokens or not running.any():
+        if last or not running.any():
             return
         ids = np.concatenate([ids, found[:, None]], -1)
         logits = decoder.step(found)
@@ -508,6 +571,11 @@ def _endings(generation: Generation, given: int | Sequence[int] | None) -> Seque
     return tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
 
 
+def _either(given: int | Sequence[int] | None, own: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that somebody gave, or else the model's own."""
+    return own if given is None else tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
+
+
 def _empty(spec: Input, batch: int) -> tuple[int, ...]:
     """The shape of keys or values of no token: the batch first, then heads, tokens and width."""
     return (batch, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))
@@ -526,6 +594,10 @@ TAKEN = (
     "top_k",
     "top_p",
     "repetition_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
 )
 """What of transformers' GenerationConfig is heeded."""
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -551,12 +623,24 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 """Values of other arguments that change nothing."""
 CHANGES = (
     *(name for name in WITHOUT_EFFECT if name != "use_cache"),
-    *("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
-    *("begin_suppress_tokens", "sequence_bias", "constraints", "force_words_ids", "stop_strings"),
+    *("bad_words_ids", "sequence_bias", "constraints", "force_words_ids", "stop_strings"),
     *("penalty_alpha", "assistant_model", "prompt_lookup_num_tokens", "max_time", "top_h"),
     *("exponential_decay_length_penalty", "watermarking_config", "dola_layers"),
+    *("return_timestamps", "prompt_ids", "condition_on_prev_tokens"),
 )
 """Fields of a GenerationConfig that change the tokens, and are not heeded."""
+
+
+LISTS = (
+    *("suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
+)
+"""What None switches off where a caller gives it."""
+PROMPTING = (
+    *("lang_to_id", "task_to_id", "no_timestamps_token_id", "language", "task"),
+    "forced_decoder_ids",
+)
+"""Fields from which a class makes what its decoder reads first, which an engine does not."""
 
 
 class Generator:
@@ -594,13 +678,15 @@ class Generator:
             decoder_input_ids: what the decoder reads first, [batch, tokens].
             seed: of what is drawn: the random numbers are not those of torch.
             **options: max_new_tokens or max_length, eos_token_id, pad_token_id, do_sample,
-                temperature, top_k, top_p and repetition_penalty; and inputs of the encoder by
-                name, such as input_features.  What nobody gives is that of the model's generation
-                config, but for lengths.
+                temperature, top_k, top_p, repetition_penalty, suppress_tokens,
+                begin_suppress_tokens, forced_bos_token_id and forced_eos_token_id; and inputs of
+                the encoder by name, such as input_features.  What nobody gives is that of the
+                model's generation config, but for lengths.
 
         Returns:
             The prompts, or what the decoder read first, and what follows them, int64
-            [batch, tokens + new tokens].
+            [batch, tokens + new tokens]; what follows alone where the model's class has a
+            `generate` of its own that returns that.
 
         Raises:
             UsageError: an argument, or a field of the model's generation config, that would
@@ -619,13 +705,8 @@ class Generator:
         own = generation_of(self.engine)
         before = len(own.start_ids) if first is None else _ids(IDS, first).shape[1]
         asked = _asked(generation_config) | options
-        kept = [name for name in own.not_heeded if name not in asked]
-        if kept:
-            raise UsageError(
-                f"generate: the model's generation config sets {kept[0]}, which an engine does not"
-                " heed",
-                hint=f"Give {kept[0]}=None to generate without it.",
-            )
+        self._require_heeded(asked, is_begun=decoder_input_ids is not None)
+        asked |= {name: () for name in LISTS if name in options and options[name] is None}
         longest = asked.pop("max_length", None)
         if asked.get("max_new_tokens") is None:
             asked["max_new_tokens"] = 20 if longest is None else longest - before
@@ -647,9 +728,35 @@ class Generator:
             seed=seed,
             **given_options,
         )
+        if own.checked is not None and own.checked.own == "new tokens":
+            found = found[:, before:]
         like = getattr(given, "new_tensor", None)  # torch's, which is not imported here
         # Of floats, such as a spectrogram, it would be one of floats.
         return found if like is None else like(found, dtype=given[:0].long().dtype)
+
+    def _require_heeded(self, asked: Mapping[str, Any], *, is_begun: bool) -> None:
+        """Refuse a model whose own `generate` would do what engines do not.
+
+        Args:
+            asked: what a caller decides.
+            is_begun: whether that is what the decoder reads first, too.
+        """
+        own = generation_of(self.engine)
+        if own.checked is not None and own.checked.own == "other":
+            raise UsageError(
+                "generate: the model's class has a generate of its own, which does not return what"
+                " transformers' does, and the engines follow that one",
+                hint="Use the function enginecast.runtime.generate.",
+            )
+        begun = PROMPTING if is_begun else ()
+        kept = [name for name in own.not_heeded if name not in asked and name not in begun]
+        if kept:
+            without = f"Give {kept[0]}=None to generate without it."
+            raise UsageError(
+                f"generate: the model's generation config sets {kept[0]}, which an engine does not"
+                " heed",
+                hint="Give decoder_input_ids." if kept[0] in PROMPTING else without,
+            )
 
 
 def _changes(name: str, value: Any) -> bool:
@@ -661,7 +768,8 @@ def _changes(name: str, value: Any) -> bool:
 
 def not_heeded(config: Any) -> tuple[str, ...]:
     """The fields of a GenerationConfig that would change the tokens, and are not heeded."""
-    return tuple(name for name in CHANGES if _changes(name, getattr(config, name, None)))
+    names = (*CHANGES, *(name for name in PROMPTING if name != "forced_decoder_ids"))
+    return tuple(name for name in names if _changes(name, getattr(config, name, None)))
 
 
 def _asked(config: Any) -> dict[str, Any]:

@@ -25,14 +25,23 @@ LAYERS = {
     **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
     **{"encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
 }
-T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5_SIZES: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "n_positions": 96,
+}
 SOUND = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 96}
 NO_TOKENS = {"suppress_tokens": None, "begin_suppress_tokens": None}
 
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "t5": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, **IDS)),
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(**T5_SIZES, **IDS, tie_word_embeddings=False)
+    ),
     "bart": lambda: BartForConditionalGeneration(
-        BartConfig(**LAYERS, **IDS, max_position_embeddings=128, forced_eos_token_id=None)
+        BartConfig(**LAYERS, **IDS, max_position_embeddings=96, forced_eos_token_id=None)
     ),
     "whisper": lambda: WhisperForConditionalGeneration(
         WhisperConfig(**LAYERS, **IDS, **SOUND, **NO_TOKENS, bos_token_id=1)
@@ -42,10 +51,12 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 def encoder_decoder(name: str, seed: int = 0) -> PreTrainedModel:
     """A model that continues in its own way, not by repeating a token."""
-    return seeded(MODELS[name], seed)
+    return seeded(MODELS[name], seed, 0.3 if name == "t5" else 0.15)
 
 
-def seeded(make: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedModel:
+def seeded(
+    make: Callable[[], PreTrainedModel], seed: int = 0, scale: float = 0.15
+) -> PreTrainedModel:
     """A model with such weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -53,7 +64,7 @@ def seeded(make: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedMode
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:
-                    parameter.normal_(0, 0.15)
+                    parameter.normal_(0, scale)
                     parameter.flatten(1)[:, :2] *= 4
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.1)

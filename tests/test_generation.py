@@ -88,6 +88,18 @@ def test_greedy_is_that_of_transformers(engine: Engine, options: dict[str, Any])
     assert torch.equal(found, continued(decoder("llama"), **options))
 
 
+def test_a_static_cache_gives_the_same_tokens(engine: Engine) -> None:
+    ids, mask = prompts()
+    model = decoder("llama")
+    model.generation_config = GenerationConfig(
+        pad_token_id=0, eos_token_id=2, cache_implementation="static"
+    )
+    assert not_heeded(model.generation_config) == ()
+    wanted: Any = model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    found = Generator(engine).generate(ids, attention_mask=mask, max_new_tokens=24)
+    assert torch.equal(found, wanted)
+
+
 def test_rows_end_by_themselves(engine: Engine) -> None:
     ids, mask = prompts()
     options = OPTIONS[2]
@@ -157,6 +169,7 @@ OWN = GenerationConfig(
     top_k=9,
     repetition_penalty=1.5,
     suppress_tokens=[7],
+    bad_words_ids=[[7, 8]],
 )
 
 
@@ -169,7 +182,8 @@ def test_the_generation_config_of_a_folder_is_read(tmp_path: Path) -> None:
     assert source.own_padding == 3
     assert source.settings["repetition_penalty"] == 1.5
     assert source.settings["top_k"] == 9
-    assert not_heeded(source.generation_config) == ("suppress_tokens",)
+    assert source.ids_of("suppress_tokens") == (7,)
+    assert not_heeded(source.generation_config) == ("bad_words_ids",)
     before = source.fingerprint()
     (tmp_path / "generation_config.json").unlink()
     alone = as_decoder(open_folder(tmp_path, None), "text-generation")
@@ -185,7 +199,7 @@ def test_the_generation_config_of_a_module_is_read() -> None:
     model.generation_config = OWN
     source = as_decoder(take_module(model, {}), "text-generation")
     assert source.endings == (2, *range(5, 30))
-    assert not_heeded(source.generation_config) == ("suppress_tokens",)
+    assert not_heeded(source.generation_config) == ("bad_words_ids",)
 
 
 def test_generate_heeds_what_the_model_asks_for(
@@ -216,12 +230,12 @@ def test_generate_heeds_what_the_model_asks_for(
         type(engine),
         "manifest",
         msgspec.structs.replace(
-            manifest, generation=msgspec.structs.replace(kept, not_heeded=("suppress_tokens",))
+            manifest, generation=msgspec.structs.replace(kept, not_heeded=("bad_words_ids",))
         ),
     )
-    with pytest.raises(UsageError, match="sets suppress_tokens, which an engine does not heed"):
+    with pytest.raises(UsageError, match="sets bad_words_ids, which an engine does not heed"):
         Generator(engine).generate(ids, attention_mask=mask)
-    Generator(engine).generate(ids, attention_mask=mask, suppress_tokens=None, max_new_tokens=1)
+    Generator(engine).generate(ids, attention_mask=mask, bad_words_ids=None, max_new_tokens=1)
 
 
 def switching() -> PreTrainedModel:

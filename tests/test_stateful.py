@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 from control_flow import SIZE, BufferCounter, KvCache
+from decoders import decoder
 from exports import cast
 from safetensors.numpy import load_file
 from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 import enginecast
 from enginecast.capture.sources import stateful
+from enginecast.capture.sources.factory import take_module
+from enginecast.capture.sources.stateful import with_state
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
 from enginecast.exporters.registry import target_of
@@ -402,3 +407,58 @@ def test_low_precision_by_emulation(precision: str, tmp_path: Path) -> None:
     made = export(seeded(make), tmp_path / "bundle", example, precision=precision)
     assert made.manifest.engines[0].verdict.outcome == "verified-by-emulation"
     assert made.manifest.stepped is not None
+
+
+class Kept:
+    """What a cache is: an object of a module that is no module itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.keys = tensor
+        self.layers = [{"keys": tensor}]
+
+
+class Holding(torch.nn.Module):
+    """Writes to a buffer by another object that holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 3))
+        self.kept = Kept(self.keys)  # type: ignore[arg-type] # a buffer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.keys.add_(x)
+        found: torch.Tensor = self.kept.layers[0]["keys"]
+        return found * 2
+
+
+def test_other_objects_may_hold_a_buffer() -> None:
+    calls = [{"x": torch.full((2, 3), float(n))} for n in (1, 2)]
+    module = with_state(take_module(Holding(), {"x": torch.ones(2, 3)}), calls).eager()
+    found = module(x=torch.ones(2, 3), state_keys=torch.full((2, 3), 5.0))
+    assert (found["next_keys"] == 6).all()
+    assert (found["0"] == 12).all()
+    again = module(x=torch.ones(2, 3), state_keys=torch.zeros(2, 3))
+    assert (again["0"] == 2).all()
+
+
+@pytest.mark.slow
+def test_a_static_cache_is_stepped(tmp_path: Path) -> None:
+    model = decoder("llama")
+    model.generation_config = GenerationConfig(
+        pad_token_id=0, eos_token_id=2, use_cache=True, cache_implementation="static"
+    )
+    module = TorchExportableModuleWithStaticCache(model, 1, 24, torch.device("cpu"))
+    options = ModelOptions(state="inputs", values=("cache_position=0..23",))
+    example = {"input_ids": torch.tensor([[5]]), "cache_position": torch.tensor([0])}
+    made = enginecast.compile(module, tmp_path / "bundle", example=example, options=options)
+    prompt = torch.tensor([[5, 17, 8]])
+    wanted: Any = model.generate(prompt, max_new_tokens=16, do_sample=False)
+    ids = prompt[0].tolist()
+    with enginecast.load(made.root) as engine:
+        step = Stepper(engine)
+        for place in range(wanted.shape[1] - 1):
+            outputs = step(input_ids=np.array([[ids[place]]]), cache_position=np.array([place]))
+            [logits] = (outputs[name] for name in outputs if not name.startswith("next_"))
+            if place + 1 == len(ids):
+                ids.append(int(logits[0, -1].argmax()))
+    assert ids == wanted[0].tolist()

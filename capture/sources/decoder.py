@@ -33,6 +33,11 @@ IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "l
 PAST, PRESENT = "past_key_values", "present"
 GENERATION_FILE = "generation_config.json"
 SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+CONTROLS = (
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"),
+    "forced_eos_token_id",
+)
+"""Fields whose ids are never, or always, generated at some place."""
 MOST_TOKENS = 1 << 20
 """Longest cache for which a model is asked whether it drops it."""
 HINT = "Leave --task out to export the model as an encoder of text, without a cache."
@@ -192,7 +197,11 @@ class DecoderSource(WrappedSource):
     @property
     def endings(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        given: Any = self.generation_config.eos_token_id
+        return self.ids_of("eos_token_id")
+
+    def ids_of(self, name: str) -> tuple[int, ...]:
+        """The ids in a field of the generation config; none where it is not set."""
+        given: Any = getattr(self.generation_config, name, None)
         known = given if isinstance(given, (list, tuple)) else [given]
         return tuple(each for each in known if type(each) is int and each >= 0)
 
@@ -218,6 +227,7 @@ class DecoderSource(WrappedSource):
     @property
     def _fingerprint(self) -> Mapping[str, str]:
         settings = {**self.settings, "eos": self.endings, "pad": self.own_padding}
+        settings |= {name: ids for name in CONTROLS if (ids := self.ids_of(name))}
         return {
             **self._model.fingerprint(),
             "task": TEXT_GENERATION,

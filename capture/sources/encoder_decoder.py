@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
     DynamicCache,
     EncoderDecoderCache,
+    GenerationMixin,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -206,7 +207,7 @@ class CrossDecoderSource(DecoderSource):
         return found
 
     @property
-    def layers(self) -> tuple[Layer, ...]:  # type: ignore[override] # that one is cached
+    def layers(self) -> tuple[Layer, ...]:
         return self.sides.own
 
     @property
@@ -219,11 +220,11 @@ class CrossDecoderSource(DecoderSource):
         )
 
     @property
-    def takes_positions(self) -> bool:  # type: ignore[override]
+    def takes_positions(self) -> bool:
         return False
 
     @property
-    def restarts(self) -> tuple[int, ...]:  # type: ignore[override]
+    def restarts(self) -> tuple[int, ...]:
         return ()
 
     @property
@@ -237,12 +238,39 @@ class CrossDecoderSource(DecoderSource):
         for name in ("decoder_start_token_id", "bos_token_id"):
             found = getattr(config, name, None)
             if type(found) is int and found >= 0:
-                return (found,)
+                return (found, *self._forced)
         raise SourceError(
             f"{self.name}: expected decoder_start_token_id in the generation config, which the"
             " decoder begins with",
             hint="Set it in generation_config.json.",
         )
+
+    @property
+    def _forced(self) -> tuple[int, ...]:
+        """The ids that follow the first one by `forced_decoder_ids` [place, id], of which
+        transformers' own `generate` knows nothing.
+        """
+        given = getattr(self.generation_config, "forced_decoder_ids", None) or ()
+        if not self.has_own_generate:
+            return ()
+        known = {place: each for place, each in given}
+        ids = [known.get(place) for place in range(1, len(known) + 1)]
+        whole = tuple(each for each in ids if type(each) is int)
+        return whole if len(whole) == len(ids) else ()
+
+    @property
+    def has_own_generate(self) -> bool:
+        """Whether the class has another `generate` than transformers' own."""
+        return getattr(self.model_class, "generate", None) is not GenerationMixin.generate
+
+    @property
+    def not_heeded(self) -> tuple[str, ...]:
+        """Fields of the generation config that decide what the decoder reads first, and are not
+        heeded.
+        """
+        given = getattr(self.generation_config, "forced_decoder_ids", None)
+        skipped = bool(given) and self.has_own_generate and not self._forced
+        return ("forced_decoder_ids",) if skipped else ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -340,7 +368,7 @@ def _generating_class(source: HuggingFaceSource) -> type[Any] | None:
         if generates(found):
             return found
     for kind in (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText):
-        found = kind._model_mapping.get(type(source.config), None)
-        if generates(found):
-            return found
+        mapped: type[Any] | None = kind._model_mapping.get(type(source.config), None)
+        if generates(mapped):
+            return mapped
     return None

@@ -108,25 +108,25 @@ class StatefulSource(WrappedSource):
     def _fed(self, module: nn.Module) -> nn.Module:
         """Make `module` take and give its state by name, in place (see `calls.taking`)."""
         plain: Callable[..., Any] = module.forward
-        places = {name: _owners(module, name) for name in self.buffers}
+        places = {name: _places(module, name) for name in self.buffers}
         names = dict(self.inputs)
         outputs = self.outputs
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or not tensors.keys() >= set(names.values()):
                 return plain(*args, **tensors)  # the model's own code calls it
-            kept = {name: owned[0][0]._buffers[owned[0][1]] for name, owned in places.items()}
+            kept = {name: owned[0][0][owned[0][1]] for name, owned in places.items()}
             try:
                 for name, owned in places.items():
                     fed = tensors.pop(names[name]).clone()
                     for owner, key in owned:
-                        owner._buffers[key] = fed
+                        owner[key] = fed
                 returned = plain(**tensors)
-                after = {n: owned[0][0]._buffers[owned[0][1]] for n, owned in places.items()}
+                after = {n: owned[0][0][owned[0][1]] for n, owned in places.items()}
             finally:
                 for name, owned in places.items():
                     for owner, key in owned:
-                        owner._buffers[key] = kept[name]
+                        owner[key] = kept[name]
             given = _fields(returned)
             twice = next((name for name, output in outputs.items() if output in given), None)
             if twice is not None:
@@ -247,13 +247,38 @@ def _written(
         yield one[name]
 
 
-def _owners(module: nn.Module, name: str) -> list[tuple[nn.Module, str]]:
-    """Where a buffer is kept: several modules may hold the same one."""
+def _places(module: nn.Module, name: str) -> list[tuple[Any, Any]]:
+    """Dicts and lists with the key by which each holds a buffer, that of its name first: several
+    modules may, and so may objects of theirs, such as the layers of a cache.
+    """
     path, _, key = name.rpartition(".")
-    first = module.get_submodule(path)
-    same = first._buffers[key]
-    held = [(m, k) for m in module.modules() for k, each in m._buffers.items() if each is same]
-    return [(first, key), *(place for place in held if place != (first, key))]
+    first = module.get_submodule(path)._buffers
+    same = first[key]
+    seen: set[int] = set()
+    held = [place for each in module.modules() for place in _holders(vars(each), same, seen)]
+    others = (place for place in held if not (place[0] is first and place[1] == key))
+    return [(first, key), *others]
+
+
+def _holders(held: Any, tensor: Tensor | None, seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    """Where a tensor is held within dicts, lists and plain objects, which are looked at once."""
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, (list, tuple)):
+        items: list[tuple[Any, Any]] = list(enumerate(held))
+    elif isinstance(held, dict):
+        items = list(held.items())
+    elif isinstance(held, (nn.Module, Tensor, type)) or not hasattr(held, "__dict__"):
+        return
+    else:
+        yield from _holders(vars(held), tensor, seen)
+        return
+    for key, item in items:
+        if item is tensor and not isinstance(held, tuple):
+            yield held, key
+        elif not isinstance(item, (str, bytes, int, float)):
+            yield from _holders(item, tensor, seen)
 
 
 def _aliases(module: nn.Module, name: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from enginecast.verify.verdict import judge
 
 STEPS = 64
 """Tokens that are generated for each prompt."""
+OWN_STEPS = 8
+"""Of the `generate` that a class may have of its own."""
 LENGTHS = (8, 5, 3, 1)
 """Tokens of the prompts, which are padded on the left to the longest."""
 LONGEST_GIVEN = 32
@@ -51,6 +53,8 @@ class Run:
     """Why it is no measure."""
     encoded: Mapping[str, Array]
     """What the encoder read; empty without one."""
+    own: Literal["", "same", "new tokens", "other"]
+    """See `GenerationCheck`."""
 
 
 def generated(
@@ -77,7 +81,7 @@ def generated(
     kept = [length for length in source.restarts if length >= ids.shape[1]]
     longest = min([_longest(prepared.inputs, source), *kept])
     steps = min(STEPS, longest - ids.shape[1] + 1)
-    tokens, plain = _by_transformers(source, ids, mask, steps, read)
+    tokens, plain, own_way = _by_transformers(source, ids, mask, steps, read)
     text = torch.cat([ids, tokens], 1)[:, :-1]
     whole = torch.cat([mask, torch.ones_like(tokens)], 1)[:, :-1]
     inputs = prompt_inputs(source, prepared.inputs, text, whole)
@@ -113,7 +117,7 @@ def generated(
     model = continued(ids.numpy(), mask.numpy(), tokens.numpy(), exact, plain, dtype)
     arrays = {name: tensor.numpy() for name, tensor in read.items()}
     problems = [f"generating: {each}" for each in problems]
-    return Run(model, exact, floor, tuple(problems), arrays)
+    return Run(model, exact, floor, tuple(problems), arrays, own_way)
 
 
 def check(
@@ -140,6 +144,7 @@ def check(
         ties=followed.ties,
         error=error,
         floor=run.floor.of(LOGITS),
+        own=run.own,
     )
     failures = (*run.problems, *followed.failures, *(f"generating: {each}" for each in wrong))
     return checked, tuple(dict.fromkeys(failures))
@@ -234,8 +239,10 @@ def _longest(specs: Sequence[InputSpec], source: DecoderSource) -> int:
 
 def _by_transformers(
     source: DecoderSource, ids: Tensor, mask: Tensor, steps: int, read: Mapping[str, Tensor]
-) -> tuple[Tensor, Numbers]:
-    """Tokens [prompts, steps] and logits of a greedy run that nothing ends early."""
+) -> tuple[Tensor, Numbers, Literal["", "same", "new tokens", "other"]]:
+    """Tokens [prompts, steps] and logits of a greedy run that nothing ends early; and what the
+    `generate` of the class returns, where it has one of its own.
+    """
     given = {source.ids: ids, source.mask: mask, **read}
     model = source.generator()
     asked = GenerationConfig(
@@ -253,6 +260,15 @@ def _by_transformers(
             # Of classes with an encoder some have one of their own, which cuts what is long.
             generate = partial(GenerationMixin.generate, model) if read else model.generate
             found: Any = generate(**given, generation_config=asked)
+            own: Any = None
+            if read and type(model).generate is not GenerationMixin.generate:
+                few = min(steps, OWN_STEPS)
+                own = model.generate(
+                    **{**read, source.ids: ids},
+                    max_new_tokens=few,
+                    do_sample=False,
+                    return_dict_in_generate=False,
+                )
     except EnginecastError:
         raise
     except Exception as error:  # the model's own code
@@ -261,7 +277,12 @@ def _by_transformers(
             f" {first_line(error)}"
         ) from error
     logits = torch.stack(found.logits, 1).double().numpy()
-    return found.sequences[:, ids.shape[1] :], logits
+    new = found.sequences[:, ids.shape[1] :]
+    if own is None:
+        return new, logits, ""
+    if torch.equal(own, found.sequences[:, : ids.shape[1] + few]):
+        return new, logits, "same"
+    return new, logits, "new tokens" if torch.equal(own, new[:, :few]) else "other"
 
 
 def _run(source: Source, inputs: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:

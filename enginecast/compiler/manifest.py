@@ -237,8 +237,15 @@ def _describe_generation(source: Source) -> Generation | None:
         padding_id=source.own_padding,
         ending_ids=source.endings,
         **settings,
+        suppress_ids=source.ids_of("suppress_tokens"),
+        begin_suppress_ids=source.ids_of("begin_suppress_tokens"),
+        forced_first_ids=source.ids_of("forced_bos_token_id"),
+        forced_last_ids=source.ids_of("forced_eos_token_id"),
         restarts=source.restarts,
-        not_heeded=not_heeded(source.generation_config),
+        not_heeded=(
+            *not_heeded(source.generation_config),
+            *(source.not_heeded if isinstance(source, CrossDecoderSource) else ()),
+        ),
     )
 
 

@@ -634,10 +634,14 @@ def _of_part(source: Source, specs: Sequence[InputSpec], dynamic: Sequence[str])
     if not isinstance(source, (EncoderSource, CrossDecoderSource)):
         return dynamic
     options = [part for text in dynamic for part in text.split(",")]
-    is_encoder = isinstance(source, EncoderSource)
-    known = specs if is_encoder else derive(source.encoder)
-    names = {spec.name for spec in known}
-    return [text for text in options if (parse_dynamic(text).input in names) == is_encoder]
+    if isinstance(source, EncoderSource):
+        return [text for text in options if parse_dynamic(text).input in _names(specs)]
+    others = _names(derive(source.encoder))
+    return [text for text in options if parse_dynamic(text).input not in others]
+
+
+def _names(specs: Sequence[InputSpec]) -> set[str]:
+    return {spec.name for spec in specs}
 
 
 def with_options(specs: tuple[InputSpec, ...], dynamic: Sequence[str]) -> tuple[InputSpec, ...]:

@@ -191,6 +191,9 @@ class GenerationCheck(Record, frozen=True, kw_only=True):
     """Relative L2 error of the logits of all steps, against fp64."""
     floor: float
     """That of the model itself, in the engine's dtype."""
+    own: Literal["", "same", "new tokens", "other"] = ""
+    """What `generate` of the model's class returned where that is not transformers' own: the same,
+    the new tokens without what the decoder reads first, or something else."""
 
 
 class StepCheck(Record, frozen=True, kw_only=True):
@@ -219,6 +222,14 @@ class Generation(Record, frozen=True, kw_only=True):
     """The part whose outputs are inputs of the decoder, by the same names; empty: there is none."""
     start_ids: tuple[Count, ...] = ()
     """What the decoder reads first; empty: the prompts."""
+    suppress_ids: tuple[Count, ...] = ()
+    """Never generated."""
+    begin_suppress_ids: tuple[Count, ...] = ()
+    """Not generated first."""
+    forced_first_ids: tuple[Count, ...] = ()
+    """The token that follows a start of one token; empty: any."""
+    forced_last_ids: tuple[Count, ...] = ()
+    """Of which one is the last token that may be generated."""
     restarts: tuple[Count, ...] = ()
     """Tokens before a step where `generate` drops the cache, and reads all tokens again."""
     not_heeded: tuple[str, ...] = ()

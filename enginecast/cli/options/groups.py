@@ -58,7 +58,7 @@ Task = Annotated[
     typer.Option(
         metavar="NAME",
         help="text-generation: make the engine a step of `generate`, with the KV cache as inputs"
-        " and outputs.",
+        " and outputs; and one of the encoder, where there is one.",
     ),
 ]
 State = Annotated[
