@@ -5,7 +5,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import sympy
+import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -362,7 +362,7 @@ class Losing(nn.Module):
         y = x - 1
         if bool(x.sum() > 0):
             y = x * 2
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return losses, {"y": y}
         else:  # TorchScript compiles what comes after a return
             return self._of_eager(losses, {"y": y})
@@ -378,7 +378,7 @@ class OfLosing(nn.Module):
 class Told(OfLosing):
     def forward(self, x: Tensor) -> Tensor:
         found = self.model(x)
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return found[1]["y"]  # type: ignore[no-any-return]
         else:
             return found["y"]  # type: ignore[no-any-return]

@@ -57,7 +57,7 @@ def test_models_are_settled() -> None:
 
 FAMILIES = {
     "classification": "vision_transformer",
-    "detection": "fcos",
+    "detection": "fcos_of_any_size",
     "lightning": "lightning_checkpoint",
     "open_clip": "clip_text",
     "optical flow": "raft_small",
@@ -74,7 +74,7 @@ def test_each_family_is_tested() -> None:
     assert {entry.family for entry in ENTRIES.values()} == FAMILIES.keys()
 
 
-@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
+@pytest.fixture(scope="module", params=list(FAMILIES.values()), ids=list(FAMILIES))
 def row(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Row:
     """What became of a model; it is exported once for all tests."""
     name: str = request.param

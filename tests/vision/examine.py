@@ -156,7 +156,7 @@ def _change_array(path: Path) -> str:
     if array.dtype.kind != "f" or array.ndim < 2 or old not in data:
         return ""
     path.write_bytes(data.replace(old, _without_rows(array).tobytes(), 1))
-    return name
+    return str(name)
 
 
 def _change_graph(path: Path) -> str:
@@ -184,7 +184,7 @@ def _change_script(path: Path) -> str:
     with torch.no_grad():
         found[name].copy_(torch.from_numpy(_without_rows(found[name].numpy())))
     script.save(path)
-    return name
+    return str(name)
 
 
 def _write(row: Row, folder: Path) -> Row:

@@ -159,7 +159,7 @@ class Detector(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         found = self.model([image])
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return found[1][0]  # type: ignore[no-any-return]
         else:  # TorchScript compiles what comes after a return
             return found[0]  # type: ignore[no-any-return]
@@ -349,15 +349,23 @@ _CLASSIFIERS: dict[str, dict[str, Any]] = {
     "shufflenet_v2_x0_5": {},
     "squeezenet1_1": {},
 }
-_DETECTORS: Mapping[str, Callable[[], Made]] = {
-    "faster_rcnn": partial(detector, "FasterRCNN", box_score_thresh=0.5),
-    "faster_rcnn_fpn": with_pyramid,
-    "mask_rcnn": partial(detector, "MaskRCNN", box_score_thresh=0.5),
-    "keypoint_rcnn": partial(detector, "KeypointRCNN", box_score_thresh=0.5),
-    "retinanet": partial(detector, "RetinaNet", score_thresh=0.88, topk_candidates=30),
-    "fcos": partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30),
-    "ssdlite": single_shot,
+_RETINA = partial(detector, "RetinaNet", score_thresh=0.88, topk_candidates=30)
+_FCOS = partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30)
+_AS_SCRIPT = ("--target", "torchscript", *OF_ANY_SIZE)
+_DETECTORS: Mapping[str, tuple[Callable[[], Made], tuple[str, ...]]] = {
+    "faster_rcnn": (partial(detector, "FasterRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
+    "faster_rcnn_fpn": (with_pyramid, OF_ANY_SIZE),
+    "mask_rcnn": (partial(detector, "MaskRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
+    "keypoint_rcnn": (partial(detector, "KeypointRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
+    "retinanet": (_RETINA, ()),
+    "retinanet_of_any_size": (_RETINA, _AS_SCRIPT),
+    "fcos": (_FCOS, ()),
+    "fcos_of_any_size": (_FCOS, _AS_SCRIPT),
+    "ssdlite": (single_shot, OF_ANY_SIZE),
 }
+"""What they are made by, and the options of their export: torch.export takes those with one stage,
+and fixes the sizes to which images are resized.
+"""
 _TORCHVISION = {
     **{
         name: Entry("classification", "torchvision", partial(classifier, name, **options))
@@ -381,8 +389,8 @@ _TORCHVISION = {
         for name in ("align", "pool")
     },
     **{
-        name: Entry("detection", "torchvision", make, OF_ANY_SIZE, fp16=False)
-        for name, make in _DETECTORS.items()
+        name: Entry("detection", "torchvision", make, options, fp16=False)
+        for name, (make, options) in _DETECTORS.items()
     },
 }
 _OF_TIMM: dict[str, dict[str, Any]] = {

@@ -301,9 +301,16 @@ def _in_memory_order(program: ProgramView, node: Node) -> None:
 
 
 def _mixes_bounds(node: Node) -> bool:
-    """Whether a clamp to floats has a whole number for a bound."""
+    """Whether a clamp to floats has a whole number for a bound, or one of its bounds is a size."""
     dtype = dtype_of(node)
-    return dtype is not None and dtype.is_floating_point and any(_whole(b) for b in node.args[1:3])
+    if dtype is None or not dtype.is_floating_point:
+        return False
+    return any(map(_whole, node.args[1:3])) or _has_one_size(node)
+
+
+def _has_one_size(node: Node) -> bool:
+    bounds = [bound for bound in node.args[1:3] if bound is not None]
+    return len(bounds) == 2 and sum(isinstance(bound, Node) for bound in bounds) == 1
 
 
 def _whole(bound: object) -> bool:
@@ -315,6 +322,11 @@ def _float_bounds(program: ProgramView, node: Node) -> None:
     for index, bound in enumerate(arguments(node)[1:3], 1):
         if _whole(bound):
             node.update_arg(index, float(bound))
+    if _has_one_size(node):  # the upper bound counts where it is below the lower one
+        source, least, _ = arguments(node)
+        above = insert(program.graph, aten.clamp.default, (source, least), like=node)
+        node.update_arg(0, above)
+        node.update_arg(1, None)
 
 
 def _repeats_by_size_or_nothing(node: Node) -> bool:
