@@ -270,12 +270,15 @@ def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Arr
 
 
 def _largest(array: Array, rows: Array) -> Any:
-    """The largest number where `rows` is true that some rows hold more often than others."""
+    """The largest number where `rows` is true that some rows hold more often than others; of marks,
+    which are zeros and ones, zero where there is none: one would want a feature.
+    """
+    spread = rows.reshape(rows.shape + (1,) * (array.ndim - rows.ndim))
     for number in np.unique(array[rows])[::-1]:
-        counts = np.count_nonzero((array == number) & rows, axis=-1)
+        counts = np.count_nonzero((array == number) & spread, axis=-1)
         if counts.min() != counts.max():
             return number
-    return array.max()
+    return array.max() if array.max() > 1 else 0
 
 
 def moved(
