@@ -1,7 +1,8 @@
 """Captured programs compute what eager computes, bit for bit, from weights of any dtype."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 
 import pytest
@@ -222,11 +223,22 @@ def make(module: nn.Module, rows: int = 4) -> FactorySource:
     return FactorySource("test:factory", module, {"x": torch.randn(rows, 6)})
 
 
+def remembering(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    """A decorator with a cache of its own, as that of transformers."""
+    remembered = lru_cache(function)
+
+    @wraps(function)
+    def wrapper(size: int) -> Tensor:
+        return remembered(size)
+
+    return wrapper
+
+
 class Cached(nn.Module):
     """Keeps tensors in caches that all of its kind share."""
 
     @staticmethod
-    @lru_cache
+    @remembering
     def grid(size: int) -> Tensor:
         return torch.arange(size).float()
 

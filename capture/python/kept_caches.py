@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper, partial
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,9 +38,33 @@ def keeping_caches(module: nn.Module) -> Iterator[None]:
             for name in changed:
                 if names[name] is None or isinstance(names[name], (Tensor, int, float)):
                     bind(name, names[name])
-        for found in held:
-            if isinstance(found, _lru_cache_wrapper):
-                found.cache_clear()
+        for value in held:
+            for cache in _caches(value):
+                cache.cache_clear()
+
+
+def _caches(value: object) -> Iterator["_lru_cache_wrapper[Any]"]:
+    """What remembers results in a function, in a method, and in what its decorators hold of it."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, _lru_cache_wrapper):
+            yield found
+        elif isinstance(found, staticmethod | classmethod):
+            waiting.append(found.__func__)
+        elif isinstance(found, FunctionType) and is_model_code(found.__code__.co_filename):
+            cells = found.__closure__ or ()
+            waiting += [getattr(found, "__wrapped__", None), *map(_content, cells)]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was put there yet
+        return None
 
 
 def _refill(container: _Container, copy: Any) -> None:

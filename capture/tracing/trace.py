@@ -38,7 +38,6 @@ from enginecast.capture.refusals.refusal import (
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.autocast import inline_autocast
-from enginecast.capture.tracing.cached_results import forgetting_results
 from enginecast.capture.tracing.data_attribute import data_detached
 from enginecast.capture.tracing.equivalents import replaced_in
 from enginecast.capture.tracing.module_casts import idle_casts
@@ -223,7 +222,6 @@ def _once(
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
             keeping_caches(module),
-            forgetting_results(module),
             idle_casts(),
             torch.no_grad(),
             quiet_torch(),
