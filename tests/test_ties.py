@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.verify.choices import Rejudged, rejudge
 from enginecast.verify.eager import as_arrays, make_reference
+from enginecast.verify.engine import where_it_ran
 from enginecast.verify.verdict import judge
 
 KEPT = 4
@@ -95,10 +95,8 @@ def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, 
     found = rejudge(program, [case], [], ["boxes"], choices, before)
     reference = found.reference or before
     [stored] = reference.cases
-    assert (stored.inputs.keys(), stored.outputs.keys()) == ({"x"}, {"boxes"})
+    assert (list(stored.inputs), list(stored.outputs)) == (["x"], ["boxes"])
     measured = {"drawn": reference.compare(stored, as_arrays(given))}
-    from enginecast.verify.engine import where_it_ran
-
     verdict = judge(measured, reference.floor, where=where_it_ran(), engine_ran=True)
     return verdict.outcome, found
 
@@ -145,4 +143,4 @@ def test_an_engine_that_resolves_ties_in_its_own_way_is_verified(tmp_path: Path)
     verdict = done.report.verdict
     assert verdict.outcome == "verified", verdict.reasons
     assert any("ties at" in reason for reason in verdict.reasons)
-    assert np.isfinite([output.ratio for output in verdict.outputs]).all()
+    assert all(output.ratio is not None and output.ratio <= 3 for output in verdict.outputs)

@@ -18,6 +18,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def choosing(program: ExportedProgram) -> dict[str, Choosing]:
     return found
 
 
-def _arguments(node: Node) -> dict[str, object]:
+def _arguments(node: Node) -> dict[str, Any]:
     """The arguments of a call by name, with their defaults."""
     names = node.target._schema.arguments  # type: ignore[union-attr]
     found = {argument.name: argument.default_value for argument in names}
