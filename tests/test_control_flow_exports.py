@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from enginecast.api import compile as export
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export as run_export
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
@@ -82,3 +84,37 @@ def test_what_cannot_be_lowered_in_all_sizes_is_exported_in_some(tmp_path: Path)
     assert bundle.manifest.symbols == {"batch": (1, 5)}
     assert [rung.name for rung in bundle.manifest.capture] == ["export"]
     assert any("bessel_j0" in line for line in steps.lines)
+
+
+class Masked(nn.Module):
+    """Drops a mask that masks nothing."""
+
+    def __init__(self, other: float) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        mask = ids.eq(0)
+        if not mask.any():
+            mask = None
+        if mask is None:
+            return x.softmax(-1) + self.other
+        return x.masked_fill(mask, -1e4).softmax(-1)
+
+
+@pytest.mark.parametrize(("other", "outcome"), [(0.0, "verified"), (0.1, "rejected")])
+def test_a_tensor_that_a_path_drops_is_kept(other: float, outcome: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (3, 4), generator=generator)
+    example = {"x": torch.randn(3, 4, generator=generator), "ids": ids}
+
+    done = run_export(ExportRequest(Masked(other).eval(), tmp_path / "out", example=example))
+
+    assert done.report.verdict.outcome == outcome
+    if done.bundle is not None:
+        with load(done.bundle.root) as engine:
+            for shift in (0, 1):
+                feeds = {"x": example["x"], "ids": (ids + shift).clamp(max=8)}
+                found = engine.run({name: tensor.numpy() for name, tensor in feeds.items()})
+                expected = Masked(other)(**feeds).numpy()
+                np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5, atol=1e-6)

@@ -27,9 +27,11 @@ from enginecast.capture.inputs.specs import (
     InputSpec,
     from_example,
     with_example_sizes,
+    with_held_marks,
 )
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import input_specs
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
@@ -288,3 +290,55 @@ def test_every_text_ends_with_the_models_end_of_text() -> None:
         last = ids.gather(1, (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True))
         assert last.unique().tolist() == [config.eos_token_id], case.name
         assert (ids[mask == 0] == config.pad_token_id).all(), case.name
+
+
+def test_a_mask_of_features_marks_what_the_example_marks() -> None:
+    """As many tokens as there are features of an image, wherever a row begins."""
+    marks = torch.zeros(2, 9, dtype=torch.int64)
+    marks[:, 2:5] = 1
+    example = {
+        "input_ids": torch.arange(18).reshape(2, 9),
+        "attention_mask": torch.ones(2, 9, dtype=torch.int64),
+        "features_mask": marks,
+        "other_mask": torch.tensor([[1, 0] * 4 + [1], [0] * 9]),
+    }
+    specs = from_example(example)
+    held = {spec.name: spec for spec in with_held_marks(specs, example)}
+
+    sequence = {spec.name: spec.dims[1].name for spec in specs}
+    assert set(sequence.values()) == {"sequence"}
+    assert held["features_mask"].places == ((2, 1), (3, 1), (4, 1))
+    assert not held["other_mask"].places
+    assert not held["input_ids"].places
+    for case in verification_inputs(tuple(held.values()), 0):
+        found = case.inputs["features_mask"]
+        assert found.sum(1).tolist() == [3] * len(found)
+        assert bool((found <= case.inputs["attention_mask"]).all())
+
+
+class Filled(nn.Module):
+    """Puts features where a mask marks tokens; `count` of them or as many as are marked."""
+
+    def __init__(self, count: int | None) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, input_ids: torch.Tensor, features_mask: torch.Tensor) -> torch.Tensor:
+        embedded = input_ids.float()
+        count = features_mask.sum() if self.count is None else self.count * len(input_ids)
+        embedded[features_mask.bool()] = torch.arange(int(count)).float()
+        return embedded
+
+
+@pytest.mark.parametrize("count", [3, None])
+def test_marks_are_held_where_eager_takes_no_others(count: int | None, tmp_path: Path) -> None:
+    marks = torch.zeros(2, 9, dtype=torch.int64)
+    marks[:, 2:5] = 1
+    given = {"input_ids": torch.arange(18).reshape(2, 9), "features_mask": marks}
+    save_file(given, tmp_path / "inputs.safetensors")
+    source = FactorySource("Filled", Filled(count), {})
+
+    specs, _ = input_specs(source, tmp_path / "inputs.safetensors", ())
+
+    mask = next(spec for spec in specs if spec.name == "features_mask")
+    assert bool(mask.places) == (count is not None)

@@ -1,6 +1,8 @@
 """Captured programs compute what eager computes, bit for bit, from weights of any dtype."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from pathlib import Path
 
 import pytest
@@ -219,6 +221,44 @@ class Model(nn.Module):
 def make(module: nn.Module, rows: int = 4) -> FactorySource:
     torch.manual_seed(0)
     return FactorySource("test:factory", module, {"x": torch.randn(rows, 6)})
+
+
+def remembering(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    """A decorator with a cache of its own, as that of transformers."""
+    remembered = lru_cache(function)
+
+    @wraps(function)
+    def wrapper(size: int) -> Tensor:
+        return remembered(size)
+
+    return wrapper
+
+
+class Cached(nn.Module):
+    """Keeps tensors in caches that all of its kind share."""
+
+    @staticmethod
+    @remembering
+    def grid(size: int) -> Tensor:
+        return torch.arange(size).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.grid(x.shape[1]) + offsets(x.shape[1])
+
+
+@lru_cache
+def offsets(size: int) -> Tensor:
+    """A tensor that its function keeps."""
+    return torch.ones(size)
+
+
+def test_caches_keep_no_tensor_of_a_trace() -> None:
+    source = make(Cached())
+    captured(source)
+    found = source.eager()(torch.zeros(2, 6))
+
+    assert type(found) is Tensor
+    assert found[0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -51,3 +51,19 @@ def test_only_rows_that_count_are_measured() -> None:
     valid[1, 0] = 1.5
     assert moved(before, {"hidden": pads}, MASK, ["hidden"]) == {"hidden": 0.0}
     assert moved(before, {"hidden": valid}, MASK, ["hidden"])["hidden"] > 0.2
+
+
+def test_marks_of_a_single_row_are_not_padded_with_marks() -> None:
+    mask = np.array([[1, 1, 1, 0]])
+    marks = np.array([[0, 1, 1, 0]])
+
+    assert other_padding({"m": mask, "marks": marks}, "m")["marks"].tolist() == [[0, 1, 1, 0]]
+
+
+def test_numbers_of_several_for_each_token_are_padded_otherwise() -> None:
+    boxes = np.array([[[1, 2], [3, 4], [0, 0]], [[1, 2], [3, 9], [5, 6]]])
+    mask = np.array([[1, 1, 0], [1, 1, 1]])
+
+    found = other_padding({"mask": mask, "boxes": boxes}, "mask")["boxes"]
+    assert found[0, 2].tolist() != [0, 0]
+    assert found[:, :2].tolist() == boxes[:, :2].tolist()

@@ -273,15 +273,19 @@ def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Arr
 def _largest(array: Array, rows: Array) -> Any:
     """The largest number where `rows` is true that some rows hold more often than others.
 
-    Where there is none, as in a batch of one: the largest below the maximum that no row holds.
+    Where there is none, as in a batch of one: the largest below the maximum that no row holds; of
+    marks, which are zeros and ones, zero: one would want a feature.
     """
+    spread = rows.reshape(rows.shape + (1,) * (array.ndim - rows.ndim))
     for number in np.unique(array[rows])[::-1]:
-        counts = np.count_nonzero((array == number) & rows, axis=-1)
+        counts = np.count_nonzero((array == number) & spread, axis=-1)
         if counts.min() != counts.max():
             return number
     held = np.unique(array)
+    if held[-1] <= 1:
+        return 0
     gaps = held[1:][np.diff(held) > 1] - 1
-    return gaps[-1] if gaps.size else array.max()
+    return gaps[-1] if gaps.size else held[-1]
 
 
 def moved(

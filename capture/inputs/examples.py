@@ -414,7 +414,9 @@ def _draw(
         ids = _whole(spec.low, spec.high, shape, style, generator).to(spec.dtype)
         if spec.is_box:
             return ids.sort(dim=-1).values  # left <= top <= right <= bottom
-        return _placed(_as_text(ids, spec, mask), spec, mask) if spec.kind == "token_ids" else ids
+        if spec.kind == "token_ids":
+            ids = _as_text(ids, spec, mask)
+        return _placed(ids, spec, mask)
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)

@@ -202,13 +202,15 @@ def from_example(
     least = max((column + 1 for column, _ in places), default=1)
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
-    longest = longest_sequence(config, max(lengths)) if lengths else 1
+    longest = 1
+    if lengths:  # of an example the model takes what there is
+        longest = max(longest_sequence(config, max(lengths)), *lengths)
     specs = []
     for name, tensor in example.items():
         dims = [DimSpec.static(size) for size in tensor.shape]
         if tensor.ndim and tensor.shape[0] == batch:
             dims[0] = DimSpec(BATCH, batch, 1, max(LARGEST_BATCH, batch), given=batch)
-        if name in text and len(lengths) == 1:
+        if (name in text or _marks(tensor, name, example, kinds)) and len(lengths) == 1:
             tokens = tensor.shape[1]
             dims[1] = DimSpec(SEQUENCE, tokens, least, longest, given=tokens)
         kind = kinds[name]
@@ -237,6 +239,42 @@ def _placeholders(
     rows = [[(i, id_) for i, id_ in enumerate(row) if id_ in known] for row in ids.tolist()]
     same = bool(rows[0]) and all(row == rows[0] for row in rows)
     return (tuple(rows[0]), known) if same else ((), frozenset())
+
+
+def _marks(
+    tensor: Tensor, name: str, example: Mapping[str, Tensor], kinds: Mapping[str, Kind]
+) -> bool:
+    """Whether an input of zeros and ones says something of each token."""
+    ids = next((example[name] for name, kind in kinds.items() if kind == "token_ids"), None)
+    if ids is None or kinds[name] != "tensor" or "mask" not in name or tensor.shape != ids.shape:
+        return False
+    return not tensor.is_floating_point() and bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def with_held_marks(
+    specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]
+) -> tuple[InputSpec, ...]:
+    """The inputs, where masks that mark the same tokens in every row mark these alone: as many as
+    there are features of an image.
+    """
+    kinds = {spec.name: spec.kind for spec in specs}
+    held, least = {}, 1
+    for spec in specs:
+        tensor = example[spec.name]
+        if not spec.is_whole or not _marks(tensor, spec.name, example, kinds):
+            continue
+        columns = tensor[0].nonzero().flatten().tolist()
+        if columns and bool((tensor == tensor[0]).all()):
+            places = tuple((column, 1) for column in columns)
+            held[spec.name] = replace(spec, places=places, reserved=frozenset({1}))
+            least = max(least, columns[-1] + 1)
+
+    def longer(dim: DimSpec) -> DimSpec:
+        return replace(dim, minimum=max(dim.minimum, least)) if dim.name == SEQUENCE else dim
+
+    found = (held.get(spec.name, spec) for spec in specs)
+    wider = tuple(replace(spec, dims=tuple(map(longer, spec.dims))) for spec in found)
+    return with_example_sizes(wider) if held else specs
 
 
 def _is_main(kinds: Mapping[str, Kind], name: str) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper, partial
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,23 +38,33 @@ def keeping_caches(module: nn.Module) -> Iterator[None]:
             for name in changed:
                 if names[name] is None or isinstance(names[name], (Tensor, int, float)):
                     bind(name, names[name])
-        for found in held:
-            for cache in _remembering(found):
+        for value in held:
+            for cache in _caches(value):
                 cache.cache_clear()
 
 
-def _remembering(value: object, depth: int = 3) -> "Iterator[_lru_cache_wrapper[Any]]":
-    """A function that remembers its results, or those that a function has around or inside it."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    if isinstance(value, _lru_cache_wrapper):
-        yield value
-    elif isinstance(value, FunctionType) and depth:
-        for cell in value.__closure__ or ():
-            try:
-                yield from _remembering(cell.cell_contents, depth - 1)
-            except ValueError:  # a name that is not bound yet
-                continue
+def _caches(value: object) -> Iterator["_lru_cache_wrapper[Any]"]:
+    """What remembers results in a function, in a method, and in what its decorators hold of it."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, _lru_cache_wrapper):
+            yield found
+        elif isinstance(found, staticmethod | classmethod):
+            waiting.append(found.__func__)
+        elif isinstance(found, FunctionType) and is_model_code(found.__code__.co_filename):
+            cells = found.__closure__ or ()
+            waiting += [getattr(found, "__wrapped__", None), *map(_content, cells)]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was put there yet
+        return None
 
 
 def _refill(container: _Container, copy: Any) -> None:

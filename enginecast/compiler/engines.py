@@ -32,6 +32,7 @@ from enginecast.runtime.bundle.manifest import (
 from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
+from enginecast.verify.choices import Rejudged
 from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
     compare_edges,
@@ -53,6 +54,9 @@ NOT_FOLLOWED = (
 )
 Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
 """What an engine does in calls in turn beside the model, and what is wrong with it."""
+
+AtTies = Callable[[Reference], Rejudged]
+"""Makes a reference anew with what the engine chose at ties."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ class EngineRun:
     """Outputs that were proved not to depend on padding, and change with it."""
     followed: GenerationCheck | StepCheck | None = None
     """How it did in calls in turn; None for an engine without state."""
+    reference: Reference | None = None
+    """What it was judged by, where that was made anew for what it chose at ties."""
 
 
 def lowering_request(
@@ -166,6 +172,7 @@ def run_engine(
     counts_ops: bool = True,
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]] = tuple,
     follows: Follows | None = None,
+    at_ties: AtTies | None = None,
 ) -> EngineRun:
     """Run the engine where this machine can, else its twin, and judge it.
 
@@ -173,6 +180,7 @@ def run_engine(
         widened: gives what the engine's program makes of cases where 16-bit values are widened, in
             each way that is right.
         follows: compares what it does in calls in turn with what the model does.
+        at_ties: makes the reference of an engine that was rejected anew, for what it chose.
     """
     if not config.runs_here:
         twin = run_twin(bundle, record, criteria.reference, threads, widened, follows)
@@ -186,7 +194,10 @@ def run_engine(
         with Engine(bundle, record, opened) as engine:
             checked, wrong = follows(engine) if follows is not None else (None, ())
             verdict, layers = criteria.judge(engine, wrong), engine.layers()
-            leaks = trimming_failures(engine, criteria.reference)
+            remade = None
+            if verdict.outcome == "rejected" and at_ties is not None and not criteria.problems:
+                verdict, remade = _judge_at_ties(engine, verdict, criteria, wrong, at_ties)
+            leaks = trimming_failures(engine, remade or criteria.reference)
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
@@ -197,7 +208,30 @@ def run_engine(
             f"the lowering made an operator without a kernel: {error.message}",
             hint="Replace the op of torch that it stands for.",
         ) from error
-    return EngineRun(verdict, opened.executed_ops(), layers, leaks, checked)
+    return EngineRun(verdict, opened.executed_ops(), layers, leaks, checked, remade)
+
+
+def _judge_at_ties(
+    engine: Engine,
+    rejected: Verdict,
+    criteria: Criteria,
+    wrong: Sequence[str],
+    at_ties: AtTies,
+) -> tuple[Verdict, Reference | None]:
+    """Judge a rejected engine by what the model makes of the engine's own choices at ties.
+
+    Returns:
+        The verdict, and the reference of one that is no longer rejected.
+    """
+    found = at_ties(criteria.reference)
+    if found.reference is None:
+        reasons = (*rejected.reasons, *found.notes)
+        return msgspec.structs.replace(rejected, reasons=reasons), None
+    verdict = replace(criteria, reference=found.reference).judge(engine, wrong)
+    if verdict.outcome == "rejected":
+        return rejected, None
+    reasons = (*verdict.reasons, *found.notes)
+    return msgspec.structs.replace(verdict, reasons=reasons), found.reference
 
 
 def open_part(bundle: Bundle, config: EngineConfig, threads: int | None) -> Engine:

@@ -29,7 +29,13 @@ from enginecast.capture.inputs.given import (
     parse_dynamic,
     read_inputs,
 )
-from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, ranges_of
+from enginecast.capture.inputs.specs import (
+    InputSpec,
+    captured_dtype,
+    from_example,
+    ranges_of,
+    with_held_marks,
+)
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
@@ -64,7 +70,7 @@ from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
-from enginecast.errors import CaptureError, UsageError
+from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
 from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_structure, is_structured
@@ -683,8 +689,35 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
     order += [name for name in given if name not in order]
     given = {name: given[name].to(captured_dtype(given[name])) for name in order}
     specs = check_required(source, from_example(given, source.config, is_one_size=bool(fixed)))
+    specs = _as_taken(source, specs, given)
     check_values(given, specs, f"--inputs {file}")
     return specs, given
+
+
+def _as_taken(
+    source: Source, specs: tuple[InputSpec, ...], given: Mapping[str, Tensor]
+) -> tuple[InputSpec, ...]:
+    """The inputs; masks of tokens mark those of the given inputs alone, where eager takes no others
+    but these.
+    """
+    held = with_held_marks(specs, given)
+    if held is specs:
+        return specs
+    module = source.eager()
+    takes = (_runs(module, sample(each, example_sizes(each), SEED)) for each in (specs, held))
+    return held if tuple(takes) == (False, True) else specs
+
+
+def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether eager takes these inputs."""
+    try:
+        with torch.no_grad(), quiet_torch():
+            module(**inputs)
+    except EnginecastError:
+        raise
+    except Exception:  # the model's own code
+        return False
+    return True
 
 
 def lifted(captured: Captured) -> Captured:

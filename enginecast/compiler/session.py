@@ -55,6 +55,7 @@ from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script,
 from enginecast.compiler.stateful import check as check_turn
 from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.ties import Ties
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -301,6 +302,7 @@ class ExportSession:
             notes.append(f"{ENCODER}: {verdict_line(part.verdict, part.floor_dtype)}")
         return replace(
             judged,
+            reference=runs[0].reference or judged.reference,
             runs=runs,
             notes=(*judged.notes, *notes),
             artifacts=artifacts,
@@ -381,11 +383,15 @@ class ExportSession:
                 cases = (*model.cases, *edge_cases(model))
                 widened = partial(widened_cases, engine.program, cases, model.output_names)
                 threads = self.request.threads
+                # A bundle has one stored reference, for the choices of one engine.
+                is_single = len(self.config.engines) == 1
+                ties = Ties(model, engine, config, manifest, record, self.staging.folder, threads)
                 runs.append(
                     run_engine(
                         *(bundle, record, config, criteria, threads),
                         widened=widened,
                         follows=None if follows is None else follows(config),
+                        at_ties=ties.rejudged if is_single else None,
                     )
                 )
         return tuple(runs)

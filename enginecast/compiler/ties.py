@@ -1,0 +1,87 @@
+"""What an engine that was rejected chose at ties, and the reference with these choices."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.engines import lowering_request, unsealed
+from enginecast.compiler.prepare import Prepared, edge_cases
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.rewrite import LoweredProgram
+from enginecast.errors import EnginecastError
+from enginecast.exporters.registry import target_of
+from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.registry import session_class
+from enginecast.verify.choices import Choices, Rejudged, asking, choosing, rejudge
+from enginecast.verify.engine import as_declared
+from enginecast.verify.reference import Reference
+
+
+@dataclass(frozen=True)
+class Ties:
+    """How to find out what an engine chose: its program is lowered once more, and gives it."""
+
+    model: Prepared
+    engine: LoweredProgram
+    config: EngineConfig
+    manifest: Manifest
+    record: EngineRecord
+    folder: Path
+    """Where the engine is made; what is made here is gone afterwards."""
+    threads: int | None
+
+    def rejudged(self, reference: Reference) -> Rejudged:
+        """The reference with what the engine chose, where that could be chosen.
+
+        Args:
+            reference: by which the engine was rejected.
+        """
+        captured = self.model.captured.program
+        there = choosing(self.engine.program)
+        names = [name for name in choosing(captured) if name in there]
+        if not names or reference.floor.dtype != "fp32" or reference.floor.rounding:
+            return Rejudged(None, ())
+        stored = {edge.name for edge in reference.edges}
+        edges = [case for case in edge_cases(self.model) if case.name in stored]
+        cases = [*self.model.cases, *edges]
+        try:
+            choices = self._choices(names, cases)
+        except EnginecastError:
+            return Rejudged(None, ())
+        return rejudge(
+            captured, self.model.cases, edges, self.model.output_names, choices, reference
+        )
+
+    def _choices(self, names: Sequence[str], cases: Sequence[Case]) -> Choices:
+        """Run the engine's program, lowered with its choices as outputs."""
+        outputs = [f"{name}_chosen" for name in names]
+        program = asking(self.engine.program, names)
+        with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
+            folder = Path(temporary)
+            request = lowering_request(self.model, self.config, program, folder)
+            request = replace(request, outputs=(*request.outputs, *outputs))
+            artifact = target_of(self.config.target).lower(request)
+            added = (Output(name=output, dtype="int64", shape=()) for output in outputs)
+            manifest = msgspec.structs.replace(
+                self.manifest, outputs=(*self.manifest.outputs, *added)
+            )
+            bundle = unsealed(folder, manifest, artifact.files)
+            opened = session_class(self.config.target).open(
+                bundle, self.record, self.config.providers, self.threads
+            )
+            with Engine(bundle, self.record, opened) as engine:
+                found = {}
+                for case in cases:
+                    feeds = {n: t.numpy() for n, t in case.inputs.items()}
+                    results = opened.run_to_host(as_declared(engine, feeds), outputs)
+                    found[case.name] = {
+                        name: results[output].astype(np.int64)
+                        for name, output in zip(names, outputs, strict=True)
+                    }
+        return found

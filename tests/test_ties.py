@@ -1,0 +1,146 @@
+"""Engines that choose otherwise than eager where values tie, and engines that choose wrongly."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.verify.choices import Rejudged, rejudge
+from enginecast.verify.eager import as_arrays, make_reference
+from enginecast.verify.engine import where_it_ran
+from enginecast.verify.verdict import judge
+
+KEPT = 4
+Choose = Callable[[Tensor], Tensor]
+
+
+class Proposals(nn.Module):
+    """A detector's: what comes of the best of many places."""
+
+    def __init__(self, score: Choose) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.score = score
+        self.box = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x, self.score(x).topk(KEPT, dim=1).indices)
+
+    def of(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """What the model gives for a choice, [batch, KEPT]."""
+        found: Tensor = self.box(x.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 16)))
+        return found
+
+
+def equal(x: Tensor) -> Tensor:
+    """Scores of which many are equal."""
+    return (x[..., 0] > 1).float()
+
+
+def near(x: Tensor) -> Tensor:
+    """Scores of which many are a unit roundoff apart."""
+    return 1 + (x[..., 0] * 3).sigmoid() * 2e-7
+
+
+def apart(x: Tensor) -> Tensor:
+    """Scores that rounding does not change."""
+    return x[..., 0]
+
+
+def first(scores: Tensor) -> Tensor:
+    """Of equal scores the first ones."""
+    return scores.double().sort(dim=1, descending=True, stable=True).indices[:, :KEPT]
+
+
+def last(scores: Tensor) -> Tensor:
+    """Of equal scores the last ones."""
+    return scores.shape[1] - 1 - first(scores.flip(1))
+
+
+def next_best(scores: Tensor) -> Tensor:
+    """All but the best."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, 1 : KEPT + 1]
+
+
+def twice(scores: Tensor) -> Tensor:
+    """The best as the second one, too."""
+    found = first(scores).clone()
+    found[:, 1] = found[:, 0]
+    return found
+
+
+def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, Rejudged]:
+    """The verdict on an engine that chooses in its way, and is off by a part of what it gives."""
+    model = Proposals(score).eval()
+    x = torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(1))
+    case = Case("drawn", {"x": x})
+    with torch.no_grad():
+        chosen = choose(score(x))
+        given = {"boxes": model.of(x, chosen) * (1 + wrong)}
+    program = torch.export.export(model, (x,))
+    before = make_reference(
+        program,
+        lambda dtype: model,
+        [case],
+        dtype="fp32",
+        names=["boxes"],
+        forward=lambda module, inputs: {"boxes": module(inputs["x"])},
+    )
+    choices = {"drawn": {"topk": chosen.numpy()}}
+    found = rejudge(program, [case], [], ["boxes"], choices, before)
+    reference = found.reference or before
+    [stored] = reference.cases
+    assert (list(stored.inputs), list(stored.outputs)) == (["x"], ["boxes"])
+    measured = {"drawn": reference.compare(stored, as_arrays(given))}
+    verdict = judge(measured, reference.floor, where=where_it_ran(), engine_ran=True)
+    return verdict.outcome, found
+
+
+@pytest.mark.parametrize("score", [equal, near])
+@pytest.mark.parametrize("choose", [first, last])
+def test_an_engine_may_choose_any_of_values_that_tie(score: Choose, choose: Choose) -> None:
+    verdict, found = outcome(score, choose)
+
+    assert verdict == "verified"
+    if found.reference is not None:
+        assert "ties at" in found.notes[0]
+        assert "compared with what the model makes of" in found.notes[0]
+
+
+def test_of_values_that_tie_an_engine_may_choose_others_than_eager() -> None:
+    changed = [outcome(equal, choose)[1].reference is not None for choose in (first, last)]
+
+    assert any(changed)
+
+
+@pytest.mark.parametrize("choose", [first, last])
+def test_what_follows_from_a_choice_has_to_be_right(choose: Choose) -> None:
+    assert outcome(equal, choose, wrong=1e-5)[0] == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("score", "choose", "why"),
+    [(apart, next_best, "worse by"), (apart, twice, "worse by inf"), (equal, twice, "inf")],
+)
+def test_a_wrong_choice_is_not_excused(score: Choose, choose: Choose, why: str) -> None:
+    verdict, found = outcome(score, choose)
+
+    assert verdict == "rejected"
+    assert found.reference is None
+    assert why in found.notes[0]
+
+
+def test_an_engine_that_resolves_ties_in_its_own_way_is_verified(tmp_path: Path) -> None:
+    x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(1))
+
+    done = export(ExportRequest(Proposals(equal).eval(), tmp_path / "out", example={"x": x}))
+
+    verdict = done.report.verdict
+    assert verdict.outcome == "verified", verdict.reasons
+    assert any("ties at" in reason for reason in verdict.reasons)
+    assert all(output.ratio is not None and output.ratio <= 3 for output in verdict.outputs)

@@ -1,0 +1,420 @@
+"""Ties: places where a program chooses among values that rounding tells apart, or nothing does.
+
+`topk` of a detector's scores decides which boxes come next, and in which order.  Where two scores
+are equal, or nearer than rounding, torch, fp64 and an engine may each take another one, and none of
+them is wrong; but from there on all that is compared differs.
+
+So an engine that was rejected tells what it chose.  Each choice has to be one that the program
+could have made: every value chosen is as good as the one that the program takes there, up to twice
+the limit of every verdict times what fp32 loses in that row.  Then the reference is made anew with
+these choices given, and the engine is judged by it as by any other: all that follows from a choice
+has to be right.
+
+Where the choices come from does not matter for that: an engine agrees where there are choices that
+the program could have made, with which the program gives what the engine gives.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from enginecast.errors import EnginecastError
+from enginecast.passes.ir.edit import (
+    erase_dead,
+    free_name,
+    insert,
+    insert_item,
+    structural_copy,
+    tracked_outputs,
+    value,
+)
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.ir.source import source_line
+from enginecast.verify.eager import (
+    Case,
+    as_array,
+    edge_reference,
+    make_reference,
+    reference_outputs,
+    reference_program,
+)
+from enginecast.verify.floor import KERNELS, LIMIT, UNIT_ROUNDOFF
+from enginecast.verify.metrics import Array, Comparison
+from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.runs import Runs
+
+aten = torch.ops.aten
+PAIRS = frozenset(
+    {
+        *(aten.topk.default, aten.sort.default, aten.sort.stable),
+        *(aten.max.dim, aten.min.dim),
+    }
+)
+"""Ops that give the values chosen and their places."""
+PLACES = frozenset({aten.argmax.default, aten.argmin.default, aten.argsort.default})
+"""Ops that give the places alone."""
+_LARGEST = {aten.max.dim: True, aten.min.dim: False, aten.argmax.default: True}
+Choices = Mapping[str, Mapping[str, Array]]
+"""Case -> node that chooses -> places along its dimension."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A node that chooses."""
+
+    node: Node
+    dim: int
+    largest: bool
+    is_ordered: bool
+    """Whether the order of what is chosen is promised."""
+    keeps_dim: bool
+
+    @property
+    def source(self) -> Node:
+        """What it chooses from."""
+        found = self.node.args[0]
+        assert isinstance(found, Node)
+        return found
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """What an engine's choices come to."""
+
+    reference: Reference | None
+    """With the choices given; None where one of them is wrong."""
+    notes: tuple[str, ...]
+    """Where it chose otherwise than the program, or why that is wrong."""
+
+
+def choosing(program: ExportedProgram) -> dict[str, Choosing]:
+    """The nodes of a program, outside of its blocks, that choose along one dimension."""
+    found = {}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target not in PAIRS | PLACES:
+            continue
+        given = _arguments(node)
+        if given.get("dim", -1) is None:
+            continue
+        found[node.name] = Choosing(
+            node,
+            given.get("dim", -1),
+            _LARGEST.get(node.target, bool(given.get("largest", given.get("descending", False)))),
+            bool(given.get("sorted", True)),
+            bool(given.get("keepdim", "keepdim" not in given)),
+        )
+    return found
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call by name, with their defaults."""
+    names = node.target._schema.arguments  # type: ignore[union-attr]
+    found = {argument.name: argument.default_value for argument in names}
+    found |= {argument.name: value for argument, value in zip(names, node.args, strict=False)}
+    return found | dict(node.kwargs)
+
+
+def asking(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
+    """A copy that gives what some of its nodes choose as further outputs."""
+    copy = structural_copy(program)
+    nodes = {node.name: node for node in copy.graph.nodes}
+    output = copy.graph.output_node()
+    added = []
+    for name in names:
+        node = nodes[name]
+        with copy.graph.inserting_after(node):
+            added.append(
+                insert_item(copy.graph, node, 1, like=node) if node.target in PAIRS else node
+            )
+    _add_outputs(copy, output, added)
+    return copy
+
+
+def given_choices(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
+    """A copy that takes what some of its nodes choose as inputs, by the names of the nodes, and
+    gives what they choose from as further outputs.
+    """
+    copy = structural_copy(program)
+    found, graph = choosing(copy), copy.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    sources = []
+    for name in names:
+        each = found[name]
+        place = graph.inserting_after(last[0]) if last else graph.inserting_before(each.node)
+        with place:
+            free = free_name(copy, f"{name}_given")
+            places = graph.placeholder(free)
+        last = [places]
+        fake = value(each.node)
+        places.meta["val"] = fake[1] if each.node.target in PAIRS else fake
+        copy.graph_signature.input_specs.append(
+            InputSpec(InputKind.USER_INPUT, TensorArgument(places.name), None)
+        )
+        sources.append(each.source)
+        with tracked_outputs(copy):
+            _give(copy, each, places)
+    _add_outputs(copy, graph.output_node(), sources)
+    erase_dead(graph)
+    copy.graph_module.recompile()
+    return copy
+
+
+def _give(program: ExportedProgram, each: Choosing, places: Node) -> None:
+    graph, node = program.graph, each.node
+    if node.target in PLACES:
+        node.replace_all_uses_with(places)
+        return
+    for user in list(node.users):
+        if user.target is not operator.getitem:
+            continue
+        if user.args[1] == 1:
+            user.replace_all_uses_with(places)
+            continue
+        with graph.inserting_before(user):
+            whole = places
+            if not each.keeps_dim:
+                whole = insert(graph, aten.unsqueeze.default, (places, each.dim), like=user)
+            chosen = insert(graph, aten.gather.default, (each.source, each.dim, whole), like=user)
+            if not each.keeps_dim:
+                chosen = insert(graph, aten.squeeze.dim, (chosen, each.dim), like=user)
+        user.replace_all_uses_with(chosen)
+
+
+def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) -> None:
+    values = output.args[0]
+    assert isinstance(values, tuple | list)
+    output.args = ((*values, *added),)
+    program.graph_signature.output_specs += [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in added
+    ]
+    program.graph_module.recompile()
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A case with what an engine chose in it."""
+
+    name: str
+    inputs: Mapping[str, Tensor]
+
+
+def rejudge(
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    edges: Sequence[Case],
+    outputs: Sequence[str],
+    choices: Choices,
+    before: Reference,
+) -> Rejudged:
+    """Make the reference of an fp32 engine anew with what it chose, where that could be chosen.
+
+    Args:
+        program: as captured.
+        cases: those of the reference.
+        edges: inputs of the edges that it has.
+        outputs: names of the program's outputs.
+        choices: of the engine, in every case and edge.
+        before: the reference by which it was rejected.
+    """
+    names = list(next(iter(choices.values()), {}))
+    found = choosing(program)
+    own = _own_choices(program, [*cases, *edges], [found[name] for name in names])
+    if not any(_differ(choices[case][name], own[case][name]) for case in own for name in names):
+        return Rejudged(None, ())
+    sources = [f"{name} chooses from" for name in names]
+    try:
+        made, added = _made(program, cases, edges, (*outputs, *sources), choices, before)
+    except (EnginecastError, IndexError, RuntimeError, ValueError) as error:
+        return Rejudged(None, (f"with what the engine chose, the program does not run: {error}",))
+    if {case.name for case in made.edges} != {case.name for case in edges}:
+        return Rejudged(None, ("with what the engine chose, not all edges run",))
+    notes, wrong = [], []
+    for name, source in zip(names, sources, strict=True):
+        note, worse = _ties_at(found[name], source, made, choices, own)
+        notes += note
+        wrong += worse
+    if wrong:
+        return Rejudged(None, tuple(wrong))
+    return Rejudged(_without(made, added, set(sources)), tuple(notes))
+
+
+def _made(
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    edges: Sequence[Case],
+    outputs: Sequence[str],
+    choices: Choices,
+    before: Reference,
+) -> tuple[Reference, set[str]]:
+    """The reference with choices given, and the inputs that these are."""
+    names = list(next(iter(choices.values()), {}))
+    given = given_choices(program, names)
+    inputs = list(given.graph_signature.user_inputs)[-len(names) :]
+
+    def fed(case: Case) -> _Given:
+        added = {
+            place: torch.from_numpy(np.ascontiguousarray(choices[case.name][name]))
+            for place, name in zip(inputs, names, strict=True)
+        }
+        return _Given(case.name, {**case.inputs, **added})
+
+    def eager(_: torch.dtype) -> nn.Module:
+        return nn.Module()  # the captured program, which was compared with it, is run instead
+
+    def forward(_: nn.Module, feeds: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return interpret(given, feeds, names=outputs)
+
+    exact = partial(reference_outputs, Runs(partial(reference_program, given), outputs))
+    made = make_reference(
+        given,
+        eager,
+        [fed(case) for case in cases],
+        dtype="fp32",
+        names=outputs,
+        forward=forward,
+        mask_input=before.mask_input,
+        exact=exact,
+    )
+    other = edge_reference(eager, [fed(case) for case in edges], forward, exact, given, outputs)
+    made = replace(made, masked=before.masked, guarded=before.guarded, edges=other)
+    return made, set(inputs)
+
+
+def _ties_at(
+    each: Choosing,
+    source: str,
+    made: Reference,
+    choices: Choices,
+    own: Choices,
+) -> tuple[list[str], list[str]]:
+    """Where a node of the engine chose otherwise than the program: as a note; and what is wrong."""
+    name = each.node.name
+    place = source_line(each.node) or name
+    ties, rows, widest, wrong = 0, 0, 0.0, list[str]()
+    for case in (*made.cases, *made.edges):
+        chosen = choices[case.name][name]
+        if not _differ(chosen, own[case.name][name]):
+            continue
+        off, allowed = _worse(each, case, source, chosen)
+        if (off > allowed).any():
+            at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
+            wrong.append(
+                f"{place}, case {case.name!r}: the engine chose a value that is worse by"
+                f" {off[at]:.2g} than the one to be chosen, rounding allows {allowed[at]:.2g}"
+            )
+        ties += 1
+        rows += int(np.atleast_1d(chosen != own[case.name][name]).any(axis=-1).sum())
+        widest = max(widest, float(off.max(initial=0.0)))
+    if not ties:
+        return [], []
+    apart = f"at most {widest:.2g} apart, which is within rounding" if widest else "equal ones"
+    note = (
+        f"ties at {place}: in {rows} rows of {ties} cases the engine chose other values than"
+        f" eager, {apart}; it was compared with what the model makes of these"
+    )
+    return [note], wrong
+
+
+def _own_choices(
+    program: ExportedProgram, cases: Sequence[Case], nodes: Sequence[Choosing]
+) -> dict[str, dict[str, Array]]:
+    """What the program chooses itself."""
+    names = [each.node.name for each in nodes]
+    asked = asking(program, names)
+    found = {}
+    for case in cases:
+        results = list(interpret(asked, case.inputs).values())[-len(names) :]
+        found[case.name] = {n: as_array(t) for n, t in zip(names, results, strict=True)}
+    return found
+
+
+def _differ(one: Array, other: Array) -> bool:
+    return not np.array_equal(one, other)
+
+
+def _worse(
+    each: Choosing, case: ReferenceCase, source: str, chosen: Array
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """By how much each value chosen is worse than the one that the program chooses from the same
+    values, in fp32 or fp64, and what rounding allows.
+    """
+    exact = case.reference[source]
+    off = np.zeros(0)
+    sides = [side.astype(np.float64) for side in (case.outputs[source], exact)]
+    dim = each.dim % max(exact.ndim, 1)
+    places = chosen if each.keeps_dim else np.expand_dims(chosen, dim)
+    count = places.shape[dim]
+    for side in sides:
+        got = np.take_along_axis(side, places.astype(np.int64), dim)
+        best = np.sort(side, axis=dim)
+        best = np.flip(best, axis=dim) if each.largest else best
+        best = np.take(best, range(count), axis=dim)
+        if not each.is_ordered:
+            got = np.sort(got, axis=dim)
+            got = np.flip(got, axis=dim) if each.largest else got
+        with np.errstate(invalid="ignore"):
+            apart = np.where(
+                (got == best) | (np.isnan(got) & np.isnan(best)), 0, np.abs(got - best)
+            )
+        apart = np.where(np.isnan(apart), np.inf, apart)
+        off = np.maximum(off, apart) if off.size else apart
+    repeated = (np.diff(np.sort(places, axis=dim), axis=dim) == 0).any(axis=dim, keepdims=True)
+    off = np.where(repeated, np.inf, off)
+    if exact.dtype.kind in "biu":
+        return off, np.zeros_like(off)
+    lost = case.losses.get(source)
+    lost = np.abs(sides[0] - sides[1]) if lost is None else lost.astype(np.float64)
+    lost = np.where(np.isfinite(lost), lost, 0.0).max(axis=dim, keepdims=True, initial=0.0)
+    size = np.where(np.isfinite(sides[1]), np.abs(sides[1]), 0.0)
+    size = size.max(axis=dim, keepdims=True, initial=0.0)
+    allowed = 2 * LIMIT * np.maximum(lost, UNIT_ROUNDOFF["fp32"] * size)
+    return off, np.broadcast_to(np.minimum(allowed, KERNELS * size), off.shape)
+
+
+def _without(reference: Reference, inputs: set[str], outputs: set[str]) -> Reference:
+    """The reference as the model's own: without given choices and what they were chosen from."""
+
+    def kept(found: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
+        return {name: array for name, array in found.items() if name not in names}
+
+    def plain(cases: Sequence[ReferenceCase]) -> Iterator[ReferenceCase]:
+        for case in cases:
+            parts = (case.outputs, case.reference, case.losses)
+            yield ReferenceCase(
+                case.name, kept(case.inputs, inputs), *(kept(part, outputs) for part in parts)
+            )
+
+    def measured(found: Comparison | None) -> Comparison | None:
+        if found is None:
+            return None
+        return {c: {n: m for n, m in o.items() if n not in outputs} for c, o in found.items()}
+
+    floor = reference.floor
+    floor = replace(
+        floor,
+        cases=measured(floor.cases) or {},
+        kernels=measured(floor.kernels),
+        by_eager={n: e for n, e in floor.by_eager.items() if n not in outputs},
+    )
+    return replace(
+        reference,
+        cases=tuple(plain(reference.cases)),
+        edges=tuple(plain(reference.edges)),
+        floor=floor,
+    )
