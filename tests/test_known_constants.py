@@ -1,6 +1,7 @@
 """Sizes that code reads out of tensors of numbers which it has written out."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ SIDE = 4
 def grid_as_mask(x: Tensor) -> Tensor:
     """A bias over the places of a grid, as detectors compute it from a tensor of its sides."""
     shapes = torch.tensor([(SIDE, SIDE)], dtype=torch.long)
-    height, width = shapes[0, 0], shapes[0, 1]
+    height: Any = shapes[0, 0]  # torch's types have no tensors as bounds
+    width: Any = shapes[0, 1]
     rows = torch.arange(0, height, dtype=x.dtype) / height
     columns = torch.arange(0, width, dtype=x.dtype) / width
     bias = (rows[:, None] - columns[None]).flatten()

@@ -320,6 +320,10 @@ GIVEN: dict[str, Callable[[Config], Inputs]] = {
         **_text(100, 2, 7),
         "decoder_input_ids": _ids(100, 2, 5, c.decoder_config.num_channels),
     },
+    "diffusion_gemma": lambda c: {
+        **_text(100, 2, 7),
+        "decoder_input_ids": _ids(100, 2, c.canvas_length),
+    },
     "efficientloftr": lambda c: {"pixel_values": _floats(1, 2, 3, 64, 64)},
     "emu3": lambda c: _text(100, 2, 7),
     "fastspeech2_conformer_with_hifigan": lambda c: _text(60, 1, 7),

@@ -239,6 +239,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config.num_experts_per_tok": 2,
     },
     "diffusion_gemma": {
+        "canvas_length": 8,
         "text_config.num_experts": 8,
         "text_config.top_k_experts": 2,
         "text_config.moe_intermediate_size": 32,
@@ -281,7 +282,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config.pos_emb_width": 64,
     },
     "kimi_k25_vision": {"hidden_size": 64, "num_attention_heads": 4, "pos_emb_width": 64},
-    "longcat_flash": {"zero_expert_num": 4},
     "higgs_audio_v2_tokenizer": {
         "acoustic_model_config.downsampling_ratios": [8, 5, 4, 2, 3],
         "acoustic_model_config.upsampling_ratios": [8, 5, 4, 2, 3],
@@ -312,13 +312,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "backbone_config.image_size": 256,
         "backbone_config.out_indices": [1, 2],
     },
+    "nemo_speechlm": {
+        "text_config.layers_block_type": ["linear_attention", "moe", "full_attention"],
+    },
     "mlcd": {"num_attention_heads": 8},
     "mlcd_vision_model": {"num_attention_heads": 8},
     "muse_spark_audio": {"num_hidden_layers": 4},
     "muse_spark": {"audio_config.num_hidden_layers": 4},
     "muse_spark_vision": {"pos_emb_width": 32},
     "muse_glimmer_vision": {"pos_emb_width": 32},
-    "fastspeech2_conformer_with_hifigan": {"vocoder_config.model_in_dim": 80},
+    "fastspeech2_conformer_with_hifigan": {
+        "vocoder_config.model_in_dim": 80,
+        "vocoder_config.upsample_initial_channel": 32,
+    },
     "bros": {
         "hidden_size": 192,
         "dim_bbox_sinusoid_emb_2d": 48,
@@ -373,7 +379,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "vibevoice_acoustic_tokenizer": {"vae_std": 0.0},
     "vjepa2": {"crop_size": 64, "frames_per_clip": 4},
-    "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0},
+    "vits": {
+        "noise_scale": 0.0,
+        "noise_scale_duration": 0.0,
+        "upsample_initial_channel": 32,
+    },
     "voxtral": {"audio_token_id": 120},
     "minicpm_ocr": {"image_token_id": 120},
     "minicpmv4_6": {"image_token_id": 120},
