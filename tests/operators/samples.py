@@ -101,6 +101,11 @@ BY_PLACE: Mapping[str, int | None] = {
 dimension along which they count unless told.  Their places are judged by the elements there."""
 
 
+FIXED: Mapping[str, int] = {"nn.functional.embedding_bag": 2}
+"""Which tensor of an operator, where it is of int64, says how another one is divided: it is part of
+the module, for no other values fit."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One sample: the leaves of a call, the tensors among them by their places."""
@@ -233,13 +238,16 @@ def _call(name: str, op: Callable[..., Any], sample: Any, column: str) -> Call |
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or not all(map(_is_plain, tensors)) or sample.kwargs.get("training") is True:
         return None
+    fixed = tensors[FIXED.get(name, len(tensors)) :][:1]
+    taken = [t for t in tensors if t.dtype != torch.int64 or not any(t is one for one in fixed)]
+    places = [place for place, leaf in enumerate(leaves) if any(leaf is one for one in taken)]
     return Call(
         name,
         op,
         spec,
-        tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-        tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)),
-        tuple(t.detach().clone().contiguous() for t in tensors),
+        tuple(None if place in places else leaf for place, leaf in enumerate(leaves)),
+        tuple(places),
+        tuple(t.detach().clone().contiguous() for t in taken),
         column,
         str([tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves]),
         _along(name, sample),
