@@ -32,7 +32,7 @@ REASONS: Mapping[str, str] = {
     r"could not find an implementation for (?P<what>\w+)": "ONNX Runtime has no kernel of {what}"
     " for this dtype",
     r"CPUExecutionProvider cannot run it": "ONNX Runtime has no kernel for it",
-    r"Type 'tensor\((?P<what>\w+)\)' of input parameter .* of operator \((?P<op>\w+)\)": "ONNX has no {op}"
+    r"Type 'tensor\((?P<what>\w+)\)' of input .* of operator \((?P<op>\w+)\)": "ONNX has no {op}"
     " of {what}",
     r"bound to different types": "the graph mixes dtypes, which ONNX Runtime refuses",
     r"does not run in all its sizes": "the sample fits no other sizes or values than its own",

@@ -412,7 +412,8 @@ def _shuffled(x: Tensor, factor: int) -> Tensor:
     squares = x.unflatten(-3, (-1, factor, factor))
     before = list(range(x.dim() - 3))
     c, a, b, h, w = range(len(before), len(before) + 5)
-    return squares.permute(*before, c, h, a, w, b).flatten(-2).flatten(-3, -2)
+    moved: Tensor = squares.permute(*before, c, h, a, w, b)
+    return moved.flatten(-2).flatten(-3, -2)
 
 
 def _crops(node: Node) -> bool:
