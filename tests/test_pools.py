@@ -148,3 +148,10 @@ def test_what_onnx_has_not_of_integers_is_refused(
     program = captured(Function(module), torch.arange(12).reshape(2, 2, 3))
     with pytest.raises(LoweringError, match=f"ONNX has no {name}"):
         lower(program, tmp_path)
+
+
+def test_integers_are_moved_as_pixels(tmp_path: Path) -> None:
+    x = torch.arange(2 * 12 * 2 * 3).reshape(2, 12, 2, 3)
+    module = Function(lambda x: F.pixel_shuffle(x, 2))
+    lower(captured(module, x), tmp_path)
+    assert torch.equal(run(tmp_path, x)[0], module(x))

@@ -76,6 +76,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "signbit": lambda x, y: torch.signbit(x).float(),
     "floor-divide": lambda x, y: x // 0.1,
     "floor-divide-tensor": lambda x, y: x // y,
+    "floor-divide-infinity": lambda x, y: x // (y / (y > 0)).nan_to_num(0.3, torch.inf),
     "div-floor": lambda x, y: torch.div(x, 0.3, rounding_mode="floor"),
     "div-trunc": lambda x, y: torch.div(x, 0.3, rounding_mode="trunc"),
     "div-integers": lambda x, y: torch.div(x.long(), 3, rounding_mode="floor").float(),

@@ -21,7 +21,8 @@ def _unique(
     x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Any, Any, Any]:
     if x.dtype not in REALS:
-        return core.aten__unique2(x, sorted, return_inverse, return_counts)  # type: ignore[no-any-return]
+        result: tuple[Any, Any, Any] = core.aten__unique2(x, sorted, return_inverse, return_counts)
+        return result
     flat = _flat(x)
     rows, places = ordered(flat, length(flat, 0), 0, largest=False)
     found, numbers, counts = _runs(rows)
@@ -39,7 +40,10 @@ def _unique_along(
 ) -> tuple[Any, Any, Any]:
     if len(x.shape) == 1:
         return _unique(x, sorted, return_inverse, return_counts)
-    return core.aten_unique_dim(x, dim, sorted, return_inverse, return_counts)  # type: ignore[no-any-return]
+    found: tuple[Any, Any, Any] = core.aten_unique_dim(
+        x, dim, sorted, return_inverse, return_counts
+    )
+    return found
 
 
 @STABLE.rule(aten.unique_consecutive.default)

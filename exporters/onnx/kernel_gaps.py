@@ -130,15 +130,18 @@ def _lacks_bf16(op: str, opset: int) -> bool:
 
 
 def _compute_in(node: ir.Node, low: ir.DataType, wide: ir.DataType) -> None:
+    is_changed = False
     for index, source in enumerate(node.inputs):
         if source is not None and source.dtype == low:
+            is_changed = True
             cast = _cast(node, wide)
             cast.replace_input_with(0, source)
             node.prepend(cast)
             node.replace_input_with(index, cast.outputs[0])
             cast.outputs[0].shape = source.shape
     for place, found in enumerate(node.outputs):
-        if found.dtype == low or (found.dtype is None and place in _like_inputs(node)):
+        is_like = is_changed and found.dtype is None and place in _like_inputs(node)
+        if found.dtype == low or is_like:
             cast = _cast(node, low)
             cast.outputs[0].shape = found.shape
             found.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)

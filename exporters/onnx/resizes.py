@@ -14,7 +14,7 @@ from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
 
 from enginecast.exporters.onnx.ordered import INT64, ints
-from enginecast.exporters.onnx.stable import FLOAT, STABLE
+from enginecast.exporters.onnx.stable import FLOAT, REALS, STABLE
 from enginecast.passes.ir.effects import aten
 
 Scales = Sequence[float] | None
@@ -44,6 +44,7 @@ def _nearest2d(x: Any, output_size: Any, scale_factors: Scales) -> Any:
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec
 )
 def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales) -> Any:
+    _refuse_bytes(x)
     how = torch_nn._get_upsample_align_corners_mode(align_corners)
     if scale_factors is None:
         return torch_nn._aten_upsample_output_size(x, output_size, "linear", how)
@@ -55,14 +56,21 @@ def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales
 
 @STABLE.rule(aten._upsample_bilinear2d_aa.default)
 def _linear_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
+    _refuse_bytes(x)
     _refuse_aligned(align_corners)
     return torch_nn.aten__upsample_bilinear2d_aa(x, output_size, align_corners)
 
 
 @STABLE.rule(aten._upsample_bicubic2d_aa.default)
 def _cubic_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
+    _refuse_bytes(x)
     _refuse_aligned(align_corners)
     return torch_nn.aten__upsample_bicubic2d_aa(x, output_size, align_corners)
+
+
+def _refuse_bytes(x: Any) -> None:
+    if x.dtype not in REALS:
+        raise ValueError("torch interpolates bytes in fixed-point arithmetic, which ONNX has not")
 
 
 def _refuse_aligned(align_corners: bool) -> None:
@@ -72,6 +80,7 @@ def _refuse_aligned(align_corners: bool) -> None:
 
 @STABLE.rule(aten.upsample_bicubic2d.vec)
 def _bicubic(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales) -> Any:
+    _refuse_bytes(x)
     # Where corners are aligned, the factor only says how large the result is.
     if scale_factors is None or align_corners or not _may_stay(scale_factors):
         return torch_nn.aten_upsample_bicubic2d_vec(x, output_size, align_corners, scale_factors)

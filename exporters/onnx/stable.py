@@ -306,11 +306,18 @@ def _remainder_of(x: Any, y: Any) -> Any:
 
 
 def _floor_div_of(x: Any, y: Any) -> Any:
-    """`x // y` of floats, as in Python: (x - x % y) / y, rounded to a whole number."""
-    whole = op.Div(op.Sub(x, _remainder_of(x, y)), y)
-    down, one = op.Floor(whole), like(x, 1.0)
+    """`x // y` of floats, as in Python: (x - x % y) / y, rounded to a whole number.
+
+    It is one less than the quotient without the rest where their signs differ, so -1 // inf is -1.
+    """
+    rest, zero, one = op.Mod(x, y, fmod=1), like(x, 0.0), like(x, 1.0)
+    differs = op.Xor(op.Less(rest, zero), op.Less(y, zero))
+    moves = op.And(op.Not(op.Equal(rest, zero)), differs)
+    quotient = op.Div(op.Sub(x, rest), y)
+    whole = op.Where(moves, op.Sub(quotient, one), quotient)
+    down = op.Floor(whole)
     near = op.Where(op.Greater(op.Sub(whole, down), like(x, 0.5)), op.Add(down, one), down)
-    return op.Where(op.Equal(y, like(x, 0.0)), op.Div(x, y), near)
+    return op.Where(op.Equal(y, zero), op.Div(x, y), near)
 
 
 @STABLE.rule(aten.remainder.Tensor, aten.remainder.Scalar)

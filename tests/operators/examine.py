@@ -44,11 +44,11 @@ FOLDERS = re.compile(r"(/[\w.+-]+)+/")
 
 
 def _some(values: Sequence[float]) -> Callable[[Sequence[int], np.random.Generator], Array]:
-    """Half of the values random, the others of a few."""
+    """Half of the values random, the others near one of a few, no two of which cancel."""
 
     def draw(shape: Sequence[int], random: np.random.Generator) -> Array:
         found = np.asarray(random.standard_normal(shape))
-        special = random.choice(np.array(values), shape)
+        special = random.choice(np.array(values), shape) * random.uniform(1.0, 1.3, shape)
         drawn: Array = np.where(random.random(shape) < 0.5, found, special)
         return drawn
 

@@ -18,6 +18,33 @@ LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 NOTHING = "no sample that takes and gives tensors of these dtypes, the same at each call"
 LONGEST = 200
 """Characters of a reason in a cell."""
+REASONS: Mapping[str, str] = {
+    r"a size or index depends on the value": "a size depends on the values of a tensor, which"
+    " torch.export does not take",
+    r"a Python branch or loop depends": "Python code tests the values of a tensor, which"
+    " torch.export does not take",
+    r"values are read by Python": "Python code reads the values of a tensor, which torch.export"
+    " does not take",
+    r"torch\.export refused": "torch.export does not take it",
+    r"ONNX has no form for (?P<what>\S+)": "ONNX has no operator for {what}",
+    r"ONNX has no (?P<what>\w+ of \w+)": "ONNX has no {what}",
+    r"to ONNX failed: (?P<what>[^(]+)": "{what}",
+    r"could not find an implementation for (?P<what>\w+)": "ONNX Runtime has no kernel of {what}"
+    " for this dtype",
+    r"CPUExecutionProvider cannot run it": "ONNX Runtime has no kernel for it",
+    r"Type 'tensor\((?P<what>\w+)\)' of input .* of operator \((?P<op>\w+)\)": "ONNX has no {op}"
+    " of {what}",
+    r"bound to different types": "the graph mixes dtypes, which ONNX Runtime refuses",
+    r"does not run in all its sizes": "the sample fits no other sizes or values than its own",
+    r"torch\.onnx cannot convert": "torch.onnx cannot convert it",
+    r"values differ from the reference": "the engine gives other numbers, so verification rejects"
+    " it",
+    r"its worst row .*(has \d|relative error)": "the engine's roundings are larger than eager's by"
+    " more than verification allows",
+    r"ONNX Runtime refuses it|the engine does not run": "ONNX Runtime does not run the graph",
+    r"the batch was fixed": "it is verified for the batch of the sample alone",
+}
+"""What a message says -> the reason in plain English; the first that fits."""
 GROUPS: Mapping[str, str] = {
     "Convolutions and pools": r"nn\.functional\.(conv|.*pool|unfold|fold)|unfold",
     "Attention, recurrence, embeddings": r"nn\.functional\.(scaled_dot|multi_head|embedding|linear"
@@ -161,10 +188,19 @@ def _is_verified(row: Mapping[str, Any]) -> bool:
 def _line(name: str, row: Mapping[str, Any]) -> str:
     cells = [_cell(row["cells"].get(column)) for column in DTYPES]
     reasons = dict.fromkeys(cell["reason"] for cell in row["cells"].values() if cell["reason"])
-    said = next(iter(reasons), "")
+    said = plain(next(iter(reasons), ""))
     cut = said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
     text = cut.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
     return f"| `{name}` | " + " | ".join(cells) + f" | {text} |"
+
+
+def plain(reason: str) -> str:
+    """Why an operator is refused, in plain English."""
+    for pattern, said in REASONS.items():
+        found = re.search(pattern, reason, re.IGNORECASE)
+        if found:
+            return said.format(**{name: text.strip() for name, text in found.groupdict().items()})
+    return reason
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:

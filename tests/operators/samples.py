@@ -101,6 +101,15 @@ BY_PLACE: Mapping[str, int | None] = {
 dimension along which they count unless told.  Their places are judged by the elements there."""
 
 
+FIXED: Mapping[str, Sequence[int]] = {
+    "nn.functional.embedding_bag": (2,),
+    "bucketize": (1,),
+    "searchsorted": (0, 2),
+}
+"""Which tensors of an operator are part of the module, for no other values fit: offsets, and
+boundaries in order."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One sample: the leaves of a call, the tensors among them by their places."""
@@ -233,17 +242,25 @@ def _call(name: str, op: Callable[..., Any], sample: Any, column: str) -> Call |
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or not all(map(_is_plain, tensors)) or sample.kwargs.get("training") is True:
         return None
+    is_fixed = [at in FIXED.get(name, ()) and not _weighs(name, t) for at, t in enumerate(tensors)]
+    taken = [t for t, fixed in zip(tensors, is_fixed, strict=True) if not fixed]
+    places = [place for place, leaf in enumerate(leaves) if any(leaf is one for one in taken)]
     return Call(
         name,
         op,
         spec,
-        tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-        tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)),
-        tuple(t.detach().clone().contiguous() for t in tensors),
+        tuple(None if place in places else leaf for place, leaf in enumerate(leaves)),
+        tuple(places),
+        tuple(t.detach().clone().contiguous() for t in taken),
         column,
         str([tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves]),
         _along(name, sample),
     )
+
+
+def _weighs(name: str, tensor: Tensor) -> bool:
+    """Whether a bag without offsets has weights in their place."""
+    return name == "nn.functional.embedding_bag" and tensor.is_floating_point()
 
 
 def _along(name: str, sample: Any) -> int | None:

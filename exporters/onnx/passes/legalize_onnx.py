@@ -414,6 +414,20 @@ def _all_of_them(x: Tensor, *_: float) -> Tensor:
     return count.to(x.dtype).reshape(1)
 
 
+def _is_of_whole_numbers(node: Node) -> bool:
+    """Whether numbers are moved for which ONNX Runtime has no kernel of DepthToSpace."""
+    return dtype_of(node) in (torch.int64, torch.int32, torch.int16, torch.int8, torch.bool)
+
+
+def _shuffled(x: Tensor, factor: int) -> Tensor:
+    """Channels as pixels, moved by a transposition."""
+    squares = x.unflatten(-3, (-1, factor, factor))
+    before = list(range(x.dim() - 3))
+    c, a, b, h, w = range(len(before), len(before) + 5)
+    moved: Tensor = squares.permute(*before, c, h, a, w, b)
+    return moved.flatten(-2).flatten(-3, -2)
+
+
 def _crops(node: Node) -> bool:
     """Whether a padding with values of the input has a negative width."""
     widths: Any = node.args[1]
@@ -952,6 +966,7 @@ _PADS = (
 )
 _RULES: dict[Any, Rewrite] = {
     **dict.fromkeys(_PADS, _padded_and_cropped),
+    aten.pixel_shuffle.default: lambda program, node: insert_traced(program, node, _shuffled),
     **dict.fromkeys(_TRANSPOSED, _grown),
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
@@ -1001,6 +1016,7 @@ _RULES: dict[Any, Rewrite] = {
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
     **dict.fromkeys(_PADS, _crops),
+    aten.pixel_shuffle.default: _is_of_whole_numbers,
     **dict.fromkeys(_TRANSPOSED, _grows_by_a_stride),
     aten.add.Tensor: lambda node: _is_of_bools(node) or _is_nearly_gelu(node),
     **dict.fromkeys(_INDEXED, _has_int32),
