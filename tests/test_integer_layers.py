@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
-from enginecast.errors import PassError
+from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.quantizable import tail_of
 from enginecast.passes.quantize.measure.simulate import simulate
@@ -215,7 +215,7 @@ class Joined(nn.Module):
 def test_a_concatenation_of_integers(tmp_path: Path) -> None:
     """Parts that floats give, and a stronger one, take the scale of the whole."""
     module = loud(Joined)
-    module.get_submodule("both").weight.data.mul_(3)
+    module.get_parameter("both.weight").data.mul_(3)
     before = captured(module, PIXELS, dynamic={0: SIZES[0]})
     context = calibrated(before, PIXELS)
     after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
@@ -498,6 +498,28 @@ def test_an_lstm_with_other_weights_is_rejected(
 
 def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
     assert outcome(recurrent, tmp_path, nothing) == "verified"
+
+
+class Lengths(nn.Module):
+    """Rows of several lengths, which torch.export does not capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(16, 24, batch_first=True), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 2]), batch_first=True)
+        found, _ = nn.utils.rnn.pad_packed_sequence(self.cells(rows)[0], batch_first=True)
+        last: Tensor = self.head(found)
+        return last
+
+
+def test_a_module_that_nothing_quantizes_is_not_published_as_if(tmp_path: Path) -> None:
+    x = torch.randn(3, 7, 16)
+    request = ExportRequest(loud(Lengths), tmp_path / "b", precision="int8", example={"x": x})
+    with pytest.raises(CaptureError, match="int8 is for programs of torch.export"):
+        export(request)
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_stored_recurrence() -> None:

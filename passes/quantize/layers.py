@@ -710,7 +710,7 @@ def _by_phase(values: Node, geometry: TransposedGeometry, add: _Add) -> Node:
     not fill the last tap: [groups * phases * N / groups, C, taps...].
     """
     dims = len(geometry.taps)
-    pads = []
+    pads: list[int] = []
     for at, (taps, step) in enumerate(zip(geometry.taps, geometry.stride, strict=True)):
         pads = [0, taps * step - shape_of(values)[2 + at], *pads]
     found = add(aten.constant_pad_nd.default, values, pads)
@@ -718,8 +718,8 @@ def _by_phase(values: Node, geometry: TransposedGeometry, add: _Add) -> Node:
         found = add(aten.unflatten.int, found, 2 + 2 * at, [-1, step])
     found = add(aten.flip.default, found, [2 + 2 * at for at in range(dims)])
     found = add(aten.unflatten.int, found, 0, [geometry.groups, -1])
-    taps = [3 + 2 * at for at in range(dims)]
-    found = add(aten.permute.default, found, [0, *(at + 1 for at in taps), 1, 2, *taps])
+    places = [3 + 2 * at for at in range(dims)]
+    found = add(aten.permute.default, found, [0, *(at + 1 for at in places), 1, 2, *places])
     return add(aten.flatten.using_ints, found, 0, 1 + dims)
 
 

@@ -264,8 +264,8 @@ def channels_first(weight: Tensor, groups: int) -> Tensor:
     """The weight of a transposed convolution, [in, out / groups, kernel...], with a row for each
     channel that it gives: [out, in / groups, kernel...].
     """
-    whole = weight.unflatten(0, (groups, -1)).transpose(1, 2)
-    return whole.flatten(0, 1)
+    whole: Tensor = weight.unflatten(0, (groups, -1))
+    return whole.transpose(1, 2).flatten(0, 1)
 
 
 def _each(given: Any, count: int) -> tuple[int, ...]:
