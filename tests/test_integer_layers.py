@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
-from enginecast.errors import PassError
+from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.quantizable import tail_of
 from enginecast.passes.quantize.measure.simulate import simulate
@@ -192,6 +192,48 @@ def test_a_sum_of_integers_and_of_what_is_rounded_for_it() -> None:
     error = relative_error(found, exact)
     assert 1e-4 < error < 0.05
     assert relative_error(found, simulated) < error / 4
+
+
+class Joined(nn.Module):
+    """A skip and an upsampled branch, joined; what is joined is joined again with floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.up, self.both = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(24, 8, 3, padding=1)
+        self.last, self.head = nn.Conv2d(32, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.stem(x).relu()
+        joined = torch.cat([kept, self.up(self.down(kept).relu()) * 1], 1)
+        found = self.both(joined).relu()
+        again = torch.cat([functional.max_pool2d(found, 2), functional.max_pool2d(joined, 2)], 1)
+        last: Tensor = self.head(self.last(again).tanh().mean((2, 3)))
+        return last
+
+
+def test_a_concatenation_of_integers(tmp_path: Path) -> None:
+    """Parts that floats give, and a stronger one, take the scale of the whole."""
+    module = loud(Joined)
+    module.get_parameter("both.weight").data.mul_(3)
+    before = captured(module, PIXELS, dynamic={0: SIZES[0]})
+    context = calibrated(before, PIXELS)
+    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
+    plan = plan_of(after)
+    assert plan is not None
+    joins = [node for node in after.graph.nodes if node.target is aten.cat.default]
+    integers = [node for node in joins if node.meta["val"].dtype == torch.uint8]
+    assert len(integers) == 2
+    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
+    (simulated,) = simulate(before, plan, context.calibration)[0].values()
+    error = relative_error(found, exact)
+    assert 1e-4 < error < 0.05
+    assert relative_error(found, simulated) < error / 3
+    lowered = lower(after, tmp_path)
+    assert lowered.ops["Concat"] >= 2
+    other = torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(4))
+    (ran,) = run(tmp_path, other)
+    assert relative_error(ran, outputs(after, other)[0]) < error / 3
 
 
 def test_values_beyond_the_calibrated_ones_saturate() -> None:
@@ -456,6 +498,28 @@ def test_an_lstm_with_other_weights_is_rejected(
 
 def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
     assert outcome(recurrent, tmp_path, nothing) == "verified"
+
+
+class Lengths(nn.Module):
+    """Rows of several lengths, which torch.export does not capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(16, 24, batch_first=True), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 2]), batch_first=True)
+        found, _ = nn.utils.rnn.pad_packed_sequence(self.cells(rows)[0], batch_first=True)
+        last: Tensor = self.head(found)
+        return last
+
+
+def test_a_module_that_nothing_quantizes_is_not_published_as_if(tmp_path: Path) -> None:
+    x = torch.randn(3, 7, 16)
+    request = ExportRequest(loud(Lengths), tmp_path / "b", precision="int8", example={"x": x})
+    with pytest.raises(CaptureError, match=r"int8 is for programs of torch\.export"):
+        export(request)
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_stored_recurrence() -> None:

@@ -444,7 +444,16 @@ class ExportSession:
 
         Args:
             refused: of torch.export; the place that it names must be scripted.
+
+        Raises:
+            LoweringError: it was to be quantized, which passes do to programs alone.
         """
+        if self.config.quantized:
+            raise LoweringError(
+                f"{self.config.quantized} is for programs of torch.export, and this engine would be"
+                " made of the module itself, which nothing quantizes",
+                hint="Use --precision fp32.",
+            )
         require_torchscript()
         self.steps.log(DEPRECATION)
         with self.steps("read the weights"):
@@ -456,8 +465,7 @@ class ExportSession:
         model = prepare_script(self.source, self.request.options, self.steps)
         with self.steps("paths"):
             model, explored = explore(model, must)
-        # No passes, hence nothing that they would quantize.
-        config = replace(self.config, pipeline="", quantized="")
+        config = replace(self.config, pipeline="")
         with self.steps("reference"):
             branches = self.request.options.allow_unverified_branches
             reference, notes = reference_of_script(model, config.precision, branches=branches)

@@ -88,6 +88,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     geometry_of,
     integer_values,
     is_product_of_integers,
+    joined_integers,
     origin_in_order,
     products_as_linears,
     recurrence_of,
@@ -95,7 +96,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     tail_of,
     transposed_geometry_of,
 )
-from enginecast.passes.quantize.measure.simulate import Span, activation_spans
+from enginecast.passes.quantize.measure.simulate import Span, activation_spans, with_joined
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan
@@ -211,7 +212,7 @@ def _static_spans(
         if _is_static(found) and layer.kind == "linear"
     }
     whole = spans_wanted(program.graph, static)
-    spans = activation_spans(program, context, set(linears.values()), whole)
+    spans = with_joined(activation_spans(program, context, set(linears.values()), whole), static)
     left = []
     for layer, found in chosen:
         values = [linears[layer.node]] if layer.node in linears else []
@@ -511,6 +512,7 @@ class _Integers:
         self._convs = {layer.node: (layer, plan) for layer, plan in convs}
         plans = {layer.node: plan for layer, plan in convs}
         self._values = integer_values(program.graph, plans)
+        self._joined = joined_integers(plans).keys()
         self._held: dict[Node, _Held] = {}
         self._grids: dict[Node, tuple[Node, int]] = {}
 
@@ -587,6 +589,12 @@ class _Integers:
         if source in self._held:
             return self._held[source]
         origin = origin_in_order(source)
+        if source in self._joined:
+            found = self._join(source)
+            self._held[source] = found
+            return found
+        if origin in self._joined:
+            self._read(origin)
         with self._program.graph.inserting_before(_after(source)):
             if origin in self._held:
                 before = self._read(first_input(source))
@@ -602,6 +610,14 @@ class _Integers:
                 found = _Held(values, scale, zero)
         self._held[source] = found
         return found
+
+    def _join(self, node: Node) -> _Held:
+        """A concatenation of integers, which have one scale."""
+        parts, *dim = arguments(node)
+        values = [self._read(part).values for part in parts]
+        scale, zero = self._grid(node)
+        with self._program.graph.inserting_before(_after(node)):
+            return _Held(self._add(node, aten.cat.default, values, *dim), scale, zero)
 
     def _grid(self, node: Node) -> tuple[Node, int]:
         """The scale of a value, and what stands for 0."""
@@ -694,7 +710,7 @@ def _by_phase(values: Node, geometry: TransposedGeometry, add: _Add) -> Node:
     not fill the last tap: [groups * phases * N / groups, C, taps...].
     """
     dims = len(geometry.taps)
-    pads = []
+    pads: list[int] = []
     for at, (taps, step) in enumerate(zip(geometry.taps, geometry.stride, strict=True)):
         pads = [0, taps * step - shape_of(values)[2 + at], *pads]
     found = add(aten.constant_pad_nd.default, values, pads)
@@ -702,8 +718,8 @@ def _by_phase(values: Node, geometry: TransposedGeometry, add: _Add) -> Node:
         found = add(aten.unflatten.int, found, 2 + 2 * at, [-1, step])
     found = add(aten.flip.default, found, [2 + 2 * at for at in range(dims)])
     found = add(aten.unflatten.int, found, 0, [geometry.groups, -1])
-    taps = [3 + 2 * at for at in range(dims)]
-    found = add(aten.permute.default, found, [0, *(at + 1 for at in taps), 1, 2, *taps])
+    places = [3 + 2 * at for at in range(dims)]
+    found = add(aten.permute.default, found, [0, *(at + 1 for at in places), 1, 2, *places])
     return add(aten.flatten.using_ints, found, 0, 1 + dims)
 
 

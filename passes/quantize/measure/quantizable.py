@@ -264,8 +264,8 @@ def channels_first(weight: Tensor, groups: int) -> Tensor:
     """The weight of a transposed convolution, [in, out / groups, kernel...], with a row for each
     channel that it gives: [out, in / groups, kernel...].
     """
-    whole = weight.unflatten(0, (groups, -1)).transpose(1, 2)
-    return whole.flatten(0, 1)
+    whole: Tensor = weight.unflatten(0, (groups, -1))
+    return whole.transpose(1, 2).flatten(0, 1)
 
 
 def _each(given: Any, count: int) -> tuple[int, ...]:
@@ -362,6 +362,7 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
     """
     convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
     read = {origin_in_order(first_input(node)) for node in convs}
+    read |= {origin for origins in joined_integers(plans).values() for origin in origins}
     found: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in convs:
@@ -378,6 +379,28 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
     }
 
 
+def joined_integers(plans: Mapping[Node, LayerPlan]) -> dict[Node, list[Node]]:
+    """The concatenations that convolutions in int8 read and whose parts, one at least of such a
+    convolution, are integers of one scale.
+
+    Returns:
+        Where the parts of each are taken from.
+    """
+    convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
+    tails = {tail_of(node).node for node in convs}
+    open_ = [origin_in_order(first_input(node)) for node in plans if node in convs]
+    found: dict[Node, list[Node]] = {}
+    while open_:
+        node = open_.pop()
+        if node in found or not is_call(node, aten.cat.default, aten.concat.default):
+            continue
+        origins = [origin_in_order(part) for part in arguments(node)[0]]
+        if tails.intersection(origins) or any(is_call(o, aten.cat.default) for o in origins):
+            found[node] = origins
+            open_ += origins
+    return found
+
+
 def _adds_integers(node: Node, held: Mapping[Node, Node], read: Set[Node]) -> bool:
     sides = [side for side in node.args if isinstance(side, Node)]
     if len(sides) < 2 or not all(same_shape(shape_of(s), shape_of(node)) for s in sides):
@@ -392,4 +415,6 @@ def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bo
     """
     read = (node for node, plan in plans.items() if is_product_of_integers(plan))
     found = {origin_in_order(first_input(node)): False for node in read}
+    for origins in joined_integers(plans).values():
+        found |= dict.fromkeys(origins, False)
     return found | {tail: held.by_channel for tail, held in integer_values(graph, plans).items()}

@@ -27,6 +27,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     find_layers,
     integer_values,
     is_product_of_integers,
+    joined_integers,
     origin_in_order,
     recurrence_of,
     spans_wanted,
@@ -361,7 +362,26 @@ def static_spans(
     """
     static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
     read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
-    return activation_spans(program, context, read, spans_wanted(program.graph, static))
+    spans = activation_spans(program, context, read, spans_wanted(program.graph, static))
+    return with_joined(spans, static)
+
+
+def with_joined(spans: Mapping[Node, Span], plans: Mapping[Node, LayerPlan]) -> dict[Node, Span]:
+    """Spans, of which what is joined in integers has one in common."""
+    found = dict(spans)
+    groups: list[set[Node]] = []
+    for node, origins in joined_integers(plans).items():
+        group = {node, *origins}
+        for other in [known for known in groups if known & group]:
+            groups.remove(other)
+            group |= other
+        groups.append(group)
+    for group in groups:
+        members = [found[node] for node in group]
+        low, high = (torch.tensor([getattr(m, end) for m in members]) for end in ("low", "high"))
+        whole = Span(float(low.amin()), float(high.amax()))  # NaN is handed on
+        found |= dict.fromkeys(group, whole)
+    return found
 
 
 def activation_ranges(
