@@ -29,7 +29,13 @@ from enginecast.capture.inputs.given import (
     parse_dynamic,
     read_inputs,
 )
-from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, ranges_of
+from enginecast.capture.inputs.specs import (
+    InputSpec,
+    captured_dtype,
+    from_example,
+    ranges_of,
+    sums,
+)
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
@@ -138,10 +144,10 @@ class OpenedModel:
         """The input that marks valid rows."""
         # One that is as long as the tokens before, too, has no column for each row of an output;
         # nor does that of an encoder, beside it.
-        masks = [spec for spec in self.inputs if spec.kind == "attention_mask"]
-        if any(dim.parts for spec in masks for dim in spec.dims):
+        if sums(self.inputs):
             return None
-        return next((spec.name for spec in masks), None)
+        masks = (spec.name for spec in self.inputs if spec.kind == "attention_mask")
+        return next(masks, None)
 
 
 @dataclass(frozen=True)
