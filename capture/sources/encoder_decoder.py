@@ -68,6 +68,17 @@ class Sides:
     """Of the encoder's output."""
 
 
+@dataclass
+class Encoded(BaseModelOutput):  # type: ignore[misc] # it has no types
+    """What an encoder gave.  Classes add fields, such as the logits of routers, which nothing that
+    is kept needs.
+    """
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
 class EncoderSource(WrappedSource):
     """The encoder of another source's model, up to the keys and values of the decoder's layers."""
 
@@ -127,7 +138,11 @@ class EncoderSource(WrappedSource):
             first = next(tensor for tensor in tensors.values() if tensor is not None)
             ids = torch.zeros(first.shape[0], 1, dtype=torch.int64)
             given = {IDS: ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
-            plain(module, **tensors, **given)
+            if tensors.get(OWN_MASK) is not None:
+                given[OWN_MASK] = tensors[OWN_MASK]
+            owner: Any = module
+            encoded = owner.get_encoder()(**tensors, return_dict=True)  # as `generate` does
+            plain(module, encoder_outputs=encoded, **given)
             kept = cache.cross_attention_cache.layers
             return {
                 f"{CROSS}_{n}_{kind}": tensor
@@ -168,7 +183,7 @@ class CrossDecoderSource(DecoderSource):
                 hidden = torch.zeros(1, LENGTH, width)
                 module(
                     **{IDS: torch.zeros(1, 2, dtype=torch.int64)},
-                    encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                    encoder_outputs=Encoded(last_hidden_state=hidden),
                     past_key_values=cache,
                     use_cache=True,
                 )
@@ -308,7 +323,7 @@ class CrossDecoderSource(DecoderSource):
             returned = plain(
                 module,
                 **given,
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                encoder_outputs=Encoded(last_hidden_state=hidden),
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,

@@ -34,6 +34,7 @@ from enginecast.capture.inputs.specs import (
     captured_dtype,
     from_example,
     ranges_of,
+    sums,
     with_held_marks,
 )
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
@@ -144,10 +145,10 @@ class OpenedModel:
         """The input that marks valid rows."""
         # One that is as long as the tokens before, too, has no column for each row of an output;
         # nor does that of an encoder, beside it.
-        masks = [spec for spec in self.inputs if spec.kind == "attention_mask"]
-        if any(dim.parts for spec in masks for dim in spec.dims):
+        if sums(self.inputs):
             return None
-        return next((spec.name for spec in masks), None)
+        masks = (spec.name for spec in self.inputs if spec.kind == "attention_mask")
+        return next(masks, None)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.encoder_decoder import (
     ENCODER_MASK,
+    HINT,
     CrossDecoderSource,
     EncoderSource,
 )
@@ -65,7 +66,8 @@ def cross_decoder_inputs(
             *(source.ids, "token_ids", torch.int64, (batch(), sequence), 0, size - 1),
             *(padding, ending),
         ),
-        InputSpec(source.mask, "attention_mask", torch.int64, (batch(), total), 0, 1),
+        # What a decoder reads has no padding: ones alone.
+        InputSpec(source.mask, "tensor", torch.int64, (batch(), total), 1, 1),
     ]
     if source.encoder.is_masked:
         dims = (batch(), length)
@@ -105,7 +107,9 @@ def encoded_length(source: EncoderSource, specs: Sequence[InputSpec]) -> DimSpec
                 found: Mapping[str, Tensor] = module(**fakes)
         except Exception as error:  # the model's own code
             raise SourceError(
-                f"{source.name} does not run: {type(error).__name__}: {error}"
+                f"{source.name} does not run without values, which tells the length of its output:"
+                f" {type(error).__name__}: {error}",
+                hint=HINT,
             ) from error
         lengths.append(int(next(iter(found.values())).shape[2]))
     low, example, high = lengths
