@@ -13,7 +13,7 @@ import enginecast
 from enginecast.errors import EnginecastError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those packages warn of much
-FIXED = ("optical flow",)
+FIXED = ("optical flow", "detection")
 """Families whose models take one size: their batch is one."""
 MISSING = "no dependency of this project: install it to run this"
 
@@ -57,7 +57,7 @@ def test_models_are_settled() -> None:
 
 FAMILIES = {
     "classification": "vision_transformer",
-    "detection": "fcos_of_any_size",
+    "detection": "fcos",
     "lightning": "lightning_checkpoint",
     "open_clip": "clip_text",
     "optical flow": "raft_small",

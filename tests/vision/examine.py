@@ -149,11 +149,20 @@ def _without_rows(array: Array) -> Array:
     return other
 
 
+def _starts(array: Array) -> bool:
+    """Whether the rows that are taken away hold anything."""
+    return bool((array != _without_rows(array)).any())
+
+
 def _change_array(path: Path) -> str:
-    arrays = load_file(path)
+    every = load_file(path)
+    arrays = {name: array for name, array in every.items() if array.dtype.kind == "f"}
+    arrays = {name: array for name, array in arrays.items() if array.ndim > 1 and _starts(array)}
+    if not arrays:
+        return ""
     name, array = max(arrays.items(), key=lambda item: item[1].size)
     data, old = path.read_bytes(), np.ascontiguousarray(array).tobytes()
-    if array.dtype.kind != "f" or array.ndim < 2 or old not in data:
+    if old not in data:
         return ""
     path.write_bytes(data.replace(old, _without_rows(array).tobytes(), 1))
     return str(name)

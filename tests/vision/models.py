@@ -252,8 +252,6 @@ def single_shot() -> Made:
     return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
 
 
-OF_ANY_SIZE = ("--dynamic", "image:1=48..112", "--dynamic", "image:2=48..112")
-"""Detectors resize what they are given."""
 OF_ANY_NUMBER = ("--dynamic", "boxes:0=1..32")
 
 
@@ -349,22 +347,17 @@ _CLASSIFIERS: dict[str, dict[str, Any]] = {
     "shufflenet_v2_x0_5": {},
     "squeezenet1_1": {},
 }
-_RETINA = partial(detector, "RetinaNet", score_thresh=0.88, topk_candidates=30)
-_FCOS = partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30)
-_AS_SCRIPT = ("--target", "torchscript", *OF_ANY_SIZE)
-_DETECTORS: Mapping[str, tuple[Callable[[], Made], tuple[str, ...]]] = {
-    "faster_rcnn": (partial(detector, "FasterRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
-    "faster_rcnn_fpn": (with_pyramid, OF_ANY_SIZE),
-    "mask_rcnn": (partial(detector, "MaskRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
-    "keypoint_rcnn": (partial(detector, "KeypointRCNN", box_score_thresh=0.5), OF_ANY_SIZE),
-    "retinanet": (_RETINA, ()),
-    "retinanet_of_any_size": (_RETINA, _AS_SCRIPT),
-    "fcos": (_FCOS, ()),
-    "fcos_of_any_size": (_FCOS, _AS_SCRIPT),
-    "ssdlite": (single_shot, OF_ANY_SIZE),
+_DETECTORS: Mapping[str, Callable[[], Made]] = {
+    "faster_rcnn": partial(detector, "FasterRCNN", box_score_thresh=0.5),
+    "faster_rcnn_fpn": with_pyramid,
+    "mask_rcnn": partial(detector, "MaskRCNN", box_score_thresh=0.5),
+    "keypoint_rcnn": partial(detector, "KeypointRCNN", box_score_thresh=0.5),
+    "retinanet": partial(detector, "RetinaNet", score_thresh=0.88, topk_candidates=30),
+    "fcos": partial(detector, "FCOS", score_thresh=0.7, topk_candidates=30),
+    "ssdlite": single_shot,
 }
-"""What they are made by, and the options of their export: torch.export takes those with one stage,
-and fixes the sizes to which images are resized.
+"""Of one image size: scripts of torchvision resize by a factor in fp32, to 63 pixels where eager
+makes 64 of 50 or 67.
 """
 _TORCHVISION = {
     **{
@@ -389,8 +382,8 @@ _TORCHVISION = {
         for name in ("align", "pool")
     },
     **{
-        name: Entry("detection", "torchvision", make, options, fp16=False)
-        for name, (make, options) in _DETECTORS.items()
+        name: Entry("detection", "torchvision", make, fp16=False)
+        for name, make in _DETECTORS.items()
     },
 }
 _OF_TIMM: dict[str, dict[str, Any]] = {
