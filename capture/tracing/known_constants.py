@@ -8,6 +8,7 @@ of an image would be data.  What is written to with data is forgotten, by torch,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
 from torch._subclasses import fake_tensor
 
 from enginecast.capture.python.recompile import replaced
@@ -18,7 +19,7 @@ _LIMIT = "CONSTANT_NUMEL_LIMIT"
 
 
 @contextmanager
-def knowing_constants() -> Iterator[None]:
+def knowing_constants(_: nn.Module) -> Iterator[None]:
     """Within the block, fake tensors remember the values of small constants."""
     if not hasattr(fake_tensor, _LIMIT):  # torch has moved it
         yield

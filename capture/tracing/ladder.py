@@ -4,6 +4,7 @@ failed.
     export      torch.export, not strict
     bake        the same, with predicates answered that depend on weights alone
     strict      torch.export, strict: Dynamo follows the bytecode
+    bake        not strict again, and the values of small constants are known as well
     rewrite     control flow rewritten to torch.cond, while_loop, scan, torch.where
     specialise  one path taken, and outputs that tell whether it was the right one
     torchscript what the caller does when all of these refuse
@@ -27,6 +28,7 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.known_constants import knowing_constants
 from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.tracing.possible_values import answering_certain
 from enginecast.capture.tracing.questions import all_as_eager
@@ -157,6 +159,9 @@ class Ladder:
         if baked.around:
             yield baked
         yield TracingStrategy("strict", is_strict=True)
+        effect = "; ".join(filter(None, [baked.effect, "values of small constants are known"]))
+        yield replace(baked, effect=effect, around=(*baked.around, knowing_constants))
+        rungs.pop()  # where it does not help, there may be no such constants at all
         if self.fallback in REWRITES:
             reads = {read.place for run in runs for read in run if read.decides != "weights"}
             places = reads | {_split(rung.place) for rung in rungs if rung.place}

@@ -16,7 +16,6 @@ from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.tracing.data_sizes import sizes_from_none
 from enginecast.capture.tracing.equivalents import with_equivalents
 from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
-from enginecast.capture.tracing.known_constants import knowing_constants
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.errors import CaptureError
 
@@ -71,7 +70,6 @@ class TracingStrategy:
         stack.enter_context(with_equivalents(module))
         stack.enter_context(flex_attention_spelled_out())
         stack.enter_context(sizes_from_none())
-        stack.enter_context(knowing_constants())
         for manager in self.around:
             stack.enter_context(manager(module))
         return stack

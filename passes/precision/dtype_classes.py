@@ -46,6 +46,7 @@ from enginecast.passes.ir.edit import (
     dtype_of,
     first_input,
     is_float,
+    same_size,
     shape_of,
     weight_specs,
 )
@@ -197,7 +198,7 @@ def _is_statistic(source: Node, node: Node) -> bool:
     while is_call(source, aten.expand.default, aten.expand_as.default):
         source = first_input(source)
     shape = shape_of(source)
-    return bool(shape) and shape[-1] == 1 and shape_of(node)[-1] != 1
+    return bool(shape) and same_size(shape[-1], 1) and not same_size(shape_of(node)[-1], 1)
 
 
 def _statistics(graph: Graph) -> set[Node]:

@@ -383,6 +383,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "noise_scale": 0.0,
         "noise_scale_duration": 0.0,
         "upsample_initial_channel": 32,
+        "upsample_rates": [4, 2],
+        "upsample_kernel_sizes": [8, 4],
     },
     "voxtral": {"audio_token_id": 120},
     "minicpm_ocr": {"image_token_id": 120},
