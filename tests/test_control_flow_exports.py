@@ -94,7 +94,7 @@ class Masked(nn.Module):
         self.other = other
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        mask = ids.eq(0)
+        mask: Tensor | None = ids.eq(0)
         if not mask.any():
             mask = None
         if mask is None:
