@@ -94,9 +94,9 @@ class Masked(nn.Module):
         self.other = other
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        mask: Tensor | None = ids.eq(0)
+        mask = ids.eq(0)
         if not mask.any():
-            mask = None
+            mask = None  # type: ignore[assignment]
         if mask is None:
             return x.softmax(-1) + self.other
         return x.masked_fill(mask, -1e4).softmax(-1)
