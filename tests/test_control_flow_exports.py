@@ -96,7 +96,7 @@ class Masked(nn.Module):
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
         mask = ids.eq(0)
         if not mask.any():
-            mask = None
+            mask = None  # type: ignore[assignment]
         if mask is None:
             return x.softmax(-1) + self.other
         return x.masked_fill(mask, -1e4).softmax(-1)

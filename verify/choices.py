@@ -33,6 +33,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from enginecast.errors import EnginecastError
 from enginecast.passes.ir.edit import (
@@ -203,6 +204,15 @@ def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) 
     program.graph_signature.output_specs += [
         OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in added
     ]
+    # A lowering that decomposes the program calls it, and takes its outputs apart by this.
+    count = sum(
+        spec.kind is OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs
+    )
+    entry, *modules = program.module_call_graph
+    if entry.signature is not None:
+        spec = pytree.tree_structure(tuple(range(count)))
+        entry = replace(entry, signature=replace(entry.signature, outputs=[], out_spec=spec))
+    program._module_call_graph = [entry, *modules]
     program.graph_module.recompile()
 
 

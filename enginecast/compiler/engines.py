@@ -229,7 +229,8 @@ def _judge_at_ties(
         return msgspec.structs.replace(rejected, reasons=reasons), None
     verdict = replace(criteria, reference=found.reference).judge(engine, wrong)
     if verdict.outcome == "rejected":
-        return rejected, None
+        more = (*found.notes, f"with these, too: {verdict.reasons[0]}")
+        return msgspec.structs.replace(rejected, reasons=(*rejected.reasons, *more)), None
     reasons = (*verdict.reasons, *found.notes)
     return msgspec.structs.replace(verdict, reasons=reasons), found.reference
 

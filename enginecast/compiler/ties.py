@@ -52,8 +52,8 @@ class Ties:
         cases = [*self.model.cases, *edges]
         try:
             choices = self._choices(names, cases)
-        except EnginecastError:
-            return Rejudged(None, ())
+        except EnginecastError as error:
+            return Rejudged(None, (f"whether values tie is not known: {error.message}",))
         return rejudge(
             captured, self.model.cases, edges, self.model.output_names, choices, reference
         )
