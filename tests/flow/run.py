@@ -8,7 +8,6 @@ tests/flow/results.json, and the tables of docs/results/control-flow.md are writ
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -21,43 +20,33 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent)]
 
+from children import Ended, each
+
 from flow.cases import Case, cases
 from flow.examine import Row, examine
 
 TIME = 300
-"""Seconds that one model may take."""
+"""Seconds of processor time that one model may take."""
 
 
 def run(chosen: Sequence[Case], place: Path) -> Iterator[Row]:
     """Examine each in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    for number, case in enumerate(chosen):
-        folder = place / str(number)
-        folder.mkdir()
-        child = context.Process(target=_child, args=(case, folder))
-        child.start()
-        child.join(TIME)
-        late = child.is_alive()
-        if late:
-            child.kill()
-            child.join()
-        yield _row(case, folder / "row.json", late, child.exitcode)
+    for ended in each(chosen, _examine, place, seconds=TIME, memory=None):
+        yield _row(ended)
 
 
-def _child(case: Case, folder: Path) -> None:
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def _examine(case: Case, folder: Path) -> None:
     row = examine(case, folder)
     (folder / "row.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
 
 
-def _row(case: Case, file: Path, late: bool, code: int | None) -> Row:
+def _row(ended: Ended[Case]) -> Row:
+    file = ended.folder / "row.json"
     if file.exists():
         return Row(**json.loads(file.read_text(encoding="utf-8")))
-    row = Row(case.group, case.name)
-    row.outcome = "timed out" if late else "crashed"
-    row.reason = f"more than {TIME} s" if late else f"the process ended with {code}"
+    row = Row(ended.item.group, ended.item.name)
+    row.outcome = "timed out" if ended.timed_out else "crashed"
+    row.reason = f"more than {TIME} s" if ended.timed_out else ended.death
     return row
 
 

@@ -9,18 +9,11 @@ rows.
 
 import argparse
 import gc
-import itertools
 import json
 import os
-import resource
-import shutil
-import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +23,8 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 if TYPE_CHECKING:
+    from children import Ended
+
     from operators.examine import Row
 
 TOGETHER = 8
@@ -38,18 +33,7 @@ SLOW = ("Fourier transforms", "Linear algebra", "Special functions")
 """Groups that come last."""
 TIME = 240
 """Seconds of processor time that they may take."""
-PATIENCE = 900
-"""Seconds on the clock after which a child that waits for something is ended."""
-MEMORY = 12 << 30
-"""Bytes of address space that one operator may take."""
 CHILDREN = 2
-
-
-@dataclass
-class _Child:
-    names: Sequence[str]
-    folder: Path
-    started: float
 
 
 def run(
@@ -60,30 +44,25 @@ def run(
     jobs: int = CHILDREN,
 ) -> Iterator["Row"]:
     """Examine operators in processes of their own; give the rows as they come."""
+    from children import each
+
+    from operators.examine import examine
+    from operators.samples import DTYPES
+
     _preload(workplace)
-    waiting = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)][::-1]
-    children: dict[int, _Child] = {}
-    for number in itertools.count():
-        while waiting and len(children) < jobs:
-            batch = waiting.pop()
-            folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=workplace))
-            children[_fork(batch, folder, dtypes)] = _Child(batch, folder, time.monotonic())
-        if not children:
-            return
-        time.sleep(0.02)
-        for pid, child in list(children.items()):
-            late = time.monotonic() - child.started > PATIENCE
-            if late:
-                os.kill(pid, signal.SIGKILL)
-            ended, status, _ = os.wait4(pid, 0 if late else os.WNOHANG)
-            if not ended:
-                continue
-            del children[pid]
-            if status and len(child.names) > 1:
-                waiting += [[name] for name in child.names]
-            else:
-                yield from _rows(child, status)
-            shutil.rmtree(child.folder, ignore_errors=True)
+
+    def work(batch: Sequence[str], folder: Path) -> None:
+        examine(batch, folder, dtypes or tuple(DTYPES))
+
+    batches = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)]
+    alone: list[Sequence[str]] = []
+    for ended in each(batches, work, workplace, seconds=TIME, jobs=jobs):
+        if ended.status and len(ended.item) > 1:
+            alone += [[name] for name in ended.item]
+        else:
+            yield from _rows(ended)
+    for ended in each(alone, work, workplace, seconds=TIME, jobs=jobs):
+        yield from _rows(ended)
 
 
 def _preload(workplace: Path) -> None:
@@ -98,52 +77,17 @@ def _preload(workplace: Path) -> None:
     gc.freeze()
 
 
-def _fork(names: Sequence[str], folder: Path, dtypes: Sequence[str]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (TIME, TIME + 5))
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        from operators.examine import examine
-        from operators.samples import DTYPES
-
-        examine(names, folder, dtypes or tuple(DTYPES))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _rows(child: _Child, status: int) -> Iterator["Row"]:
+def _rows(ended: "Ended[Sequence[str]]") -> Iterator["Row"]:
     from operators.examine import Cell, Row
 
-    if status:
-        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-        died = Cell("crashed", _death(status, child.folder), 1)
+    if ended.status:
         slow = Cell("timed out", f"more than {TIME} s", 1)
-        yield Row(child.names[0], {"float32": slow if late else died})
+        died = Cell("crashed", ended.death, 1)
+        yield Row(ended.item[0], {"float32": slow if ended.late else died})
         return
-    for found in json.loads((child.folder / "rows.json").read_text(encoding="utf-8")):
+    for found in json.loads((ended.folder / "rows.json").read_text(encoding="utf-8")):
         found["cells"] = {column: Cell(**cell) for column, cell in found["cells"].items()}
         yield Row(**found)
-
-
-def _death(status: int, folder: Path) -> str:
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"exit code {os.waitstatus_to_exitcode(status)}: {''.join(log[-1:])[:200]}"
 
 
 def main() -> None:

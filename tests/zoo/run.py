@@ -9,15 +9,9 @@ Types whose package is not installed are left out; their rows stay as they are.
 import argparse
 import gc
 import os
-import resource
-import shutil
-import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,22 +24,13 @@ if __name__ == "__main__":
 import msgspec  # noqa: E402 - the path comes first
 
 if TYPE_CHECKING:
+    from children import Ended
+
     from zoo.examine import Outcome, Row
 
 TIME = 150
 """Seconds of processor time that one model may take."""
-PATIENCE = 900
-"""Seconds on the clock after which a child that waits for something is ended."""
-MEMORY = 12 << 30
-"""Bytes of address space that one model may take."""
 CHILDREN = 2
-
-
-@dataclass
-class _Child:
-    model_type: str
-    folder: Path
-    started: float
 
 
 def run(
@@ -57,27 +42,17 @@ def run(
     eager_only: bool = False,
 ) -> Iterator["Row"]:
     """Examine each type in a process of its own; give the rows as they come."""
+    from children import each
+
+    from zoo.examine import examine
+
     _preload()
-    waiting = list(reversed(types))
-    children: dict[int, _Child] = {}
-    while waiting or children:
-        while waiting and len(children) < jobs:
-            name = waiting.pop()
-            folder = workplace / name
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            children[_fork(name, folder, eager_only)] = _Child(name, folder, time.monotonic())
-        time.sleep(0.05)
-        for pid, child in list(children.items()):
-            late = time.monotonic() - child.started > PATIENCE
-            if late:
-                os.kill(pid, signal.SIGKILL)
-            ended, status, usage = os.wait4(pid, 0 if late else os.WNOHANG)
-            if ended:
-                del children[pid]
-                yield _row(child, status, usage)
-                if not keep:
-                    shutil.rmtree(child.folder, ignore_errors=True)
+
+    def work(model_type: str, folder: Path) -> None:
+        examine(model_type, folder, eager_only=eager_only)
+
+    for ended in each(types, work, workplace, seconds=TIME, jobs=jobs, keep=keep):
+        yield _row(ended)
 
 
 def _preload() -> None:
@@ -109,54 +84,19 @@ def _warm_up() -> None:
         convert(program, opset=23, reader="onnxruntime-cpu")
 
 
-def _fork(model_type: str, folder: Path, eager_only: bool) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (TIME, TIME + 5))
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        from zoo.examine import examine
-
-        examine(model_type, folder, eager_only=eager_only)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _row(child: _Child, status: int, usage: resource.struct_rusage) -> "Row":
+def _row(ended: "Ended[str]") -> "Row":
     from zoo.examine import Row
 
     try:
-        row = msgspec.json.decode((child.folder / "row.json").read_bytes(), type=Row)
+        row = msgspec.json.decode((ended.folder / "row.json").read_bytes(), type=Row)
     except FileNotFoundError:
-        row = Row(child.model_type)
-    row.seconds = round(usage.ru_utime + usage.ru_stime, 1)
-    if not status:
-        return row
-    late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-    # The limit counts whole seconds, and what the child has of its own is a little less.
-    ended: Outcome = "timed out" if late and row.seconds >= 0.9 * TIME else "crashed"
-    row.outcome = "not run in eager" if row.stage == "build" else ended
-    row.reason = f"{row.stage}: {f'more than {TIME} s' if late else _death(status)}"
+        row = Row(ended.item)
+    row.seconds = round(ended.seconds, 1)
+    if ended.status:
+        died: Outcome = "timed out" if ended.timed_out else "crashed"
+        row.outcome = "not run in eager" if row.stage == "build" else died
+        row.reason = f"{row.stage}: {f'more than {TIME} s' if ended.timed_out else ended.death}"
     return row
-
-
-def _death(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
 def main() -> None:
