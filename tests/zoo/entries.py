@@ -51,9 +51,9 @@ class Conditioned(nn.Module):
 
 def semantic(model: PreTrainedModel) -> nn.Module:
     """The first of Bark's three models, without a cache."""
-    part: PreTrainedModel = model.semantic
-    part.config.use_cache = False
-    return part
+    model.semantic.config.use_cache = False
+    found: nn.Module = model.semantic
+    return found
 
 
 @dataclass(frozen=True)
