@@ -39,7 +39,8 @@ def _unique_along(
     return_counts: bool = False,
 ) -> tuple[Any, Any, Any]:
     if len(x.shape) == 1:
-        return _unique(x, sorted, return_inverse, return_counts)
+        same: tuple[Any, Any, Any] = _unique(x, sorted, return_inverse, return_counts)
+        return same
     found: tuple[Any, Any, Any] = core.aten_unique_dim(
         x, dim, sorted, return_inverse, return_counts
     )

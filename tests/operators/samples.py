@@ -196,8 +196,8 @@ class Inside(Calls):
 
 
 def _not_finite(x: Tensor) -> Tensor:
-    twice = x * 2
-    return twice * 2 / 4 + (twice - twice)
+    size = x.abs()  # the same in fp64, and without an infinity that a pass could see
+    return x / (size < 0.8e38) * (size < 1.7e38)
 
 
 def names() -> tuple[str, ...]:
