@@ -6,9 +6,9 @@ Models with seeded random weights, an eighth of whose channels are three times a
 run in eager fp32, as our engines in fp32 and int8, and as what torch.onnx gives, in fp32 and
 quantized by `onnxruntime.quantization`: `quantize_static` (QDQ, by channel, unsigned activations),
 and `quantize_dynamic` where there is an LSTM or a GRU, which the former leaves in
-floats.  Both calibrate on inputs drawn alike.  Error: relative L2 of the first output against eager, over inputs that nobody
-was calibrated on.  Time: CPU time of the process, one thread, the least of interleaved rounds; what
-is reported is ratios.  Size: graph and weights over those of
+floats.  Both calibrate on inputs drawn alike.  Error: relative L2 of the first output against
+eager, over inputs that nobody was calibrated on.  Time: CPU time of the process, one thread, the
+least of interleaved rounds; what is reported is ratios.  Size: graph and weights over those of
 torch.onnx's fp32.
 """
 

@@ -425,7 +425,10 @@ class Tagger(nn.Module):
         return last
 
 
-@pytest.mark.parametrize(("layers", "bias", "first"), [(2, True, True), (1, False, False)])
+@pytest.mark.parametrize(
+    ("layers", "bias", "first"),
+    [pytest.param(2, True, True, marks=pytest.mark.slow), (1, False, False)],
+)
 def test_an_lstm_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
     x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
     module = loud(lambda: Tagger(layers, bias, first))
