@@ -22,7 +22,7 @@ def _fake(
     return x.new_empty((*x.shape[:2], size)), torch.empty_like(hidden), torch.empty_like(cell)
 
 
-def _rounded(x: Tensor) -> Tensor:
+def rounded(x: Tensor) -> Tensor:
     """x on 256 steps from its least element, or 0, to its largest, or 0."""
     low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
     step = (high - low) / LARGEST
@@ -61,7 +61,7 @@ def quantized_lstm(
     """
     rounds = weight.dtype == torch.int8
     size = hidden.shape[2]
-    read = _rounded(x) if rounds else x
+    read = rounded(x) if rounds else x
     outputs, states, cells = [], [], []
     for at in range(weight.shape[0]):
         given = read @ (weight[at].float() * weight_scale[at])
@@ -70,7 +70,7 @@ def quantized_lstm(
         kept = recurrence[at].float() * recurrence_scale[at]
         state, memory, found = hidden[at], cell[at], []
         for step in given.unbind(0) if at == 0 else given.flip(0).unbind(0):
-            gates = step + (_rounded(state) if rounds else state) @ kept
+            gates = step + (rounded(state) if rounds else state) @ kept
             enters, leaves, forgets, new = gates.split(size, -1)
             memory = forgets.sigmoid() * memory + enters.sigmoid() * new.tanh()
             state = leaves.sigmoid() * memory.tanh()

@@ -105,6 +105,14 @@ _integer_to_float = _op(
     required=4,
     outputs="Y:T3",
 )
+_dynamic_product = _op(
+    "DynamicQuantizeMatMul",
+    "A:T1 B:T2 b_scale:T1 b_zero_point:T2 bias:T1",
+    {"T1": ["tensor(float)"], "T2": _INT8},
+    {},
+    required=3,
+    outputs="Y:T1",
+)
 _quantized_sum = _op(
     "QLinearAdd",
     "A:T A_scale:S A_zero_point:T B:T B_scale:S B_zero_point:T C_scale:S C_zero_point:T",
@@ -453,6 +461,70 @@ def _quantized_lstm(
     return op.Reshape(rows, op.Constant(value_ints=[0, 0, directions * size])), last, memory
 
 
+@_translation(own.quantized_gru.default, readers=["onnxruntime-cpu"])
+def _quantized_gru(
+    x: Any,
+    hidden: Any,
+    weight: Any,
+    weight_scale: Any,
+    recurrence: Any,
+    recurrence_scale: Any,
+    bias: Any,
+    recurrence_bias: Any,
+    backward: bool,
+) -> tuple[Any, Any]:
+    """ONNX Runtime has no GRU of integers: one product of the input of all steps, and a Scan."""
+    from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
+
+    given = _dynamic_product(x, weight, weight_scale, None, bias)
+    kept = (recurrence, recurrence_scale, None, recurrence_bias)
+    body = _gru_step(hidden, recurrence.shape[0], kept)
+    way = [1 if backward else 0]
+    last, found = call_op(
+        *("Scan", hidden, given),
+        _num_outputs=2,
+        body=body,
+        num_scan_inputs=1,
+        scan_input_directions=way,
+        scan_output_directions=way,
+    )
+    return found, last
+
+
+def _gru_step(hidden: Any, size: int, kept: Sequence[Any]) -> ir.Graph:
+    """The body of the Scan: from a state and the products of one step of the input to the next
+    state, twice.
+    """
+    nodes: list[ir.Node] = []
+    floats = ir.TensorType(_FLOAT)
+    state = ir.Value(name="gru_state", shape=hidden.shape, type=floats)
+    given_shape = ir.Shape([hidden.shape[0], 3 * size])
+    given = ir.Value(name="gru_given", shape=given_shape, type=floats)
+
+    def add(
+        kind: str, *read: ir.Value | None, domain: str = "", count: int = 1, **more: Any
+    ) -> Any:
+        attributes = ir.convenience.convert_attributes(more)
+        node = ir.Node(domain, kind, read, attributes, num_outputs=count)
+        for place, value in enumerate(node.outputs):
+            value.name = f"gru_{len(nodes)}_{place}"
+            value.type = floats
+        nodes.append(node)
+        return node.outputs[0] if count == 1 else node.outputs
+
+    held = add("DynamicQuantizeMatMul", state, *kept, domain="com.microsoft")
+    resets, updates, new = add("Split", given, count=3, axis=-1, num_outputs=3)
+    held_resets, held_updates, held_new = add("Split", held, count=3, axis=-1, num_outputs=3)
+    opened = add("Sigmoid", add("Add", resets, held_resets))
+    fresh = add("Tanh", add("Add", new, add("Mul", opened, held_new)))
+    share = add("Sigmoid", add("Add", updates, held_updates))
+    following = add("Add", fresh, add("Mul", share, add("Sub", state, fresh)))
+    outputs = [following, add("Identity", following)]
+    for value in outputs:
+        value.shape = ir.Shape(hidden.shape)
+    return ir.Graph((state, given), outputs, nodes=nodes, name="gru_step")
+
+
 def _limited(values: Any, scale: Any, zero: int, low: float | None, high: float | None) -> Any:
     """Unsigned values of what is within two limits: the steps at which these lie.  A limit of 0
     that the lowest step stands for is there already.
@@ -573,7 +645,8 @@ for _rules in TRANSLATIONS.values():
     _rules.refuse(*_OF_WEIGHTS, reason="it computes weights, while the file is written")
 _OF_CONVS = (
     *(own.quantize_affine.default, own.dequantize_affine.default),
-    *(own.quantized_conv.default, own.quantized_add.default, own.quantized_lstm.default),
+    *(own.quantized_conv.default, own.quantized_add.default),
+    *(own.quantized_lstm.default, own.quantized_gru.default),
 )
 for _reader in READERS:
     if _reader != "onnxruntime-cpu":

@@ -20,9 +20,10 @@ so up to the next convolution, through pools, views and sums, and are floats for
     %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
     %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
 
-An LSTM reads floats and rounds them itself, at each step anew:
+An LSTM or a GRU reads floats and rounds them itself, at each step anew:
 
     %r = enginecast.quantized_lstm(%x, %h, %c, %w, %ws, %u, %us, %b)
+    %r = enginecast.quantized_gru(%x, %h, %w, %ws, %u, %us, %b, %c, False)
 
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
 value of a row would no longer fit.  What linears read is quantized once for all that read one
@@ -146,13 +147,13 @@ class QuantizeLayers(QuantizingPass):
         writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, spans)
         for layer, found in chosen:
             log.done(layer.node, _described(found))
-            if not is_product_of_integers(found) and layer.kind != "lstm":
+            if not is_product_of_integers(found) and layer.kind not in ("lstm", "gru"):
                 writer.rewrite(layer, found)
         writer.integers()
         # Last: it puts other nodes in the place of those that it gives, by which the others know
         # what they read.
         for layer, found in chosen:
-            if layer.kind == "lstm":
+            if layer.kind in ("lstm", "gru"):
                 writer.rewrite(layer, found)
         erase_dead(program.graph)
         drop_unused_weights(program)
@@ -309,7 +310,7 @@ class _Writer:
         node = layer.node
         with self._program.graph.inserting_before(node):
             if plan.choice != "storage":
-                self._lstm(layer)
+                (self._lstm if layer.kind == "lstm" else self._gru)(layer)
                 return
             stored = []
             for weight in arguments(node)[2]:
@@ -362,6 +363,36 @@ class _Writer:
             self._insert(layer, aten.cat.default, list(some)) for some in zip(*ends, strict=True)
         ]
         results = [rows, *last]
+        for item in list(node.users):
+            item.replace_all_uses_with(results[arguments(item)[1]])
+
+    def _gru(self, layer: Layer) -> None:
+        """A product of integers for each direction of each layer of it."""
+        node, graph = layer.node, self._program.graph
+        found = recurrence_of(node, arguments(node)[2])
+        rows = first_input(node)
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        start = arguments(node)[1]
+        ends: list[Node] = []
+        for directions in found.steps:
+            outputs = []
+            for backward, (weight, kept, *biases) in enumerate(directions):
+                state = self._insert(layer, aten.select.int, start, 0, len(ends))
+                products = []
+                for matrix in (weight, kept):
+                    values, scale = self._matrix(layer, matrix)
+                    products.append(self._insert(layer, aten.t.default, values))
+                    products.append(self._insert(layer, aten.reshape.default, scale, [-1]))
+                both = biases or [None, None]
+                op = own.quantized_gru.default
+                result = self._insert(layer, op, rows, state, *products, *both, bool(backward))
+                outputs.append(insert_item(graph, result, 0, like=node))
+                ends.append(insert_item(graph, result, 1, like=node))
+            rows = self._insert(layer, aten.cat.default, outputs, -1)
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        results = [rows, self._insert(layer, aten.stack.default, ends)]
         for item in list(node.users):
             item.replace_all_uses_with(results[arguments(item)[1]])
 

@@ -209,6 +209,39 @@ def fake_lstm(
     return last, torch.stack(states), torch.stack(cells)
 
 
+def fake_gru(x: Tensor, start: Tensor, recurrence: Recurrence) -> tuple[Tensor, Tensor]:
+    """A GRU in int8: x and, at each step, the state are rounded with one scale for all rows.
+
+    Args:
+        x: [S, B, I], or [B, S, I] with batches first.
+        start: [layers * directions, B, H].
+        recurrence: with rounded weights.
+
+    Returns:
+        As the GRU of torch.
+    """
+    rows = x.transpose(0, 1) if recurrence.batch_first else x
+    states: list[Tensor] = []
+    for layer in recurrence.steps:
+        read, found = _fake_whole(rows), []
+        for backward, weights in enumerate(layer):
+            places = range(len(rows))
+            state = start[len(states)]
+            outputs = [state] * len(rows)
+            given = functional.linear(read, weights[0], *weights[2:3])
+            for place in reversed(places) if backward else places:
+                resets, updates, new = given[place].chunk(3, -1)
+                held = functional.linear(_fake_whole(state), weights[1], *weights[3:4]).chunk(3, -1)
+                new = (new + (resets + held[0]).sigmoid() * held[2]).tanh()
+                state = new + (updates + held[1]).sigmoid() * (state - new)
+                outputs[place] = state
+            found.append(torch.stack(outputs))
+            states.append(state)
+        rows = torch.cat(found, -1)
+    last = rows.transpose(0, 1) if recurrence.batch_first else rows
+    return last, torch.stack(states)
+
+
 def _fake_whole(x: Tensor) -> Tensor:
     low, high = x.aminmax()
     return fake_unsigned(x, Span(float(low), float(high)))
@@ -290,7 +323,8 @@ class Rounding:
             for weight in values[2]
         ]
         if layer.choice == "w8a8-dynamic":
-            return fake_lstm(values[0], values[1], recurrence_of(node, weights))
+            fake = fake_lstm if layer.kind == "lstm" else fake_gru
+            return fake(values[0], values[1], recurrence_of(node, weights))
         assert callable(node.target)
         return node.target(*values[:2], weights, *values[3:])
 

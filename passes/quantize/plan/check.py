@@ -118,15 +118,16 @@ def _conv_faults(
         yield "choice", f"{layer.choice!r} of {reason}"
 
 
-def _lstm_faults(
+def _recurrence_faults(
     layer: LayerPlan, found: Layer, plan: QuantizationPlan
 ) -> Iterator[tuple[str, str]]:
     form = (layer.choice, layer.weights, layer.activations)
+    name = "an LSTM" if found.kind == "lstm" else "a GRU"
     if form != ("w8a8-dynamic", "row", "tensor"):
         wanted = "w8a8-dynamic by row and tensor, storage or keep"
-        yield "choice", f"{layer.choice!r} of an LSTM: {wanted}"
+        yield "choice", f"{layer.choice!r} of {name}: {wanted}"
     if plan.arch != CPU:
-        yield "choice", f"{layer.choice!r} of an LSTM, which has int8 on a CPU alone"
+        yield "choice", f"{layer.choice!r} of {name}, which has int8 on a CPU alone"
     if recurrence_of(found.node, arguments(found.node)[2]).has_projection:
         yield "choice", f"{layer.choice!r} of an LSTM with a projection: storage or keep"
 
@@ -134,7 +135,8 @@ def _lstm_faults(
 _OF_INTEGERS = {
     ("conv", "int8"): _conv_faults,
     ("conv-transpose", "int8"): _conv_faults,
-    ("lstm", "int8"): _lstm_faults,
+    ("lstm", "int8"): _recurrence_faults,
+    ("gru", "int8"): _recurrence_faults,
 }
 """What besides linears is multiplied, by kind and format."""
 

@@ -241,7 +241,7 @@ def _declared_in_words(layers: Sequence[Layer], kept: Mapping[Node, str]) -> Ite
 
 
 def _integers_in_words(plan: QuantizationPlan, context: PassContext) -> Iterator[str]:
-    """What who runs the engine should know of convolutions and LSTMs in int8."""
+    """What who runs the engine should know of convolutions, LSTMs and GRUs in int8."""
     multiplied = (p for p in plan.layers if p.choice.startswith("w8a8"))
     counts = Counter(p.kind for p in multiplied)
     if count := counts["conv"] + counts["conv-transpose"]:
@@ -250,9 +250,11 @@ def _integers_in_words(plan: QuantizationPlan, context: PassContext) -> Iterator
             f"static scales of {count} convolution{'s' if count > 1 else ''} from"
             f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
         )
-    if count := counts["lstm"]:
+    for count, name in ((counts["lstm"], "LSTM"), (counts["gru"], "GRU")):
+        if not count:
+            continue
         yield (
-            f"{count} LSTM{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
+            f"{count} {name}{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
             " which change one another within that rounding"
         )
 
