@@ -32,8 +32,8 @@ def test_padding_of_a_batch_of_one_does_not_become_a_placeholder() -> None:
     changed = other_padding(inputs, "mask")["input_ids"]
     assert changed[0, :4].tolist() == [5, 90, 90, 7]
     assert set(changed[0, 4:].tolist()).isdisjoint({0, 5, 7, 90})
-    dense = {"kinds": np.array([[0, 1, 0]]), "mask": np.array([[1, 1, 0]])}
-    assert other_padding(dense, "mask")["kinds"].tolist() == [[0, 1, 1]]
+    dense = {"kinds": np.array([[0, 1, 2, 0]]), "mask": np.array([[1, 1, 1, 0]])}
+    assert other_padding(dense, "mask")["kinds"].tolist() == [[0, 1, 2, 2]]
 
 
 def test_the_smallest_case_with_padding_is_taken() -> None:

@@ -80,6 +80,7 @@ def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", [Cached, OfFunction])
 def test_nothing_fake_is_left_by_a_walk(kind: type[nn.Module]) -> None:
+    steps.cache_clear()
     module = kind()
     with keeping_caches(module), FakeTensorMode():
         module(torch.ones(3, 8))
