@@ -363,6 +363,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "sam2_vision_model": _SAM2_VISION,
     "sam2": _SAM2,
     "sam2_video": {**_SAM2, "image_size": 256},
+    "sam3_tracker_video": {
+        "image_size": 56,
+        "vision_config.backbone_config.image_size": 56,
+        "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        "prompt_encoder_config.image_size": 56,
+    },
     "sam3_tracker": {"vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "step3p7": {
         "vision_config.hidden_size": 64,
