@@ -51,6 +51,11 @@ def scaled(x: Tensor) -> Tensor:
     return x + torch.randn_like(x) * x.exp() * 0.0
 
 
+def moved(x: Tensor) -> Tensor:
+    """A trace notes what `to` is given, which reads no value."""
+    return x + torch.randn(x.shape).to(device=x.device, dtype=x.dtype) * 0.0
+
+
 def root(x: Tensor) -> Tensor:
     """Of zeros it is the same, but not of what is drawn: no number."""
     return x + torch.randn_like(x).sqrt() * 0.0
@@ -67,6 +72,7 @@ def test_draws_that_are_no_numbers_times_zero_are_refused(tmp_path: Path) -> Non
         unread,
         without_noise,
         scaled,
+        moved,
         lambda x: functional.dropout(x, 0.0, training=True) + x,
         lambda x: functional.dropout(x, 0.5, training=False) + x,
         lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None])[0],

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.match import real_users
 from enginecast.passes.ir.traits import Trait, has
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def _is_idle(draw: Node) -> bool:
     waiting, seen = [draw], {draw}
     while waiting:
         node = waiting.pop()
-        for user in node.users:
+        for user in real_users(node):
             if _is_product_with_zero(user, node):
                 continue
             if not _is_linear(user, node):
