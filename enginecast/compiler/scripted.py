@@ -52,7 +52,7 @@ from enginecast.verify.reference import Reference
 
 
 class SizesDecideError(CaptureError):
-    """Code is told that it is TorchScript, and sizes vary that were not compared."""
+    """Code asks whether it is TorchScript, and sizes vary that were not compared."""
 
 
 def prepare_script(
@@ -383,7 +383,7 @@ class ScriptEngines:
             yield (*met, *sorted(suspects), *sorted(found))
 
     def _refuse_questions(self, made: Hybrid) -> None:
-        """Refuse sizes that were not compared where code is told that it is TorchScript.
+        """Refuse sizes that were not compared where code asks whether it is TorchScript.
 
         A script is the same code as eager, so that a few sizes tell of the others; code that asks
         may compute one size in a hundred otherwise.
