@@ -21,7 +21,7 @@ from enginecast.capture.tracing.strategy import TracingStrategy
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
-from enginecast.errors import BundleError, InputError, MissingError, UsageError
+from enginecast.errors import BundleError, CaptureError, InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -313,6 +313,40 @@ def test_a_size_at_which_the_code_does_otherwise_is_found(
     assert done.report.verdict.outcome == outcome
     if outcome == "rejected":
         assert any("case 'x_1 9" in reason for reason in done.report.verdict.reasons)
+
+
+class AsksScripting(nn.Module):
+    """Computes a size from a factor in fp32 as a script, as torchvision's detectors do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            size = int(torch.floor(torch.tensor(x.shape[1], dtype=torch.float32) * 0.7).item())
+        else:
+            size = int(x.shape[1] * 0.7)
+        if bool(x.sum() > 0):
+            return x[:, :size]
+        return x[:, :size] - 1
+
+
+def test_where_code_is_told_that_it_is_torchscript_sizes_do_not_vary(tmp_path: Path) -> None:
+    example = {"x": torch.linspace(-1, 1, 80).reshape(2, 40)}
+    request = ExportRequest(AsksScripting(), tmp_path / "b", "torchscript", example=example)
+    options = ModelOptions(dynamic=("x:1=20..80",))
+    with pytest.raises(CaptureError, match=r":\d+ asks whether it is TorchScript.* x_1, only"):
+        export(replace(request, options=options))
+    done = export(request)
+    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
+    assert manifest_of(done.folder).inputs[0].shape == (2, 40)
+    assert re.search(r"batch is fixed at 2.*:\d+ asks whether it is TorchScript", text_of(done))
+
+
+@pytest.mark.slow
+def test_sizes_that_are_all_compared_vary_all_the_same(tmp_path: Path) -> None:
+    example = {"x": torch.linspace(-1, 1, 80).reshape(2, 40)}
+    request = ExportRequest(AsksScripting(), tmp_path / "b", "torchscript", example=example)
+    options = ModelOptions(dynamic=("x:0=2..4",))
+    done = export(replace(request, options=options))
+    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
 
 
 class ThreeRows(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
-from enginecast.verify.choices import Rejudged, rejudge
+from enginecast.verify.choices import Rejudged, choosing, rejudge
 from enginecast.verify.eager import as_arrays, make_reference
 from enginecast.verify.engine import where_it_ran
 from enginecast.verify.verdict import judge
@@ -144,3 +144,69 @@ def test_an_engine_that_resolves_ties_in_its_own_way_is_verified(tmp_path: Path)
     assert verdict.outcome == "verified", verdict.reasons
     assert any("ties at" in reason for reason in verdict.reasons)
     assert all(output.ratio is not None and output.ratio <= 3 for output in verdict.outputs)
+
+
+class Ends(nn.Module):
+    """What stands at the first mark, as pooling at the end of a text takes it."""
+
+    def __init__(self, mark: Choose, choose: Choose) -> None:
+        super().__init__()
+        self.mark = mark
+        self.choose = choose
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[torch.arange(x.shape[0]), self.choose(self.mark(x))]
+
+
+def largest(marks: Tensor) -> Tensor:
+    return marks.argmax(1)
+
+
+def largest_pair(marks: Tensor) -> Tensor:
+    return marks.max(1).indices
+
+
+def in_order(marks: Tensor) -> Tensor:
+    return marks.sort(dim=1, descending=True, stable=True).indices[:, 0]
+
+
+def rejudged_ends(mark: Choose, choose: Choose, chosen: Choose) -> Rejudged:
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    model, case = Ends(mark, choose).eval(), Case("drawn", {"x": x})
+    program = torch.export.export(model, (x,))
+    before = make_reference(
+        program,
+        lambda dtype: model,
+        [case],
+        dtype="fp32",
+        names=["y"],
+        forward=lambda module, inputs: {"y": module(inputs["x"])},
+    )
+    [name] = choosing(program)
+    choices = {"drawn": {name: chosen(mark(x)).numpy()}}
+    return rejudge(program, [case], [], ["y"], choices, before)
+
+
+@pytest.mark.parametrize("mark", [lambda x: (x > 1).long(), lambda x: (x > 1).float()])
+@pytest.mark.parametrize("choose", [largest, largest_pair, in_order])
+def test_where_the_first_of_equal_values_is_promised_no_other_one_ties(
+    mark: Choose, choose: Choose
+) -> None:
+    def of_last(marks: Tensor) -> Tensor:
+        if choose is in_order:
+            flipped = marks.flip(1).sort(dim=1, descending=True, stable=True)
+            return marks.shape[1] - 1 - flipped.indices
+        return marks.shape[1] - 1 - marks.flip(1).argmax(1)
+
+    found = rejudged_ends(mark, choose, of_last)
+
+    assert found.reference is None
+    assert "is not the first of equal ones" in found.notes[0]
+
+
+@pytest.mark.parametrize("off", [-40, 40])
+def test_a_place_that_does_not_exist_is_no_choice(off: int) -> None:
+    found = rejudged_ends(lambda x: x, largest, lambda scores: scores.argmax(1) + off)
+
+    assert found.reference is None
+    assert found.notes

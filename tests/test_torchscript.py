@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
 from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler.request import ExportRequest
@@ -406,3 +407,48 @@ def test_a_script_that_returns_something_else_is_not_put_in() -> None:
 
 def places_of(module: nn.Module, example: dict[str, Tensor]) -> set[SourceLocation]:
     return {read.place for run in record(module.eval(), [example]) for read in run}
+
+
+class Resized(nn.Module):
+    """In a trace torch itself computes this size from a factor in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        taken = x[:, None]
+        return nn.functional.interpolate(taken, scale_factor=0.7, recompute_scale_factor=True)
+
+
+class Helped(nn.Module):
+    """Asks in a function of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):
+            return x * 2
+        return helped(x)
+
+
+def helped(x: Tensor) -> Tensor:
+    return x[:1] if torch.jit.is_scripting() else x[:1] * 1  # type: ignore[attr-defined]
+
+
+def test_code_that_asks_whether_it_is_torchscript_is_named_where_it_runs() -> None:
+    example = {"x": torch.ones(2, 40)}
+    [resized] = questions(hybrid(Resized().eval(), example).module)
+    assert Path(resized.file).name == "functional.py"
+    [place] = places_of(Helped(), example)
+    assert questions(hybrid(Helped().eval(), example, [place]).module) == (
+        SourceLocation(__file__, helped.__code__.co_firstlineno + 1),
+    )
+    assert not questions(hybrid(Helped().eval(), example).module)  # a trace is no script
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        nn.Sequential(nn.Linear(8, 8), nn.Upsample(scale_factor=2.0)),
+        nn.GRU(8, 8),
+    ],
+)
+def test_questions_of_torch_that_choose_among_equal_ways_do_not_count(module: nn.Module) -> None:
+    name = "src" if isinstance(module, nn.TransformerEncoderLayer) else "input"
+    assert not questions(hybrid(module.eval(), {name: torch.ones(2, 3, 8)}).module)

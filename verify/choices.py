@@ -70,6 +70,8 @@ PAIRS = frozenset(
 """Ops that give the values chosen and their places."""
 PLACES = frozenset({aten.argmax.default, aten.argmin.default, aten.argsort.default})
 """Ops that give the places alone."""
+FIRST = frozenset({aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default})
+"""Ops that torch promises the first of equal values of."""
 _LARGEST = {aten.max.dim: True, aten.min.dim: False, aten.argmax.default: True}
 Choices = Mapping[str, Mapping[str, Array]]
 """Case -> node that chooses -> places along its dimension."""
@@ -85,6 +87,8 @@ class Choosing:
     is_ordered: bool
     """Whether the order of what is chosen is promised."""
     keeps_dim: bool
+    takes_first: bool
+    """Whether torch promises the first of equal values."""
 
     @property
     def source(self) -> Node:
@@ -119,6 +123,7 @@ def choosing(program: ExportedProgram) -> dict[str, Choosing]:
             _LARGEST.get(node.target, bool(given.get("largest", given.get("descending", False)))),
             bool(given.get("sorted", True)),
             bool(given.get("keepdim", "keepdim" not in given)),
+            bool(given["stable"]) if "stable" in given else node.target in FIRST,
         )
     return found
 
@@ -321,6 +326,15 @@ def _ties_at(
         chosen = choices[case.name][name]
         if not _differ(chosen, own[case.name][name]):
             continue
+        if chosen.shape != own[case.name][name].shape or not _exist(each, case, source, chosen):
+            wrong.append(f"{place}, case {case.name!r}: the engine chose places that do not exist")
+            continue
+        if _passes_over(each, case, source, chosen):
+            wrong.append(
+                f"{place}, case {case.name!r}: a value that the engine chose is not the first of"
+                " equal ones, which torch promises"
+            )
+            continue
         off, allowed = _worse(each, case, source, chosen)
         if (off > allowed).any():
             at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
@@ -332,7 +346,7 @@ def _ties_at(
         rows += int(np.atleast_1d(chosen != own[case.name][name]).any(axis=-1).sum())
         widest = max(widest, float(off.max(initial=0.0)))
     if not ties:
-        return [], []
+        return [], wrong
     apart = f"at most {widest:.2g} apart, which is within rounding" if widest else "equal ones"
     note = (
         f"ties at {place}: in {rows} rows of {ties} cases the engine chose other values than"
@@ -356,6 +370,34 @@ def _own_choices(
 
 def _differ(one: Array, other: Array) -> bool:
     return not np.array_equal(one, other)
+
+
+def _exist(each: Choosing, case: ReferenceCase, source: str, chosen: Array) -> bool:
+    shape = case.reference[source].shape
+    count = shape[each.dim] if shape else 1
+    places = chosen.astype(np.int64)
+    return bool(((places >= 0) & (places < count)).all())
+
+
+def _passes_over(each: Choosing, case: ReferenceCase, source: str, chosen: Array) -> bool:
+    """Whether an engine did not take the first of equal values, where torch promises it, in a row
+    that rounding does not change: such as one of marks, or of ids.
+    """
+    values, exact = case.outputs[source], case.reference[source]
+    if not each.takes_first or not values.ndim:
+        return False
+    dim = each.dim % values.ndim
+    places = chosen if each.keeps_dim else np.expand_dims(chosen, dim)
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    order = tensor.sort(dim=dim, descending=each.largest, stable=True).indices.numpy()
+    first = np.take(order, range(places.shape[dim]), axis=dim)
+    same = values == exact
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(exact)
+    is_exact = same.all(axis=dim, keepdims=True)
+    got = np.take_along_axis(values, places.astype(np.int64), dim)
+    ties = got == np.take_along_axis(values, first, dim)
+    return bool((is_exact & ties & (places != first)).any())
 
 
 def _worse(

@@ -6,6 +6,7 @@ are those that it was compared over, at their ends and at the sizes at which cod
 otherwise than its trace.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_nam
 from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
+from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.strategy import Rung
 from enginecast.capture.tracing.sweep import telling_sizes
@@ -49,8 +51,18 @@ from enginecast.verify.eager import edge_reference, fp64_outputs, make_reference
 from enginecast.verify.reference import Reference
 
 
-def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> OpenedModel:
-    """Choose the inputs and the cases; every dimension that varies is there in three sizes."""
+class SizesDecideError(CaptureError):
+    """Code asks whether it is TorchScript, and sizes vary that were not compared."""
+
+
+def prepare_script(
+    source: Source, options: ModelOptions, steps: Steps, *, fixed: str = ""
+) -> OpenedModel:
+    """Choose the inputs and the cases; every dimension that varies is there in three sizes.
+
+    Args:
+        fixed: why no size may vary; empty where sizes may.
+    """
     if source.given_program() is not None:
         raise UsageError(
             f"{source.name} is a program of torch.export, and TorchScript is made of modules",
@@ -58,6 +70,12 @@ def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> Opene
         )
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
+    if fixed:
+        narrowed = fix(specs, tuple(named_dims(specs)))
+        assert narrowed is not None  # the caller asks only where the user asked for no size
+        specs = narrowed.specs
+        for note in narrowed.notes:
+            steps.say(f"{note}: {fixed}")
     specs = _that_run(source, specs, steps)
     specs, said = of_module(source.eager(torch.float32), specs, options.values)
     for note in said:
@@ -332,6 +350,7 @@ class ScriptEngines:
                 break  # what there is says more: it was compared with eager
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
+            self._refuse_questions(made)
             tried.append(made)
             engine = self._torchscript(made)
             if engine.verdict.outcome != "rejected":
@@ -362,6 +381,32 @@ class ScriptEngines:
         if found:
             self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
             yield (*met, *sorted(suspects), *sorted(found))
+
+    def _refuse_questions(self, made: Hybrid) -> None:
+        """Refuse sizes that were not compared where code asks whether it is TorchScript.
+
+        A script is the same code as eager, so that a few sizes tell of the others; code that asks
+        may compute one size in a hundred otherwise.
+        """
+        if self.model.source.given_script() is not None:  # eager is that script
+            return
+        dims = named_dims(self.model.inputs)
+        cases = [case.inputs for case in (*self.reference.cases, *self.reference.edges)]
+        found = [_sizes(self.model.inputs, inputs) for inputs in cases]
+        compared = {tuple(sizes[name] for name in dims) for sizes in found}
+        ranges = [dim.sizes for dim in dims.values()]
+        count = math.prod(map(len, ranges))
+        if count <= len(compared) and compared.issuperset(itertools.product(*ranges)):
+            return
+        asked = questions(made.module)
+        if not asked:
+            return
+        names = [name for name, dim in dims.items() if len(dim.sizes) > 1]
+        raise SizesDecideError(
+            f"{asked[0]} asks whether it is TorchScript, and may then compute something else than"
+            f" eager: of the sizes {', '.join(names)}, only those that are compared can be taken",
+            hint="Keep the sizes fixed, or ask for so few that all are compared.",
+        )
 
     def _torchscript(self, made: Hybrid) -> Candidate:
         problems: tuple[str, ...] = ()

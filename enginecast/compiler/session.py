@@ -51,7 +51,13 @@ from enginecast.compiler.prepare import (
 from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
-from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
+from enginecast.compiler.scripted import (
+    ScriptEngines,
+    SizesDecideError,
+    explore,
+    prepare_script,
+    reference_of_script,
+)
 from enginecast.compiler.stateful import check as check_turn
 from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
@@ -462,17 +468,13 @@ class ExportSession:
         must: tuple[SourceLocation, ...] = ()
         if refusal is not None and refusal.file:
             must = (SourceLocation(refusal.file, refusal.line).resolved,)
-        model = prepare_script(self.source, self.request.options, self.steps)
-        with self.steps("paths"):
-            model, explored = explore(model, must)
-        config = replace(self.config, pipeline="")
-        with self.steps("reference"):
-            branches = self.request.options.allow_unverified_branches
-            reference, notes = reference_of_script(model, config.precision, branches=branches)
-        engine = ScriptEngines(
-            model, reference, config, self.request, self.staging, self.steps, explored, must
-        ).best()
-        notes = (*engine.notes, *explored.verified, *notes)
+        try:
+            engine, notes = self._best_script(must)
+        except SizesDecideError as error:
+            if self.request.options.dynamic:
+                raise
+            self.steps.log("again, with fixed sizes")
+            engine, notes = self._best_script(must, fixed=error.message)
         rungs = engine.rungs
         if refused is not None:
             self.steps.say(f"capture: {rungs[0]}")
@@ -482,6 +484,27 @@ class ExportSession:
             engine.manifest, capture=describe_rungs(rungs), notes=notes
         )
         return replace(engine, rungs=rungs, notes=notes, manifest=manifest)
+
+    def _best_script(
+        self, must: tuple[SourceLocation, ...], fixed: str = ""
+    ) -> tuple[Candidate, tuple[str, ...]]:
+        """An engine of the module itself, and the notes on it and its reference.
+
+        Args:
+            must: places that must be scripted.
+            fixed: why no size may vary; empty where sizes may.
+        """
+        model = prepare_script(self.source, self.request.options, self.steps, fixed=fixed)
+        with self.steps("paths"):
+            model, explored = explore(model, must)
+        config = replace(self.config, pipeline="")
+        with self.steps("reference"):
+            branches = self.request.options.allow_unverified_branches
+            reference, notes = reference_of_script(model, config.precision, branches=branches)
+        engine = ScriptEngines(
+            model, reference, config, self.request, self.staging, self.steps, explored, must
+        ).best()
+        return engine, (*engine.notes, *explored.verified, *notes)
 
 
 def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
