@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 from onnxscript import opset23 as op
+from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
 
 from enginecast.exporters.onnx.ordered import INT64, ints
@@ -17,6 +18,9 @@ from enginecast.passes.ir.effects import aten
 
 _BITS = 63
 """Of an exponent that varies."""
+
+_MOVES = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""What changes no value."""
 
 
 @STABLE.rule(aten.pow.Tensor_Scalar)
@@ -67,6 +71,30 @@ def _pow(x: Any, exponent: Any, dtype: ir.DataType) -> Any:
             is_odd = op.Equal(op.Mod(left, two), one)
         result = op.Mul(result, op.Where(is_odd, power, one))
     return op.Cast(op.Where(is_negative, inverse, result), to=int(dtype))
+
+
+@STABLE.rule(aten.sum.dim_IntList)
+def _sum_along(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: int | None = None) -> Any:
+    """ONNX Runtime (1.31) adds integers in fp64, so a sum of products, as of a hash, loses digits.
+
+    The low and the high 32 bits are added apart, and so the sum wraps around, as torch's does.
+    """
+    if x.dtype != INT64 or not x.shape or dtype not in (None, -1, int(INT64)) or not _is_product(x):
+        return core.aten_sum_dim_IntList(x, dim, keepdim, -1 if dtype is None else dtype)
+    axes = [] if dim is None else [ints(*([dim] if isinstance(dim, int) else dim))]
+    unit = op.Constant(value_int=1 << 32)
+    low = op.Mod(x, unit)
+    high = op.Div(op.Sub(x, low), unit)
+    totals = (op.ReduceSum(part, *axes, keepdims=int(keepdim)) for part in (high, low))
+    return op.Add(op.Mul(next(totals), unit), next(totals))
+
+
+def _is_product(x: Any) -> bool:
+    """Whether a value is a product, if moved: other integers are far from 2**53."""
+    node = x.producer()
+    while node is not None and node.op_type in _MOVES:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "Mul"
 
 
 @STABLE.rule(aten.addmm.default)

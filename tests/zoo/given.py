@@ -181,10 +181,14 @@ def _with_sliced(config: Config) -> Inputs:
     }
 
 
-def _typed(config: Config) -> Inputs:
-    """As before, with the kind of each token: 0 for text, 1 for images."""
+def _placed(config: Config) -> Inputs:
+    """As before, with the place of each token in time and in the image, [3, batch, tokens].
+
+    These are what generation makes of the markers in the text, once, before it calls the model.
+    """
     found = _with_sliced(config)
-    return {**found, "mm_token_type_ids": (found["input_ids"] == config.image_token_id).int()}
+    batch, tokens = found["input_ids"].shape
+    return {**found, "position_ids": torch.arange(tokens).expand(3, batch, tokens).contiguous()}
 
 
 def _seen(count: int, *shape: int) -> Callable[[Config], Inputs]:
@@ -210,17 +214,28 @@ def _heard_and_seen(config: Config) -> Inputs:
 
 
 def _film(*others: str) -> Callable[[Config], Inputs]:
-    """Four frames; and, of `others`, a text and a sound of eight frames of the codec."""
+    """Four frames; and, of `others`, a text and a sound of as many frames of the codec.
+
+    With as many, no frame is repeated or left out: the model asks for that by values.
+    """
 
     def make(config: Config) -> Inputs:
         found = {"pixel_values_videos": _floats(2, 4, 3, 56, 56)}
         if "text" in others:
             found |= _text(100, 2, 7)
         if "sound" in others:
-            found["input_values"] = _floats(2, 1, 8 * 1920)
+            found["input_values"] = _floats(2, 1, 4 * 1920)
         return found
 
     return make
+
+
+def _patched(config: Config) -> Inputs:
+    """Bytes, and how many of them are in each patch, which a patcher has measured."""
+    return {
+        "input_ids": _ids(100, 2, 9),
+        "patch_lengths": torch.tensor([[1, 3, 4, 2], [1, 2, 2, 5]]),
+    }
 
 
 def _streamed(config: Config) -> Inputs:
@@ -305,6 +320,7 @@ GIVEN: dict[str, Callable[[Config], Inputs]] = {
         "query_embeds": _floats(2, 6, c.hidden_size),
         "encoder_hidden_states": _floats(2, 5, c.encoder_hidden_size),
     },
+    "blt": _patched,
     "bros": _boxed,
     "clvp": lambda c: {
         **_text(100, 2, 7),
@@ -346,7 +362,7 @@ GIVEN: dict[str, Callable[[Config], Inputs]] = {
     "lxmert": _regions,
     "minicpm_ocr": _with_sliced,
     "minicpmv4_6": _with_sliced,
-    "minicpmv4_7": _typed,
+    "minicpmv4_7": _placed,
     "muse_spark_audio": lambda c: {"input_values": _floats(2, 3840)},
     "pi0": _robot,
     "chameleon": lambda c: _text(100, 2, 7),
