@@ -181,14 +181,10 @@ def _with_sliced(config: Config) -> Inputs:
     }
 
 
-def _placed(config: Config) -> Inputs:
-    """As before, with the place of each token in time and in the image, [3, batch, tokens].
-
-    These are what generation makes of the markers in the text, once, before it calls the model.
-    """
+def _typed(config: Config) -> Inputs:
+    """As before, with the kind of each token: 0 for text, 1 for images."""
     found = _with_sliced(config)
-    batch, tokens = found["input_ids"].shape
-    return {**found, "position_ids": torch.arange(tokens).expand(3, batch, tokens).contiguous()}
+    return {**found, "mm_token_type_ids": (found["input_ids"] == config.image_token_id).int()}
 
 
 def _seen(count: int, *shape: int) -> Callable[[Config], Inputs]:
@@ -362,7 +358,7 @@ GIVEN: dict[str, Callable[[Config], Inputs]] = {
     "lxmert": _regions,
     "minicpm_ocr": _with_sliced,
     "minicpmv4_6": _with_sliced,
-    "minicpmv4_7": _placed,
+    "minicpmv4_7": _typed,
     "muse_spark_audio": lambda c: {"input_values": _floats(2, 3840)},
     "pi0": _robot,
     "chameleon": lambda c: _text(100, 2, 7),
