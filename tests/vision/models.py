@@ -299,7 +299,7 @@ def clip(part: str) -> Made:
         more["multimodal_cfg"] = {**text, "layers": 2}
         vision |= {"attentional_pool": True, "attn_pooler_heads": 4, "output_tokens": True}
         text |= {"embed_cls": True, "output_tokens": True}
-    model = make(32, vision, text, **more).eval()
+    model = make(32, vision_cfg=vision, text_cfg=text, **more).eval()
     pictures = {"image": torch.randn(2, 3, 32, 32)}
     texts = {"text": torch.randint(1, 98, (2, 12))}
     if part in ("whole", "coca"):
