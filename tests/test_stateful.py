@@ -410,7 +410,7 @@ def test_low_precision_by_emulation(precision: str, tmp_path: Path) -> None:
 
 
 class Kept:
-    """What a cache is: an object of a module that is no module itself."""
+    """An object that a module holds and that is not a module, as a cache is."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.keys = tensor

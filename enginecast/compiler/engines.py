@@ -221,7 +221,7 @@ def _judge_at_ties(
     """Judge a rejected engine by what the model makes of the engine's own choices at ties.
 
     Returns:
-        The verdict, and the reference of one that is no longer rejected.
+        The verdict; and the new reference, if ties explain what was rejected before.
     """
     found = at_ties(criteria.reference)
     if found.reference is None:

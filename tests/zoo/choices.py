@@ -32,7 +32,7 @@ class WorseError(Exception):
 def with_choices(
     engine: Engine, eager: nn.Module, feeds: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """The outputs of eager with what the engine chose; None where that is no tie."""
+    """The outputs of eager with what the engine chose; None if it chose something worse."""
     places = _chosen(engine, feeds)
     if not places:
         return None

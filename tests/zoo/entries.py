@@ -38,7 +38,7 @@ class ImageFeatures(nn.Module):
 
 
 class Conditioned(nn.Module):
-    """A text model that is told how far the text lags behind the sound."""
+    """A text model that takes the delay of the text behind the sound."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
