@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.request import ExportRequest
@@ -13,6 +14,7 @@ from enginecast.compiler.session import export
 from enginecast.verify.choices import Rejudged, choosing, rejudge
 from enginecast.verify.eager import as_arrays, make_reference
 from enginecast.verify.engine import where_it_ran
+from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
 
 KEPT = 4
@@ -74,6 +76,20 @@ def twice(scores: Tensor) -> Tensor:
     return found
 
 
+def referenced(model: nn.Module, case: Case, output: str) -> tuple[ExportedProgram, Reference]:
+    """The program of a model, and the reference that an engine is judged by first."""
+    program = torch.export.export(model, (case.inputs["x"],))
+    before = make_reference(
+        program,
+        lambda dtype: model,
+        [case],
+        dtype="fp32",
+        names=[output],
+        forward=lambda module, inputs: {output: module(inputs["x"])},
+    )
+    return program, before
+
+
 def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, Rejudged]:
     """The verdict on an engine that chooses in its way, and is off by a part of what it gives."""
     model = Proposals(score).eval()
@@ -82,15 +98,7 @@ def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, 
     with torch.no_grad():
         chosen = choose(score(x))
         given = {"boxes": model.of(x, chosen) * (1 + wrong)}
-    program = torch.export.export(model, (x,))
-    before = make_reference(
-        program,
-        lambda dtype: model,
-        [case],
-        dtype="fp32",
-        names=["boxes"],
-        forward=lambda module, inputs: {"boxes": module(inputs["x"])},
-    )
+    program, before = referenced(model, case, "boxes")
     choices = {"drawn": {"topk": chosen.numpy()}}
     found = rejudge(program, [case], [], ["boxes"], choices, before)
     reference = found.reference or before
@@ -173,15 +181,7 @@ def in_order(marks: Tensor) -> Tensor:
 def rejudged_ends(mark: Choose, choose: Choose, chosen: Choose) -> Rejudged:
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
     model, case = Ends(mark, choose).eval(), Case("drawn", {"x": x})
-    program = torch.export.export(model, (x,))
-    before = make_reference(
-        program,
-        lambda dtype: model,
-        [case],
-        dtype="fp32",
-        names=["y"],
-        forward=lambda module, inputs: {"y": module(inputs["x"])},
-    )
+    program, before = referenced(model, case, "y")
     [name] = choosing(program)
     choices = {"drawn": {name: chosen(mark(x)).numpy()}}
     return rejudge(program, [case], [], ["y"], choices, before)
