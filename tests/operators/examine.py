@@ -15,7 +15,7 @@ from torch import Tensor
 
 import enginecast
 from enginecast.errors import EnginecastError, InputError
-from operators.samples import DTYPES, NOT_ASKED, REALS, Call, Calls, Inside, calls
+from operators.samples import DTYPES, NOT_ASKED, PRECISIONS, REALS, Call, Calls, Inside, calls
 
 Outcome = Literal[
     "verified", "refused", "rejected", "crashed", "timed out", "silently wrong", "not asked"
@@ -109,38 +109,50 @@ def examine(
 ) -> list[Row]:
     """Export operators in each dtype; `folder/rows.json` says how far it came.
 
-    All samples of all operators are one module first.  Where that is not verified in all sizes,
-    those of half of the operators are, then those of one, those of each dtype of it, each alone.
+    All samples of all operators in a precision are one module first.  Where that is not verified
+    in all sizes, those of half of the operators are, then those of one, those of each dtype of it,
+    each alone.
     """
-    rows = [Row(name, reason=NOT_ASKED.get(name, ""), inside=True) for name in names]
-    found = {
-        row.name: {} if row.reason else {column: calls(row.name, column) for column in columns}
-        for row in rows
-    }
-    _examine([row for row in rows if not row.reason], found, folder)
+    rows = [
+        Row(name, reason=NOT_ASKED.get(name, ""), inside="float32" in columns) for name in names
+    ]
+    for precision in dict.fromkeys(PRECISIONS.get(column, "fp32") for column in columns):
+        chosen = [column for column in columns if PRECISIONS.get(column, "fp32") == precision]
+        found = {
+            row.name: {} if row.reason else {column: calls(row.name, column) for column in chosen}
+            for row in rows
+        }
+        _examine([row for row in rows if not row.reason], found, folder, precision)
     write(rows, folder)
     return rows
 
 
 def _examine(
-    rows: Sequence[Row], found: Mapping[str, Mapping[str, list[Call]]], folder: Path
+    rows: Sequence[Row],
+    found: Mapping[str, Mapping[str, list[Call]]],
+    folder: Path,
+    precision: str,
 ) -> None:
     started = time.process_time()
     every = [call for row in rows for each in found[row.name].values() for call in each]
     columns = {row.name: {c: f for c, f in found[row.name].items() if f} for row in rows}
-    if len(every) > 1 and export(every, _new(folder), in_all_sizes=len(rows) > 1).verified:
+    together = Cell("refused")
+    if len(every) > 1:
+        together = export(every, _new(folder), precision, in_all_sizes=len(rows) > 1)
+    if together.verified:
         for row in rows:
-            row.cells = {column: _verified(len(each)) for column, each in columns[row.name].items()}
-            row.seconds = round((time.process_time() - started) / len(rows), 1)
+            row.cells |= {c: _verified(len(each)) for c, each in columns[row.name].items()}
+            row.seconds = round(row.seconds + (time.process_time() - started) / len(rows), 1)
     elif len(rows) > 1:
-        _examine(rows[: len(rows) // 2], found, folder)
-        _examine(rows[len(rows) // 2 :], found, folder)
+        _examine(rows[: len(rows) // 2], found, folder, precision)
+        _examine(rows[len(rows) // 2 :], found, folder, precision)
     elif rows:
         [row] = rows
-        row.cells = {
-            column: _by_dtype(each, _new(folder)) for column, each in columns[row.name].items()
+        row.cells |= {
+            column: _by_dtype(each, _new(folder), precision)
+            for column, each in columns[row.name].items()
         }
-        row.seconds = round(time.process_time() - started, 1)
+        row.seconds = round(row.seconds + time.process_time() - started, 1)
 
 
 def _new(folder: Path) -> Path:
@@ -158,12 +170,12 @@ def _verified(samples: int) -> Cell:
     return Cell("verified", "", samples, samples)
 
 
-def _by_dtype(found: Sequence[Call], folder: Path) -> Cell:
+def _by_dtype(found: Sequence[Call], folder: Path, precision: str) -> Cell:
     folder.mkdir()
-    together = export(found, _new(folder))
+    together = export(found, _new(folder), precision)
     if together.outcome == "verified" or len(found) == 1:
         return together
-    alone = [export([call], _new(folder)) for call in found]
+    alone = [export([call], _new(folder), precision) for call in found]
     verified = sum(cell.verified for cell in alone)
     if verified == len(found):  # refused only for what calls share, such as a batch of all
         return _verified(verified)
@@ -172,17 +184,25 @@ def _by_dtype(found: Sequence[Call], folder: Path) -> Cell:
     return Cell(worst.outcome, f"{worst.reason} ({call.said[:90]})", len(found), verified)
 
 
-def export(found: Sequence[Call], folder: Path, *, in_all_sizes: bool = False) -> Cell:
+def export(
+    found: Sequence[Call], folder: Path, precision: str = "fp32", *, in_all_sizes: bool = False
+) -> Cell:
     """Export a module of these calls, and judge what was published.
 
     Args:
+        precision: of the engine.
         in_all_sizes: do not take a bundle whose batch was fixed for verified.
     """
     module = Calls(found)
     cell = Cell("crashed", samples=len(found))
     try:
         bundle = enginecast.compile(
-            module, folder, example=module.example(), threads=1, fallback="none"
+            module,
+            folder,
+            example=module.example(),
+            precision=precision,
+            threads=1,
+            fallback="none",
         )
     except EnginecastError as error:
         cell.outcome = _OUTCOMES.get(error.exit_code, "refused")
@@ -191,7 +211,9 @@ def export(found: Sequence[Call], folder: Path, *, in_all_sizes: bool = False) -
     except Exception as error:
         cell.reason = short(f"{type(error).__name__}: {error}")
         return cell
-    wrong = judged(module, bundle.root) or judged_inside(found, bundle.root, folder)
+    wrong = judged(module, bundle.root, precision=precision)
+    if precision == "fp32":
+        wrong = wrong or judged_inside(found, bundle.root, folder)
     if wrong:
         return Cell("silently wrong", short(wrong), len(found))
     if in_all_sizes and not bundle.manifest.symbols and _has_batch(found[0].inputs[0]):
@@ -204,17 +226,29 @@ def _has_batch(x: Tensor) -> bool:
 
 
 def judged(
-    module: Calls, bundle: Path, values: Mapping[str, Draw] = VALUES, *, is_checked: bool = True
+    module: Calls,
+    bundle: Path,
+    values: Mapping[str, Draw] = VALUES,
+    *,
+    precision: str = "fp32",
+    is_checked: bool = True,
 ) -> str:
     """Compare a bundle with eager on fresh inputs; how it differs, or nothing.
 
     Args:
+        precision: of eager and of the engine.
         is_checked: run it as everybody does; else below its check of inputs.
     """
     floor = max(FLOORS.get(call.name, 0.0) for call in module.calls)
     again = type(module)
     case = Case(
-        "operators", "calls", lambda: again(module.calls), module.example(), "right", floor=floor
+        "operators",
+        "calls",
+        lambda: again(module.calls),
+        module.example(),
+        "right",
+        precision=precision,
+        floor=floor,
     )
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     taken = {

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "float32": (torch.float32, 3),
+    "float16": (torch.float32, 2),
     "int64": (torch.int64, 1),
     "int32": (torch.int32, 1),
     "uint8": (torch.uint8, 1),
@@ -21,6 +22,8 @@ DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "complex64": (torch.complex64, 1),
 }
 """Column of the table -> its dtype, and how many samples of it are tried."""
+PRECISIONS: Mapping[str, str] = {"float16": "fp16"}
+"""Column -> the precision of its engines, where that is not the dtype of the samples."""
 REALS = ("float32", "float16")
 """Columns of real numbers."""
 READ = 120
@@ -214,6 +217,7 @@ def calls(name: str, column: str) -> list[Call]:
         return []
     if column == "complex64" and not name.startswith(COMPLEX):
         return []
+    is_half = column in PRECISIONS
     torch.manual_seed(0)
     kinds: dict[Any, list[Call]] = {}
     with warnings.catch_warnings():
@@ -228,7 +232,8 @@ def calls(name: str, column: str) -> list[Call]:
             most = 1
         elif not op.supports_dtype(torch.float32, "cpu"):
             most = DTYPES["float32"][1]
-        return list(itertools.islice(filter(repeats, found), most))
+        usable = (call for call in found if repeats(call, torch.float16 if is_half else None))
+        return list(itertools.islice(usable, most))
 
 
 def _spread(kinds: Sequence[Sequence[Call]]) -> Iterator[Call]:
@@ -293,11 +298,16 @@ def _rank(call: Call) -> tuple[int, int]:
     return (int(first.dim() > 0 and first.shape[0] > 1), 0)
 
 
-def repeats(call: Call) -> bool:
-    """Whether two calls give the same tensors, and there are some."""
+def repeats(call: Call, dtype: torch.dtype | None = None) -> bool:
+    """Whether two calls give the same tensors, and there are some.
+
+    Args:
+        dtype: of the floats; None: as the sample has them.
+    """
+    given = [t.to(dtype) if dtype and t.is_floating_point() else t for t in call.examples()]
     try:
         with torch.no_grad():
-            first, second = (call.run(call.examples()) for _ in range(2))
+            first, second = (call.run([t.clone() for t in given]) for _ in range(2))
     except Exception:  # not every sample is one that the operator takes from outside
         return False
     return bool(first) and all(map(_same, first, second)) and all(map(_is_usable, first))
