@@ -27,6 +27,8 @@ OPS: dict[str, Op] = {
     "unit": lambda x, y: torch.sgn(x) + torch.sgn(y * 0),
     "sums so far": lambda x, y: x.cumsum(1) + y,
     "write a part": lambda x, y: torch.zeros(4, 8, dtype=x.dtype).slice_scatter(x * y, 1, 2, 6),
+    "powers": lambda x, y: x**2 + y.square() * x**0 + y**5,
+    "conjugate": lambda x, y: torch.addcmul(x, y.conj_physical(), x, value=0.5),
     "put": lambda x, y: x.index_put((torch.tensor([0, 2, 2]),), y[:3], accumulate=True),
     "of real ones": lambda x, y: torch.where(x == y, x, y.abs().to(x.dtype)),
     "norm": lambda x, y: torch.linalg.norm(x, dim=1) + torch.linalg.vector_norm(y, 3.0, 0) * 1j,

@@ -24,6 +24,17 @@ def test_equal_arrays_have_no_error() -> None:
     assert found.rows == 6
 
 
+def test_booleans_are_not_integers() -> None:
+    marks = np.array([True, False])
+    assert measure(marks, marks).wrong == 0
+    assert measure(marks.astype(np.int32), marks.astype(np.int64)).wrong == 0
+    assert measure(sample(2).astype(ml_dtypes.bfloat16), sample(2)).worst_row < 0.1
+    with pytest.raises(VerificationError, match="the output is int64, its reference bool"):
+        measure(marks.astype(np.int64), marks)
+    with pytest.raises(VerificationError, match="the output is float32, its reference int64"):
+        measure(np.ones(2, np.float32), np.ones(2, np.int64))
+
+
 def test_relative_error_and_sqnr_of_a_known_difference() -> None:
     reference = sample(4, 8)
     found = measure(reference * 1.01, reference)

@@ -136,12 +136,15 @@ def measure(
         loss: that rows and channels are measured against; None: they are not.
 
     Raises:
-        VerificationError: the shapes differ.
+        VerificationError: the shapes differ, or one has booleans or integers where the other has
+            not: a sum over a dimension of 1, say, that eager leaves out.
     """
     if output.shape != reference.shape:
         raise VerificationError(
             f"the output has shape {list(output.shape)}, its reference {list(reference.shape)}"
         )
+    if _kind(output) != _kind(reference):
+        raise VerificationError(f"the output is {output.dtype}, its reference {reference.dtype}")
     if reference.dtype.kind in "biu":
         return _measure_exact(output, reference, mask)
     found, wanted = output.astype(np.float64), reference.astype(np.float64)
@@ -162,6 +165,11 @@ def measure(
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
         part=None if loss is None else _part(found, wanted, loss, mask, usable),
     )
+
+
+def _kind(array: Array) -> str:
+    kind = array.dtype.kind
+    return {"u": "i", "V": "f"}.get(kind, kind)  # ml_dtypes' are V
 
 
 def _part(

@@ -266,8 +266,12 @@ def _signed(inputs: Mapping[str, Tensor], sign: int) -> dict[str, Tensor]:
 
 
 def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    """Whether all values are the same, down to the last digit."""
-    return all(np.array_equal(found[name], wanted[name], equal_nan=True) for name in wanted)
+    """Whether all values are the same, down to the last digit, and of the same kind."""
+    return all(
+        found[name].dtype.kind == array.dtype.kind
+        and np.array_equal(found[name], array, equal_nan=True)
+        for name, array in wanted.items()
+    )
 
 
 def _other_shapes(

@@ -1,5 +1,5 @@
 """Translations of ops whose plain form in ONNX is another computation: powers of integers in fp32,
-a pool without its divisor.
+a pool without its divisor, sums that are rounded at each step.
 """
 
 import math
@@ -12,7 +12,16 @@ from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
 
 from enginecast.exporters.onnx.ordered import INT64, ints
-from enginecast.exporters.onnx.stable import DOUBLE, FLOAT, REALS, STABLE, cast, like, value
+from enginecast.exporters.onnx.stable import (
+    DOUBLE,
+    FLOAT,
+    HALVES,
+    REALS,
+    STABLE,
+    cast,
+    like,
+    value,
+)
 from enginecast.exporters.onnx.translations import scalar
 from enginecast.passes.ir.effects import aten
 
@@ -37,7 +46,7 @@ def _pow_of_number(x: Any, exponent: Any) -> Any:
         base = op.Mul(base, base) if exponent else base
     if result is None:
         result = op.Expand(op.Constant(value_int=1), op.Shape(x))
-    return op.CastLike(result, x)
+    return result if x.dtype == ir.DataType.BOOL else op.CastLike(result, x)
 
 
 @STABLE.rule(aten.pow.Scalar)
@@ -89,12 +98,60 @@ def _sum_along(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: int | N
     return op.Add(op.Mul(next(totals), unit), next(totals))
 
 
+@STABLE.rule(aten.cumsum.default)
+def _cumsum(x: Any, dim: int, *, dtype: int | None = None) -> Any:
+    """ONNX Runtime rounds each partial sum; torch keeps those of fp32 in fp64 and of 16 bits in
+    fp32.
+    """
+    wide = DOUBLE if x.dtype == FLOAT else FLOAT if x.dtype in HALVES else None
+    if wide is None or dtype not in (None, -1, int(x.dtype)) or not x.shape:
+        return core.aten_cumsum(x, dim, -1 if dtype is None else dtype)
+    total = op.CumSum(cast(x, wide), op.Constant(value_int=dim))
+    return op.Cast(total, to=int(x.dtype))
+
+
 def _is_product(x: Any) -> bool:
     """Whether a value is a product, if moved: other integers are far from 2**53."""
     node = x.producer()
     while node is not None and node.op_type in _MOVES:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == "Mul"
+
+
+@STABLE.rule(
+    *(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar),
+    *(aten.__lshift__.Tensor, aten.__lshift__.Scalar),
+)
+def _left_shift(x: Any, by: Any) -> Any:
+    """Nothing is left of a shift by all bits, or by less than none, whose bits ONNX leaves open."""
+    return _shift(core.aten_bitwise_left_shift, x, by, "LEFT")
+
+
+@STABLE.rule(
+    *(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar),
+    *(aten.__rshift__.Tensor, aten.__rshift__.Scalar),
+)
+def _right_shift(x: Any, by: Any) -> Any:
+    """A shift by all bits, or by less than none, leaves the sign alone."""
+    return _shift(core.aten_bitwise_right_shift, x, by, "RIGHT")
+
+
+def _shift(shift: Any, x: Any, by: Any, direction: str) -> Any:
+    bits = x.dtype.bitwidth
+    by = value(by, x)
+    is_unsigned = x.dtype == ir.DataType.UINT8
+    most = bits - 1 if direction == "RIGHT" and not is_unsigned else bits
+    is_within = op.Less(by, like(x, most))
+    if not is_unsigned:
+        is_within = op.And(is_within, op.GreaterOrEqual(by, like(x, 0)))
+    if direction == "RIGHT" and not is_unsigned:
+        within = op.Where(is_within, by, like(x, most))
+        within.dtype = x.dtype
+        return shift(x, within)
+    within = op.Where(is_within, by, like(x, 0))
+    within.dtype = x.dtype
+    found = op.BitShift(x, within, direction=direction) if is_unsigned else shift(x, within)
+    return op.Where(is_within, found, like(x, 0))
 
 
 @STABLE.rule(aten.addmm.default)
@@ -149,6 +206,13 @@ def _trunc(x: Any) -> Any:
 @STABLE.rule(aten.isnan.default)
 def _isnan(x: Any) -> Any:
     return op.IsNaN(x) if x.dtype in REALS else op.Not(op.Equal(x, x))
+
+
+@STABLE.rule(aten.isfinite.default)
+def _isfinite(x: Any) -> Any:
+    if x.dtype not in REALS:
+        return op.Equal(x, x)
+    return op.Not(op.Or(op.IsInf(cast(x, FLOAT) if x.dtype in HALVES else x), op.IsNaN(x)))
 
 
 @STABLE.rule(aten.conv3d.default)

@@ -284,3 +284,9 @@ either(
     dynamic=("x:2=2..20",),
 )
 either("length by another", lambda self, x, i: x[:, i.shape[0]], x=X, i=whole(2))
+either(
+    "sum to one row of booleans",  # one row is booleans still
+    lambda self, x: (x > 0).sum_to_size(1, 4, 8),
+    x=X,
+    is_quick=True,
+)

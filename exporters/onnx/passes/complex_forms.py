@@ -37,6 +37,7 @@ def complex_rules() -> tuple[Mapping[Any, Rewrite], Mapping[Any, Callable[[Node]
     conditions = dict.fromkeys(rules, _reads_complex)
     conditions |= dict.fromkeys(_BY_NUMBER, _has_complex_number)
     conditions |= dict.fromkeys(_FILLED, _gives_complex)
+    conditions[aten.pow.Tensor_Scalar] = _is_power
     return rules, {**conditions, aten.linalg_norm.default: _is_of_vectors}
 
 
@@ -57,6 +58,12 @@ def _is_of_vectors(node: Node) -> bool:
 
 def _has_complex_number(node: Node) -> bool:
     return any(isinstance(one, complex) for one in node.args)
+
+
+def _is_power(node: Node) -> bool:
+    """Whether a number is taken to a small whole power."""
+    exponent: Any = node.args[1]
+    return exponent in range(_MOST_POWER + 1) and _reads_complex(node)
 
 
 def _split(program: ProgramView, node: Node) -> None:
@@ -177,6 +184,34 @@ def _add(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
     return _joined(*(one + other for one, other in pairs))
 
 
+def _conj(x: Tensor) -> Tensor:
+    real, imaginary = _parts(x)
+    return _joined(real, -imaginary)
+
+
+def _pow(x: Tensor, exponent: float) -> Tensor:
+    """By squares."""
+    exponent = int(exponent)
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = x if result is None else _mul(result, x)
+        exponent >>= 1
+        x = _mul(x, x) if exponent else x
+    if result is None:
+        real, imaginary = _parts(x)
+        return _joined(torch.ones_like(real), torch.zeros_like(imaginary))
+    return result
+
+
+def _square(x: Tensor) -> Tensor:
+    return _mul(x, x)
+
+
+def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
+    return _add(x, _mul(one, other), alpha=value)
+
+
 def _sgn(x: Tensor) -> Tensor:
     real, imaginary = _parts(x)
     size = torch.hypot(real, imaginary)
@@ -242,6 +277,7 @@ def _unsqueeze(x: Tensor, dim: int) -> Tensor:
     )
 
 
+_MOST_POWER = 8
 _MOVES = (
     *(aten.select.int, aten.expand.default, aten.flip.default, aten.roll.default),
     *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
@@ -273,6 +309,11 @@ _FORMS: Mapping[Any, Form] = {
     aten.add.Tensor: _add,
     aten.bmm.default: _bmm,
     aten.sgn.default: _sgn,
+    aten.conj_physical.default: _conj,
+    aten._conj_physical.default: _conj,
+    aten.square.default: _square,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.addcmul.default: _addcmul,
     aten.linalg_vector_norm.default: _norm,
     aten.linalg_norm.default: _vector_norm,
     **{op: partial(_filled, op) for op in _FILLED},
