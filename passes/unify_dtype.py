@@ -41,6 +41,7 @@ stands at no border (`cast_borders`).
 """
 
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,6 @@ from enginecast.passes.ir.blocks import (
     all_modules,
     all_nodes,
     blocks,
-    is_result,
     is_structured,
     operands,
     set_operand,
@@ -78,7 +78,7 @@ from enginecast.passes.ir.edit import (
     weight_tensor,
 )
 from enginecast.passes.ir.effects import is_metadata_check
-from enginecast.passes.ir.match import is_float_cast
+from enginecast.passes.ir.match import is_call, is_float_cast
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes, module_path, source_line
 from enginecast.passes.ir.text import DTYPES, dtype_text
@@ -287,7 +287,7 @@ class _Retyper:
             self._widen_complex(node)
             if is_structured(node):
                 self._retype_blocks(node)
-            elif is_result(node):
+            elif is_call(node, operator.getitem):  # in whatever dtype its op gives it
                 node.meta["val"] = value(first_input(node))[arguments(node)[1]]
             elif is_float_cast(node) and node not in self.rounded:
                 self._drop_cast(node)

@@ -28,6 +28,7 @@ OPS: dict[str, Op] = {
     "sums so far": lambda x, y: x.cumsum(1) + y,
     "write a part": lambda x, y: torch.zeros(4, 8, dtype=x.dtype).slice_scatter(x * y, 1, 2, 6),
     "powers": lambda x, y: x**2 + y.square() * x**0 + y**5,
+    "angle": lambda x, y: x * torch.angle(y),
     "conjugate": lambda x, y: torch.addcmul(x, y.conj_physical(), x, value=0.5),
     "put": lambda x, y: x.index_put((torch.tensor([0, 2, 2]),), y[:3], accumulate=True),
     "of real ones": lambda x, y: torch.where(x == y, x, y.abs().to(x.dtype)),

@@ -32,6 +32,7 @@ _WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
     "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
 }
 """Op -> integers that ONNX Runtime has no kernel for, and what holds the same result."""
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _NEWEST = {"RoiAlign": 21, "MaxRoiPool": 21}
 """The opset beyond which ONNX Runtime (1.31) has no kernel of an op."""
 
@@ -95,6 +96,8 @@ def _fill_gap_of(node: ir.Node, dtype: ir.DataType, opset: int) -> None:
         types = taken[min(index, len(taken) - 1)]
         if source is None or source.dtype != dtype or _name(dtype) in types:
             continue
+        if dtype == ir.DataType.BOOL and node.op_type in _COMPARISONS:
+            return _compare_in_int32(node)
         if dtype not in _NARROW or _name(ir.DataType.INT32) not in types:
             place = node.metadata_props.get(MODULE, "")
             raise LoweringError(
@@ -102,6 +105,15 @@ def _fill_gap_of(node: ir.Node, dtype: ir.DataType, opset: int) -> None:
                 hint="Compute it in floats.",
             )
         return _compute_in(node, dtype, ir.DataType.INT32)
+
+
+def _compare_in_int32(node: ir.Node) -> None:
+    """False comes before True."""
+    for index, source in enumerate(node.inputs):
+        cast = _cast(node, ir.DataType.INT32)
+        cast.replace_input_with(0, source)
+        node.prepend(cast)
+        node.replace_input_with(index, cast.outputs[0])
 
 
 @cache

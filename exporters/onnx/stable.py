@@ -286,6 +286,14 @@ def _atan2(y: Any, x: Any) -> Any:
     return op.Where(op.IsNaN(op.Add(x, y)), op.Add(x, y), found)
 
 
+@STABLE.rule(aten.angle.default)
+def _angle(x: Any) -> Any:
+    """0 or pi, of real numbers; NaN of NaN."""
+    x = x if x.dtype in REALS else cast(x, FLOAT)
+    turned = op.Where(op.Less(x, like(x, 0.0)), like(x, math.pi), like(x, 0.0))
+    return op.Where(op.IsNaN(x), x, turned)
+
+
 @STABLE.rule(aten.hypot.default)
 @in_fp32
 def _hypot(x: Any, y: Any) -> Any:

@@ -309,6 +309,7 @@ _FORMS: Mapping[Any, Form] = {
     aten.add.Tensor: _add,
     aten.bmm.default: _bmm,
     aten.sgn.default: _sgn,
+    aten.angle.default: lambda x: torch.atan2(*reversed(_parts(x))),
     aten.conj_physical.default: _conj,
     aten._conj_physical.default: _conj,
     aten.square.default: _square,

@@ -726,8 +726,23 @@ def _all_dims(program: ProgramView, node: Node) -> None:
 
 def _select_by_index(program: ProgramView, node: Node) -> None:
     """masked_select has no ONNX form, and a mask as an index has; the new size keeps its name."""
-    source, mask = node.args[:2]
+    source, mask = arguments(node)[:2]
+    if not same_shape(shape_of(source), shape_of(mask)):
+        source, mask = _broadcast(program, (source, mask), node)
     node.target, node.args = aten.index.Tensor, (source, [mask])
+
+
+def _broadcast(program: ProgramView, sources: Sequence[Node], like: Node) -> list[Node]:
+    """Values in one shape, by expanding them."""
+    rank = max(len(shape_of(source)) for source in sources)
+    sizes: list[Node | int] = [1] * rank
+    for source in sources:
+        for dim, size in enumerate(shape_of(source), rank - len(shape_of(source))):
+            if not same_size(size, 1):
+                sizes[dim] = _size_of(program, source, dim - rank, like)
+    return [
+        insert(program.graph, aten.expand.default, (source, sizes), like=like) for source in sources
+    ]
 
 
 def _lacks_full_bias(node: Node) -> bool:
@@ -1039,6 +1054,5 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.masked_fill.Scalar: _is_of_bools,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
-    aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),
     aten.repeat_interleave.self_int: _repeats_by_size_or_nothing,
 }
