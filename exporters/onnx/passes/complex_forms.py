@@ -279,7 +279,8 @@ def _unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 _MOST_POWER = 8
 _MOVES = (
-    *(aten.select.int, aten.expand.default, aten.flip.default, aten.roll.default),
+    *(aten.select.int, aten.expand.default, aten.expand_as.default, aten.expand_copy.default),
+    *(aten.flip.default, aten.roll.default),
     *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
     aten.cumsum.default,
 )
