@@ -5,12 +5,16 @@ order and has an exp of its own.  So every value that an op rounds gets noise as
 of ONNX Runtime's kernels was measured to be (1.28, CPU provider, against fp64, in unit roundoffs):
 
     products        0.3 sqrt(K), 5.1 at most, of sqrt(x^2 @ w^2)    (K=16: 1.2, 64: 2.4, 256: 5.1)
+    conv1d          the same, 9.3 at most (1.31)                    (K=672: 7.5, 1536: 8, 3072: 9.2)
     sums, norms     1 + 0.12 sqrt(K) of the result or sqrt(sum x^2) (K=16: 1, 256: 1.4, 4096: 4.9)
     softmax         5 of the result                                 (K=16: 4, 256: 5.4, 4096: 8.2)
     layer norm      1.5 of the result, 0.2 at least                 (0.8 to 1.2)
     attention       3 of the mean result of a channel               (2.0)
     what else adds  as sums, of what the result moves by where each input is off by a roundoff
     erf, tanh, ...  1.3 of the result                               (0.4 to 1.3)
+
+Equal values get equal noise, for a kernel that computes the same twice rounds alike: on an image of
+one color, or in a batch of equal rows, no mean over positions takes it away.
 
 What every kernel rounds alike (x + y, x * y) gets none, nor what ops move, select or compare, nor
 whole numbers and halves.  What is decided inside the program, an index or a comparison, is decided
@@ -38,6 +42,7 @@ WORK = 3e9
 EDGE_WORK = 1e11
 """The same for unusual values, where eager may be one sample for all rows."""
 PRODUCTS, PRODUCTS_MOST = 0.3, 5.1
+CONV1D_MOST = 9.3
 SUMS = 0.12
 SOFTMAX = 5.0
 NORM, NORM_LEAST = 1.5, 0.2
@@ -57,6 +62,7 @@ _PRODUCTS = frozenset(
         *(aten.addmm.default, aten.baddbmm.default, aten.convolution.default),
     }
 )
+_CONV1D = frozenset({aten.conv1d.default, aten.conv1d.padding})
 _SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default})
 _SOFTMAX = frozenset({aten.softmax.int, aten._softmax.default, aten.log_softmax.int})
 _NORMS = frozenset(
@@ -162,12 +168,17 @@ class _Noisy(Run):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if found.is_complex():
             return found + self._moved(node, args, kwargs) if _adds(node) else found
-        noise = torch.rand(found.shape, generator=self._generator).sub_(0.5).mul_(math.sqrt(12.0))
+        noise = self._drawn(found).sub_(0.5).mul_(math.sqrt(12.0))
         noise = (noise * _size(node, found, args, kwargs) * UNIT).nan_to_num(0.0, 0.0, 0.0)
         exact = (found * DYADIC).frac() == 0
         if _adds(node):
             noise += self._moved(node, args, kwargs)
         return torch.where(exact | ~found.isfinite(), found, found + noise)
+
+    def _drawn(self, values: Tensor) -> Tensor:
+        """A number from 0 to 1 for each value, by chance; the same for values that are the same."""
+        seed = torch.randint(2**31, (), generator=self._generator, dtype=torch.int32)
+        return _hashed(values.contiguous().view(torch.int32) ^ seed)
 
     def _moved(self, node: Node, args: Any, kwargs: Any) -> Any:
         """What a result moves by where each input is off by as much as adding loses."""
@@ -177,7 +188,7 @@ class _Noisy(Run):
                 return torch.view_as_complex(off(torch.view_as_real(value.resolve_conj())))
             if not _is_float(value):
                 return value
-            noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64)
+            noise = self._drawn(value.float()).double()
             return value * (1 + (noise - 0.5) * math.sqrt(12.0) * UNIT)
 
         given = pytree.tree_map(_wide, args)
@@ -186,6 +197,19 @@ class _Noisy(Run):
         factor = 1 + SUMS * math.sqrt(min(most, MOST_TERMS))
         moved = pytree.tree_map(torch.sub, op(pytree.tree_map(off, given)), op(given))
         return pytree.tree_map(lambda by: _narrow((by * factor).nan_to_num(0.0, 0.0, 0.0)), moved)
+
+
+def _hashed(bits: Tensor) -> Tensor:
+    """Integers as numbers from 0 to 1 that look random: the last step of MurmurHash3.
+
+    Args:
+        bits: int32; they are overwritten.
+    """
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        # int32 has no shift that fills up with zeros.
+        high = bits.bitwise_right_shift(shift).bitwise_and_((1 << (32 - shift)) - 1)
+        bits.bitwise_xor_(high).mul_(factor - ((factor >> 31) << 32))
+    return bits.bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
 
 
 def _adds(node: Node) -> bool:
@@ -213,7 +237,8 @@ def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
     if node.target in _PRODUCTS:
         squared = [a.square() if _is_float(a) else a for a in args]
         length = math.sqrt(_terms(node, args))
-        least = min(PRODUCTS * length, PRODUCTS_MOST)
+        most = CONV1D_MOST if node.target in _CONV1D else PRODUCTS_MOST
+        least = min(PRODUCTS * length, most)
         return torch.sqrt(_again(node, squared, kwargs)).mul_(least).maximum(size)
     if node.target in _SUMS:
         spread = torch.sqrt(_again(node, [args[0].square(), *args[1:]], kwargs))

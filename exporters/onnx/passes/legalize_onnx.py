@@ -5,6 +5,7 @@
                                                                 %y = aten.add(%m, %b)
              %g = aten.group_norm(%x, 8, %w)                    %r = aten.reshape(%x, [n, 8, -1])
                                                                 %l = aten.layer_norm(%r, ...)
+                                                           (for CPUs means, one dim after the other)
              %a = enginecast.attention(%q, %k, %v, %b)          %e = aten.expand(%b, ...)
                                                                 %a = enginecast.attention(..., %e)
 
@@ -98,6 +99,7 @@ class LegalizeOnnx(GraphPass):
             rules |= {op: _exact_sigmoid for op in _SIGMOIDS}
             conditions |= dict.fromkeys(_SIGMOIDS, _needs_small_values)
             rules[aten.linear.default] = _linear_on_cpu
+            rules[aten.group_norm.default] = _group_norm_on_cpu
         complex_sites = apply_rules(program, context, *complex_rules())
         return [*complex_sites, *apply_rules(program, context, rules, conditions)]
 
@@ -171,6 +173,52 @@ def _group_norm(program: ProgramView, node: Node) -> Node:
             wide = insert(graph, aten.reshape.default, (factor, channels), like=node)
             result = insert(graph, op, (result, wide), like=node)
     return result
+
+
+def _group_norm_on_cpu(program: ProgramView, node: Node) -> Node:
+    """A large group is reduced dimension by dimension: ONNX Runtime's kernels add the elements of a
+    row one after the other, which loses digits with their number, and most where they are equal (an
+    image of one color: 1000 times what torch loses).
+    """
+    sizes, groups = shape_of(first_input(node)), node.args[1]
+    group = [sizes[1] // groups, *sizes[2:]]
+    is_small = all(isinstance(size, int) for size in group) and math.prod(group) <= _FEW_ELEMENTS
+    if is_small or dtype_of(node) != torch.float32 or any(map(may_be_zero, sizes)):
+        return _group_norm(program, node)
+    found: Node = insert_traced(program, node, _normed_by_stages)
+    return found
+
+
+def _normed_by_stages(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: bool = True,
+) -> Tensor:
+    batch, channels, *sizes = x.shape
+    inner = [math.prod(sizes)] if _are_few(sizes) else sizes
+    ones = [1] * len(inner)
+
+    def mean(values: Tensor) -> Tensor:
+        for dim in reversed(range(2, values.dim())):
+            values = values.mean(dim, keepdim=True)
+        return values
+
+    split = x.reshape(batch, groups, channels // groups, *inner)
+    centered = split - mean(split)
+    scale = torch.rsqrt(mean(centered * centered) + eps)
+    if weight is not None:
+        scale = scale * weight.reshape(groups, channels // groups, *ones)
+    normed = centered * scale
+    if bias is not None:
+        normed = normed + bias.reshape(groups, channels // groups, *ones)
+    return normed.reshape(x.shape)
+
+
+def _are_few(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= _FEW_PIXELS
 
 
 def _promoted(program: ProgramView, node: Node) -> None:
@@ -940,6 +988,8 @@ _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
     aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
 }
+_FEW_ELEMENTS, _FEW_PIXELS = 1024, 256
+"""Elements that a kernel adds up one after the other without losing more than torch does."""
 _NARROW, _MANY_ROWS = 32, 1024
 """Columns, and rows, with which a product and its bias are faster in one."""
 MOST_ORDERED = 6
