@@ -37,6 +37,7 @@ PASSES = {
     "stagger-rows": "enginecast.exporters.onnx.passes.stagger_rows:StaggerRows",
     "legalize-onnx": "enginecast.exporters.onnx.passes.legalize_onnx:LegalizeOnnx",
     "keep-norms-whole": "enginecast.exporters.tensorrt.passes.keep_norms_whole:KeepNormsWhole",
+    "append-cache": "enginecast.exporters.onnx.passes.append_cache:AppendCache",
     "lift-weights": "enginecast.passes.lower.lift_weights:LiftWeights",
     "merge-equal": "enginecast.passes.lower.merge_equal:MergeEqual",
     "separate-block-memory": (

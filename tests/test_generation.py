@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from exports import cast
+from mutations import edit_graph, outcome
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -343,6 +345,41 @@ def test_the_manifest_says_what_was_checked(engine: Engine) -> None:
     assert manifest.symbols["past"] == (0, 127)
     cases = (engine.folder / "build.log").read_text()
     assert "one token after many" in cases
+
+
+def present_of(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """The nodes that give the cache, by output."""
+    return {name: node for node in graph.node for name in node.output if "present" in name}
+
+
+def test_attention_appends_to_the_cache(bundle: Path) -> None:
+    graph = onnx.load(bundle / "engine.onnx", load_external_data=False).graph
+    nodes = present_of(graph)
+    assert len(nodes) == 4
+    assert {node.op_type for node in nodes.values()} == {"Attention"}
+    assert nodes["present.0.key"].input[4:] == ["past_key_values_0_key", "past_key_values_0_value"]
+    assert not any(node.op_type == "Softmax" for node in graph.node)
+
+
+@pytest.mark.parametrize("what", ["past", "mask", "groups"])
+def test_an_engine_whose_attention_reads_otherwise_is_rejected(
+    bundle: Path, tmp_path: Path, what: str
+) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        node = present_of(graph)["present.1.key"]
+        if what == "past":
+            node.input[5] = "past_key_values_0_value"
+        elif what == "mask":
+            node.input[3] = ""
+        else:  # the tokens of a group in another order than those of its mask
+            (joined,) = [n for n, one in enumerate(graph.node) if node.input[3] in one.output]
+            axes = {"perm": [0, 1, 3, 2, 4]}
+            source = graph.node[joined].input[0]
+            turned = onnx.helper.make_node("Transpose", [source], ["mutated"], **axes)
+            graph.node[joined].input[0] = "mutated"
+            graph.node.insert(joined, turned)
+
+    assert outcome(bundle, tmp_path, lambda copy: edit_graph(copy, edit)) == "rejected"
 
 
 Change = Callable[[Feeds], Mapping[str, np.ndarray[Any, Any]]]

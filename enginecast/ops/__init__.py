@@ -6,6 +6,7 @@ imports torch and nothing else of ours.
 
 from enginecast.ops import attention as attention
 from enginecast.ops import blockwise_linear as blockwise_linear
+from enginecast.ops import cached_attention as cached_attention
 from enginecast.ops import quantize as quantize
 from enginecast.ops import quantized_conv as quantized_conv
 from enginecast.ops import quantized_gru as quantized_gru

@@ -35,6 +35,8 @@ _FOR_CPUS: Mapping[Reader, str] = {
     "openvino": "stagger-rows,",
 }
 """Passes that only make kernels of a CPU faster."""
+_AFTERWARDS: Mapping[Reader, str] = {"onnxruntime-cpu": "append-cache,"}
+"""Such passes that want what legalize-onnx made of masks."""
 _FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
 _INTEGER_OPS = frozenset(
     {
@@ -73,6 +75,7 @@ def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
     return (
         f"drop-assertions,{tables}legalize-quantized{{reader={reader}{gemm}}},"
         f"legalize-fourier,{_FOR_CPUS.get(reader, '')}legalize-onnx{{reader={reader}}},"
+        f"{_AFTERWARDS.get(reader, '')}"
         "lift-weights,merge-equal,separate-block-memory,hoist-weights"
     )
 

@@ -37,6 +37,12 @@ _LIMITS = {
     ir.DataType.FLOAT8E5M2: 57344.0,
     ir.DataType.INT8: 127.0,
 }
+FEW_TOKENS = 8
+"""With as many of a call or fewer, heads that share keys are multiplied together."""
+FEWEST_TASKS = 8
+"""Products that are left to the cores then: ONNX Runtime gives each to one."""
+MANY_ROWS = 4
+"""Rows of a batch that are counted on, where there are as many or more."""
 _MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _INT, _REAL = OpSchema.AttrType.INT, OpSchema.AttrType.FLOAT
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
@@ -239,6 +245,72 @@ def _attention_on_cpu(
     if bias is None and len(query.shape) == 3 and heads == kv_heads and not causal:
         return _multi_head_op(query, key, value, num_heads=heads, scale=scale)
     return _attention(query, key, value, bias, heads, kv_heads, scale, causal)
+
+
+@_translation(own.cached_attention.default, readers=["onnxruntime-cpu"])
+def _cached_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    past_key: Any,
+    past_value: Any,
+    bias: Any,
+    scale: float,
+) -> tuple[Any, Any, Any]:
+    """ONNX Runtime's Attention (1.31, CPU) multiplies head by head, and so reads the keys of a
+    group again for each of its heads.  With few tokens that is what takes the time, so heads that
+    share keys become tokens of one head, and queries [batch, kv heads * heads apart, heads together
+    * tokens, size].  A prompt is read faster with heads apart, and the size of a call decides.
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    apart = _heads_apart(query, kv_heads, heads // kv_heads, bias)
+    if apart is None:
+        found = op.Attention(query, key, value, bias, past_key, past_value, scale=scale)
+        return found[0], found[1], found[2]
+    rows = op.Mul(apart, _ints(kv_heads))
+    split = op.Concat(_ints(0), rows, _ints(-1, query.shape[3]), axis=0)  # 0: as it is
+    if bias is not None:
+        keys = op.Concat(_ints(-1), op.Shape(bias, start=3, end=4), axis=0)
+        if bias.shape[1] == 1:
+            together = op.Div(_ints(heads // kv_heads), apart)
+            times = op.Concat(_ints(1, 1), together, _ints(1, 1), axis=0)
+            bias = op.Expand(op.Unsqueeze(bias, _ints(2)), times)
+            bias = op.Reshape(bias, op.Concat(_ints(0, 1), keys, axis=0))
+        else:
+            bias = op.Reshape(bias, op.Concat(_ints(0), rows, keys, axis=0))
+    found = op.Attention(
+        op.Reshape(query, split), key, value, bias, past_key, past_value, scale=scale
+    )
+    joined = op.Reshape(found[0], _ints(0, heads, -1, value.shape[3]))
+    return joined, found[1], found[2]
+
+
+def _heads_apart(query: Any, kv_heads: int, group: int, bias: Any) -> Any:
+    """How many heads of a group are multiplied one by one: a tensor [1] of int64; None: all of
+    them, whatever the call.
+
+    Which rows there are in a call decides no more than whether there are `MANY_ROWS`, so that a
+    verification meets each form.
+    """
+    counts = [count for count in range(1, group + 1) if group % count == 0]
+    alone, many = (
+        next((n for n in counts if rows * kv_heads * n >= FEWEST_TASKS), group)
+        for rows in (1, MANY_ROWS)
+    )
+    if many == group:
+        return None
+    # The mask is one for all layers, and so are the nodes that ask for its sizes.
+    tokens = op.Shape(query, start=2, end=3) if bias is None else op.Shape(bias, start=2, end=3)
+    found = _ints(many)
+    if alone != many:
+        of_mask = bias is not None and bias.shape[0] != 1
+        rows = op.Shape(bias if of_mask else query, start=0, end=1)
+        found = op.Where(op.GreaterOrEqual(rows, _ints(MANY_ROWS)), found, _ints(alone))
+    return op.Where(op.LessOrEqual(tokens, _ints(FEW_TOKENS)), found, _ints(group))
+
+
+def _ints(*numbers: int) -> Any:
+    return op.Constant(value_ints=list(numbers))
 
 
 @_translation(own.attention.default, readers=["tensorrt"])
@@ -651,6 +723,11 @@ _OF_CONVS = (
 for _reader in READERS:
     if _reader != "onnxruntime-cpu":
         TRANSLATIONS[_reader].refuse(*_OF_CONVS, reason="ONNX Runtime has it on the CPU alone")
+for _reader in READERS:
+    if _reader != "onnxruntime-cpu":
+        TRANSLATIONS[_reader].refuse(
+            own.cached_attention.default, reason="append-cache makes it for ONNX Runtime's CPU"
+        )
 for _reader in _PLAIN:
     TRANSLATIONS[_reader].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
 TRANSLATIONS["onnxruntime-cpu"].refuse(own.fp8_gemm.default, reason="only CUDA has GemmFloat8")

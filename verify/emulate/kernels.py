@@ -173,6 +173,23 @@ def _attention(
     return (found if query.dim() == 4 else found.transpose(1, 2).flatten(2)).contiguous()
 
 
+@_kernel("attention", own.cached_attention.default)
+def _cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    *,
+    how: How,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """enginecast.cached_attention."""
+    keys, values = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    return _attend(query, keys, values, bias, scale, False, how).contiguous(), keys, values
+
+
 def _attend(
     query: Tensor,
     key: Tensor,
