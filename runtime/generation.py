@@ -330,7 +330,7 @@ def generate(
             reads, where the model has one: a text with padding anywhere, sound or an image as its
             engine takes them, or a mapping of several by name.
         attention_mask: [batch, tokens], 0 where there is padding; None: as transformers, padding
-            is where the padding id is, unless a text may end with it.
+            is where the padding id is, unless a text may end with it; an encoder reads all.
         decoder_input_ids: what the decoder reads first, int64 [batch, tokens], all of it real;
             None: the ids that the model's generation config begins with.
         max_new_tokens: at most.
@@ -441,7 +441,7 @@ def _begin(
         mask = _mask(ids, attention_mask, padding, endings)
         _require_left(mask)
         return _Begun(ids, mask, {})
-    feeds = _encoder_feeds(decoder.encoder, inputs, attention_mask, padding, endings)
+    feeds = _encoder_feeds(decoder.encoder, inputs, attention_mask)
     start = decoder.generation.start_ids
     rows = len(next(iter(feeds.values())))
     if decoder_input_ids is None:
@@ -462,10 +462,10 @@ def _encoder_feeds(
     encoder: Engine,
     given: Any,
     attention_mask: Any,
-    padding: int | None,
-    endings: Sequence[int],
 ) -> dict[str, Array]:
-    """The inputs of an encoder; the mask of a text is inferred where none is given."""
+    """The inputs of an encoder.  Where no mask of a text is given, transformers takes all of it for
+    text, padding too: it infers masks for models without an encoder alone.
+    """
     main = encoder.inputs[0]
     arrays = {**given} if isinstance(given, Mapping) else {main.name: given}
     if attention_mask is not None:
@@ -481,7 +481,7 @@ def _encoder_feeds(
     if main.kind == "token_ids":
         feeds[main.name] = ids = _ids(main.name, arrays[main.name])
         if any(spec.name == MASK for spec in encoder.inputs):
-            feeds[MASK] = _mask(ids, feeds.get(MASK), padding, endings)
+            feeds[MASK] = _mask(ids, feeds.get(MASK), None, ())
     return feeds
 
 

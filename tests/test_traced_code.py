@@ -1,5 +1,6 @@
 """Code that can tell a trace from eager: its engine does what eager does, or is not published."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,58 @@ def test_what_only_torch_does_otherwise_is_captured(make: type[nn.Module]) -> No
     assert not found.unverified
     [output] = found.captured.program.module()(x=x).values()
     assert output.allclose(make()(x))
+
+
+class TypedBehind(nn.Module):
+    """Tells a trace from eager behind an operator of torch's own."""
+
+    def __init__(self, makes: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.makes = makes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.makes(x)
+        if type(x) is torch.Tensor:
+            return x
+        return x.clamp(-FAR, FAR)
+
+
+class AskingBehind(TypedBehind):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.makes(x)
+        if not torch.compiler.is_exporting():
+            x = x.clamp(-FAR, FAR)
+        return x + 1
+
+
+class Cells(nn.LSTM):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found: Tensor = super().__call__(x)[0]
+        return found
+
+
+TABLE = torch.ones(4)
+BEHIND: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+    "grid": lambda: lambda x: torch.linspace(0, 1, x.shape[0])[:, None],
+    "global": lambda: lambda x: TABLE,
+    "cells": lambda: Cells().eval(),
+    "draw": lambda: lambda x: torch.rand(4) * 0,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_comes_behind_an_operator_of_torch_is_looked_at(name: str, tmp_path: Path) -> None:
+    example = {"x": torch.randn(3, 4)}
+    with pytest.raises(VerificationError, match=r"unverified branch: .*test_traced_code.py:\d+"):
+        export(TypedBehind(BEHIND[name]()).eval(), tmp_path / "out", example=example)
+    module = AskingBehind(BEHIND[name]()).eval()
+    export(module, tmp_path / "out", example=example)
+    x = torch.full((3, 4), 1e7)
+    with enginecast.load(tmp_path / "out", threads=1) as engine:
+        found = engine.run({"x": x.numpy()})["output_0"]
+    with torch.no_grad():
+        np.testing.assert_allclose(found, module(x).numpy(), rtol=1e-6)

@@ -4,17 +4,29 @@
 of how it prints cannot, and shows only where eager runs on real tensors.
 """
 
+from collections import Counter
+
 import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Node
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
-from enginecast.capture.python.locations import is_user_code
+from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.trace import Traced
-from enginecast.capture.tracing.walk import Walker
+from enginecast.capture.tracing.walk import (
+    ALIASES,
+    COPIES,
+    RESHAPES,
+    SELECTS,
+    Walk,
+    Walker,
+)
+from enginecast.passes.ir.blocks import all_nodes
 
 SEED = 0
 OWN = (
@@ -31,6 +43,8 @@ OWN = (
 )
 """Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
 draws with."""
+KEEPING = COPIES | ALIASES | RESHAPES | SELECTS
+"""Operators that compute nothing: a trace may have more or fewer of them."""
 
 
 def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool) -> str:
@@ -52,21 +66,64 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool
             captured = walker.captured(example_sizes(traced.inputs), copies_count=eager.writes)
     except Exception:  # the model's own code
         return ""
-    if eager.outputs == captured.outputs or eager.has_strangers or captured.has_strangers:
+    if eager.outputs == captured.outputs:
         return ""
     step, other = eager.leaves(captured), captured.leaves(eager)
-    if any(found is not None and found.name.startswith(OWN) for found in (step, other)):
-        return ""
     numpy = (step, other) if is_strict else (step,)
-    if any(found is not None and found.name == "lift_fresh" for found in numpy):
-        return ""  # Dynamo translates what numpy does: values decide
+    is_torchs = any(found is not None and found.name.startswith(OWN) for found in (step, other))
+    is_numpys = any(found is not None and found.name == "lift_fresh" for found in numpy)
     place = next((found.place for found in (step, other) if found is not None), None)
-    if place is None or not is_user_code(place.file):
-        return ""  # a branch of a library: values decide
+    is_others = place is None or not is_user_code(place.file)
+    if is_torchs or is_numpys or is_others or eager.has_strangers or captured.has_strangers:
+        # Of what comes behind, numbers say nothing: what Dynamo makes of numpy, values decide.
+        return "" if is_strict else _on_other_lines(eager, captured, traced.program)
     ran = step.name if step is not None else "nothing more"
+    assert place is not None
+    return _sentence(place, ran, other.name if other is not None else "nothing more")
+
+
+def _on_other_lines(eager: Walk, captured: Walk, program: ExportedProgram) -> str:
+    """Where a line of the user's computes something in eager and nothing in the program, or the
+    other way round, by an operator that the other one runs less often.
+    """
+    counts, others = (
+        Counter(step.name for step in walk.steps if step.is_live) for walk in (eager, captured)
+    )
+    led = {place.resolved for step in eager.steps for place in step.callers}
+    passed = {place for node in all_nodes(program) for place in _places(node)}
+    for step in eager.steps:
+        place = step.place.resolved if step.is_live and step.place is not None else None
+        if place is None or place in passed or not is_user_code(place.file):
+            continue
+        if _is_more(step.name, counts, others):
+            return _sentence(place, step.name, "nothing")
+    for node in all_nodes(program):
+        place = next((each for each in _places(node) if is_model_code(each.file)), None)
+        if place is None or place in led or not is_user_code(place.file):
+            continue
+        name = str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
+        if _is_more(name, others, counts):
+            return _sentence(place, "nothing", name)
+    return ""
+
+
+def _is_more(name: str, counts: Counter[str], others: Counter[str]) -> bool:
+    """Whether an operator runs more often than elsewhere; not those that compute nothing, nor those
+    that torch may run in one place alone.
+    """
+    return counts[name] > others[name] and name not in KEEPING and not name.startswith(OWN)
+
+
+def _places(node: Node) -> list[SourceLocation]:
+    """The lines that led to a node, the innermost first."""
+    trace = node.meta.get("stack_trace") or ""
+    return [place.resolved for place in reversed(SourceLocation.in_text(trace))]
+
+
+def _sentence(place: SourceLocation, ran: str, other: str) -> str:
     return (
         f"unverified branch: {place}: eager runs {ran}, and the trace, which the code can tell from"
-        f" eager, {other.name if other is not None else 'nothing more'}"
+        f" eager, {other}"
     )
 
 

@@ -8,7 +8,9 @@ with one number come from the same operators on the same inputs, whatever else w
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from types import FrameType, NoneType
 from typing import Any
 
@@ -58,6 +60,10 @@ class Step:
     number: int
     place: SourceLocation | None
     """The line of model code that called it."""
+    is_live: bool = True
+    """Whether an output depends on it."""
+    callers: tuple[SourceLocation, ...] = ()
+    """The lines of model code that led there, in a run on real tensors."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Numbering(TorchDispatchMode):
     Args:
         known: numbers of tensors that were there before.
         copies_count: whether a copy is not the tensor that it copies, since something writes.
+        keeps_callers: whether steps have all lines that led there, not the innermost alone.
         observer: profiles the run, but for what operators do: that is most of it.
     """
 
@@ -100,8 +107,10 @@ class Numbering(TorchDispatchMode):
         known: Sequence[tuple[Tensor, str]],
         copies_count: bool,
         observer: Observer | None = None,
+        keeps_callers: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._keeps_callers = keeps_callers
         self.steps: list[Step] = []
         self.writes = False
         self.has_strangers = False
@@ -110,6 +119,8 @@ class Numbering(TorchDispatchMode):
         self._kept: list[Tensor] = []  # so that no id is given twice
         self._numbers: dict[int, int] = {}
         self._written: dict[int, int] = {}
+        self._made_by: dict[int, int] = {}
+        self._written_by: dict[int, int] = {}
         self._views: dict[int, tuple[int, tuple[int, ...]]] = {}
         for tensor, name in known:
             self._note(tensor, hash(name))
@@ -121,6 +132,7 @@ class Numbering(TorchDispatchMode):
             return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        before = self._steps_of((args, kwargs)) | 1 << len(self.steps)
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else str(func)
         name = LIKE.get(name, name)
@@ -134,10 +146,29 @@ class Numbering(TorchDispatchMode):
         for index, output in enumerate(outputs):
             own = hash((number, index)) if index else number
             self._note(output, numbers[index] if numbers else own)
+            self._made_by[id(output)] = before
         if isinstance(func, OpOverload) and func._schema.is_mutable:
-            self._write(func, args, kwargs or {}, number)
-        self.steps.append(Step(name, number, _place()))
+            self._write(func, args, kwargs or {}, number, before)
+        places = list(_places() if self._keeps_callers else islice(_places(), 1))
+        self.steps.append(Step(name, number, next(iter(places), None), callers=tuple(places)))
         return result
+
+    def steps_for(self, outputs: Sequence[Tensor]) -> tuple[Step, ...]:
+        """The steps, marked by whether one of `outputs` depends on them."""
+        live = self._steps_of(outputs)
+        return tuple(
+            replace(step, is_live=bool(live >> index & 1)) for index, step in enumerate(self.steps)
+        )
+
+    def _steps_of(self, tree: Any) -> int:
+        """The steps that what is in `tree` was computed by: bit n stands for step n."""
+        found = 0
+        for leaf in pytree.tree_leaves(tree):
+            if isinstance(leaf, Tensor):
+                found |= self._made_by.get(id(leaf), 0)
+                if self._written_by:
+                    found |= self._written_by.get(_memory(leaf), 0)
+        return found
 
     def of(self, tensor: Tensor) -> int:
         """The number of a tensor."""
@@ -198,7 +229,9 @@ class Numbering(TorchDispatchMode):
             return float(f"{value:.{DIGITS}g}")
         return "" if isinstance(value, KINDS) else str(value)
 
-    def _write(self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], number: int) -> None:
+    def _write(
+        self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], number: int, steps: int
+    ) -> None:
         self.writes = True
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -208,6 +241,7 @@ class Numbering(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     self._note(tensor, number)
                     self._written[_memory(tensor)] = number
+                    self._written_by[_memory(tensor)] = steps
 
 
 def _constant(tensor: Tensor) -> int:
@@ -225,13 +259,13 @@ def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _place() -> SourceLocation | None:
-    frame: FrameType | None = sys._getframe(3)
+def _places() -> Iterator[SourceLocation]:
+    """The lines of model code that call an operator, the innermost first."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if is_model_code(frame.f_code.co_filename):
-            return SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0)
+            yield SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0)
         frame = frame.f_back
-    return None
 
 
 @dataclass(frozen=True)
@@ -293,10 +327,11 @@ class Walker:
     def real(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Walk:
         """What eager computes on real tensors, for which it is run once or twice."""
         known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(module))]
-        found = self._walk(lambda: module(**inputs), Numbering(known, False), nullcontext())
+        numbering = partial(Numbering, known, keeps_callers=True)
+        found = self._walk(lambda: module(**inputs), numbering(copies_count=False), nullcontext())
         if not found.writes:
             return found
-        return self._walk(lambda: module(**inputs), Numbering(known, True), nullcontext())
+        return self._walk(lambda: module(**inputs), numbering(copies_count=True), nullcontext())
 
     def _walk(
         self,
@@ -309,7 +344,7 @@ class Walker:
             result = call()
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)
-        return Walk(tuple(numbering.steps), found, numbering.writes, numbering.has_strangers)
+        return Walk(numbering.steps_for(outputs), found, numbering.writes, numbering.has_strangers)
 
     def _inputs(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
         with self.mode:
