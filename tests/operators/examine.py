@@ -63,6 +63,10 @@ VALUES: Mapping[str, Draw] = {
     "smallest": _some([1.2e-38, -1.2e-38, 1.0e-30]),
 }
 """What inputs are drawn as, besides the example."""
+OUTSIDE_FP16 = ("minute", "largest", "smallest")
+"""Those that fp16 does not hold."""
+LEAST_FP16 = 2.0**-24
+"""The smallest number of fp16."""
 NOT_FINITE: Mapping[str, Draw] = {
     "infinities": _some([np.inf, -np.inf, 0.0, -0.0]),
     "an infinity": _some([np.inf]),
@@ -240,6 +244,9 @@ def judged(
         is_checked: run it as everybody does; else below its check of inputs.
     """
     floor = max(FLOORS.get(call.name, 0.0) for call in module.calls)
+    if precision == "fp16":
+        floor = max(floor, LEAST_FP16)
+        values = {kind: draw for kind, draw in values.items() if kind not in OUTSIDE_FP16}
     again = type(module)
     case = Case(
         "operators",

@@ -302,13 +302,15 @@ def repeats(call: Call, dtype: torch.dtype | None = None) -> bool:
     """Whether two calls give the same tensors, and there are some.
 
     Args:
-        dtype: of the floats; None: as the sample has them.
+        dtype: of the floats, which results have, too; None: as the sample has them.
     """
     given = [t.to(dtype) if dtype and t.is_floating_point() else t for t in call.examples()]
     try:
         with torch.no_grad():
             first, second = (call.run([t.clone() for t in given]) for _ in range(2))
     except Exception:  # not every sample is one that the operator takes from outside
+        return False
+    if any(dtype not in (None, t.dtype) for t in first if t.is_floating_point()):
         return False
     return bool(first) and all(map(_same, first, second)) and all(map(_is_usable, first))
 
