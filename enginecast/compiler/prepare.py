@@ -97,6 +97,7 @@ from enginecast.verify.eager import (
     make_reference,
     reference_outputs,
     reference_program,
+    with_all_kernels,
 )
 from enginecast.verify.metrics import BEYOND
 from enginecast.verify.reference import Reference
@@ -495,6 +496,14 @@ def reference_of(
     program, names, cases = prepared.captured.program, prepared.output_names, edge_cases(prepared)
     found = edge_reference(prepared.source.eager, cases, forward, exact, program, names, dtype)
     return replace(reference, edges=found)
+
+
+def with_kernels(prepared: Prepared, reference: Reference) -> Reference:
+    """A reference in fp32 with what other kernels may lose in all of its cases: as many runs of the
+    model again, which an engine that agrees with eager does not need.
+    """
+    program, names = prepared.captured.program, prepared.output_names
+    return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
 
 
 def _kept_or_new(prepared: Prepared, dtype: torch.dtype) -> nn.Module:
