@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
-from enginecast.passes.ir.interpret import AssertionFailedError
+from enginecast.passes.ir.interpret import ALIGNMENT, AssertionFailedError
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import DTYPES
@@ -659,6 +659,7 @@ def capture_failures(
     cases: Sequence[Case],
     reference: Reference,
     guards: Collection[str] = (),
+    again: Callable[[Case], Mapping[str, Array]] | None = None,
 ) -> Iterator[str]:
     """Say where the captured program in fp32 differs from eager fp32 by more than rounding.
 
@@ -671,6 +672,9 @@ def capture_failures(
         captured: runs the program.
         guards: outputs that the program has besides the model's, and that have to be true.
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
+        again: runs eager fp32 once more, with its weights in memory as the program's are: a product
+            with one row adds up in another order where a weight lies at an odd address, as in a
+            mapped file.
     """
     stored = {case.name: case for case in (*reference.cases, *reference.edges)}
     inputs = {case.name: case.inputs for case in cases}
@@ -678,17 +682,43 @@ def capture_failures(
         inputs[edge.name] = {name: torch.from_numpy(a) for name, a in edge.inputs.items()}
     found_in = captured.outputs(list(inputs.values()))
     for case, outputs in zip(inputs, found_in, strict=True):
+        aligned: Mapping[str, Array] | None = None
         for name, found in as_arrays(outputs).items():
             if name in guards:
                 if not found.all():
                     yield f"case {case!r}: the program takes another path than eager ({name})"
                 continue
-            problem = _other_than(found, stored[case].outputs[name], stored[case].reference[name])
+            plain, exact = stored[case].outputs[name], stored[case].reference[name]
+            problem = _other_than(found, plain, exact)
+            if problem and again is not None:
+                aligned = again(_Unnamed(case, inputs[case])) if aligned is None else aligned
+                other = aligned.get(name, plain)
+                if _distance(other, plain) <= KERNELS and not _other_than(found, other, exact):
+                    continue
             if problem:
                 yield (
                     f"output {name!r}, case {case!r}: the captured program is not the model: "
                     f"{problem}"
                 )
+
+
+@contextmanager
+def aligned_weights(module: nn.Module) -> Iterator[None]:
+    """Let the weights of a module lie where torch's allocator puts tensors: copies of those that
+    lie elsewhere stand in for them.
+    """
+    moved = [
+        (weight, weight.data)
+        for weight in (*module.parameters(), *module.buffers())
+        if weight.layout is torch.strided and weight.numel() and weight.data_ptr() % ALIGNMENT
+    ]
+    try:
+        for weight, data in moved:
+            weight.data = data.clone()
+        yield
+    finally:
+        for weight, data in moved:
+            weight.data = data
 
 
 def _other_than(found: Array, plain: Array, exact: Array) -> str:
