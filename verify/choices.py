@@ -14,6 +14,7 @@ Where the choices come from does not matter for that: an engine agrees where the
 the program could have made, with which the program gives what the engine gives.
 """
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -305,8 +306,10 @@ def _made(
         forward=forward,
         mask_input=before.mask_input,
         exact=exact,
+        work=math.inf,  # it is too late for less
     )
-    other = edge_reference(eager, [fed(case) for case in edges], forward, exact, given, outputs)
+    fed_edges = [fed(case) for case in edges]
+    other = edge_reference(eager, fed_edges, forward, exact, given, outputs, work=math.inf)
     made = replace(made, masked=before.masked, guarded=before.guarded, edges=other)
     return made, set(inputs)
 

@@ -71,7 +71,7 @@ from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
-from enginecast.errors import CaptureError, EnginecastError, UsageError
+from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
 from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_structure, is_structured
@@ -92,13 +92,16 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.eager import (
+    aligned_weights,
     capture_failures,
+    eager_outputs,
     edge_reference,
     make_reference,
     reference_outputs,
     reference_program,
+    with_all_kernels,
 )
-from enginecast.verify.metrics import BEYOND
+from enginecast.verify.metrics import BEYOND, Array
 from enginecast.verify.reference import Reference
 from enginecast.verify.runs import Runs
 
@@ -497,6 +500,14 @@ def reference_of(
     return replace(reference, edges=found)
 
 
+def with_kernels(prepared: Prepared, reference: Reference) -> Reference:
+    """A reference in fp32 with what other kernels may lose in all of its cases: as many runs of the
+    model again, which an engine that agrees with eager does not need.
+    """
+    program, names = prepared.captured.program, prepared.output_names
+    return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
+
+
 def _kept_or_new(prepared: Prepared, dtype: torch.dtype) -> nn.Module:
     kept = None if prepared.first is None else prepared.first[2]
     return prepared.source.eager(dtype) if kept is None or dtype != torch.float32 else kept
@@ -546,8 +557,23 @@ def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...
     """Where the captured program is not the model, which every comparison stands on."""
     guards = [guard.output for guard in prepared.captured.guards]
     cases = [case for case in prepared.cases if not case.singles]  # eager was compared with those
-    failures = capture_failures(prepared.plain, cases, reference, guards)
+    again = partial(_aligned_eager, prepared)
+    failures = capture_failures(prepared.plain, cases, reference, guards, again)
     return (*failures, *_fp64_failures(prepared, reference))
+
+
+def _aligned_eager(prepared: Prepared, case: Case) -> Mapping[str, Array]:
+    """What eager fp32 gives with its weights where the program has its own; nothing where it does
+    not run.
+    """
+    module = prepared.source.eager(torch.float32)
+    forward = partial(run_named, wanted=prepared.wanted)
+    try:
+        with aligned_weights(module):
+            run = eager_outputs(lambda _: module, [case], dtype="fp32", forward=forward)
+    except VerificationError:
+        return {}
+    return run[case.name]
 
 
 def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:

@@ -47,6 +47,7 @@ from enginecast.compiler.prepare import (
     open_model,
     prepare,
     reference_of,
+    with_kernels,
 )
 from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
@@ -389,7 +390,7 @@ class ExportSession:
                 cases = (*model.cases, *edge_cases(model))
                 widened = partial(widened_cases, engine.program, cases, model.output_names)
                 threads = self.request.threads
-                # A bundle has one stored reference, for the choices of one engine.
+                # A bundle has one stored reference, for one engine's choices and kernels.
                 is_single = len(self.config.engines) == 1
                 ties = Ties(model, engine, config, manifest, record, self.staging.folder, threads)
                 runs.append(
@@ -398,6 +399,7 @@ class ExportSession:
                         widened=widened,
                         follows=None if follows is None else follows(config),
                         at_ties=ties.rejudged if is_single else None,
+                        with_kernels=partial(with_kernels, model) if is_single else None,
                     )
                 )
         return tuple(runs)
