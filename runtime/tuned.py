@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from enginecast.errors import BundleError
-from enginecast.runtime.bundle.manifest import Digest, EngineRecord, Record
+from enginecast.runtime.bundle.manifest import TUNED_SUFFIX, Digest, EngineRecord, Record
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.device.machine import cores, processor
@@ -46,7 +46,7 @@ class Tuned(Record, frozen=True, kw_only=True):
 
 def tuned_path(root: Path) -> Path:
     """Where the choice for a bundle is."""
-    return root.with_name(f"{root.name}.tuned.json")
+    return root.with_name(f"{root.name}{TUNED_SUFFIX}")
 
 
 def machine_of(session: type[Session]) -> Machine:

@@ -13,14 +13,16 @@ from exports import Exports, cast
 
 from enginecast.bench import tune
 from enginecast.bench.timing import Times
-from enginecast.errors import EnginecastWarning, UsageError
-from enginecast.runtime.bundle.manifest import Verdict
+from enginecast.errors import BundleError, EnginecastWarning, UsageError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
+from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.staging import digest
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path
+from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
 from enginecast.verify.engine import verify_engine as judged
 from enginecast.verify.reference import Reference
 
@@ -250,3 +252,33 @@ def test_a_choice_goes_away_where_the_default_is_fastest_now(
     assert tuned_path(bundle).exists()
     assert cast(capsys, "tune", bundle).code == 0
     assert not tuned_path(bundle).exists()
+
+
+def test_a_part_that_was_tuned_leaves_the_bundle_around_it_whole(
+    bundle: Path, exports: Exports
+) -> None:
+    inner = shutil.copytree(exports("plain").folder, bundle / "inner")
+    part = Part(name="inner", sha256=digest(inner / MANIFEST_NAME))
+    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
+    (bundle / MANIFEST_NAME).write_bytes(encode(manifest))
+    engine = open_bundle(inner).manifest.engines[0]
+    session = session_class(engine.target)
+    tuned = Tuned(
+        bundle=bundle_digest(open_bundle(inner)),
+        engine=engine.file,
+        provider="CPUExecutionProvider",
+        machine=machine_of(session),
+        settings=NO_ARENA,
+        speed=2.0,
+        inputs="",
+    )
+
+    write_tuned(inner, tuned)
+
+    with load(bundle) as opened:
+        assert opened.parts["inner"].settings == NO_ARENA
+        assert opened.settings == DEFAULT
+    tuned_path(inner).unlink()
+    tuned_path(inner).mkdir()
+    with pytest.raises(BundleError, match="a folder, expected a plain file"):
+        open_bundle(bundle)

@@ -11,6 +11,8 @@ STATE_NAME = "state.safetensors"
 """What the first call of an engine with state is fed."""
 SIGNATURE_NAME = "model.sig"
 """The one file of a bundle that its manifest does not list: see `runtime.bundle.signature`."""
+TUNED_SUFFIX = ".tuned.json"
+"""Ends the name of what `enginecast tune` chose, a file beside a bundle: see `runtime.tuned`."""
 SCHEMA_VERSION = 2
 OLDEST_VERSION = 1
 """Without a digest of the manifest's own."""

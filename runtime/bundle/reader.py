@@ -20,6 +20,7 @@ from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     SIGNATURE_NAME,
+    TUNED_SUFFIX,
     FileRecord,
     Manifest,
     Part,
@@ -214,6 +215,20 @@ def _read_manifest(directory: Directory) -> bytes:
         ) from error
 
 
+def _part_problems(part: Part, present: dict[str, os.stat_result]) -> Iterator[str]:
+    """What is wrong with the folder of a part, and with what was tuned beside it; both are taken
+    away from what is present.
+    """
+    found = present.pop(part.name, None)
+    if found is None:
+        yield f"{part.name} is missing"
+    elif not stat.S_ISDIR(found.st_mode):
+        yield f"{part.name} is a {_kind(found.st_mode)}, expected a folder"
+    tuned = present.pop(f"{part.name}{TUNED_SUFFIX}", None)
+    if tuned is not None and not stat.S_ISREG(tuned.st_mode):
+        yield f"{part.name}{TUNED_SUFFIX} is a {_kind(tuned.st_mode)}, expected a plain file"
+
+
 def _listing_problems(directory: Directory, manifest: Manifest) -> Iterator[str]:
     files = manifest.files
     present = directory.entries()
@@ -222,11 +237,7 @@ def _listing_problems(directory: Directory, manifest: Manifest) -> Iterator[str]
     if signature is not None and not stat.S_ISREG(signature.st_mode):
         yield f"{SIGNATURE_NAME} is a {_kind(signature.st_mode)}, expected a plain file"
     for part in manifest.parts:
-        found = present.pop(part.name, None)
-        if found is None:
-            yield f"{part.name} is missing"
-        elif not stat.S_ISDIR(found.st_mode):
-            yield f"{part.name} is a {_kind(found.st_mode)}, expected a folder"
+        yield from _part_problems(part, present)
     expected = {file.name for file in files}
     for name in sorted(present.keys() - expected):
         yield f"{name!r} is not listed"
