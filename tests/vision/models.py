@@ -208,20 +208,29 @@ def detector(name: str, **options: Any) -> Made:
     return _found_by(made)
 
 
-SPREADS = {"cls_logits": 2.0, "cls_score": 2.0, "bbox_ctrness": 1.0, "bbox_reg": 0.5}
-"""Standard deviation of what the last layers of a detector give, by their names."""
-OF_BOXES = 0.3
+SPREADS = {
+    "cls_logits": 2.0,
+    "cls_score": 2.0,
+    "bbox_ctrness": 1.0,
+    "bbox_reg": 0.5,
+    "bbox_pred": 0.3,
+}
+"""Standard deviation of what the last layers of a detector give, by how their paths end."""
 
 
-def _found_by(made: nn.Module, size: int = 64) -> Made:
+def _found_by(made: nn.Module, size: int = 64, spreads: Mapping[str, float] = SPREADS) -> Made:
     """A detector whose scores and boxes depend on the image: torchvision's random weights give the
     same score everywhere, up to rounding.
+
+    Args:
+        spreads: standard deviation of what layers give, by how their paths end.
     """
     example = {"image": torch.rand(3, size, size)}
     last = [
-        (part, SPREADS.get(path.rpartition(".")[2], OF_BOXES))
+        (part, spread)
         for path, part in made.named_modules()
-        if path.rpartition(".")[2] in (*SPREADS, "bbox_pred")
+        for end, spread in spreads.items()
+        if f".{path}".endswith(f".{end}")
     ]
     detector = Detector(made.eval()).eval()
     with torch.no_grad():
@@ -245,11 +254,33 @@ def with_pyramid() -> Made:
     return _found_by(made)
 
 
+class _WithHead(nn.Module):
+    """A detector's layers, without what it does to images and boxes."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = detector.backbone, detector.head
+
+    def forward(self, images: Tensor) -> Any:
+        assert callable(self.backbone) and callable(self.head)
+        return self.head(list(self.backbone(images).values()))
+
+
 def single_shot() -> Made:
     torch.manual_seed(0)
     make = of("torchvision", "models.detection.ssdlite320_mobilenet_v3_large")
-    made = make(weights=None, weights_backbone=None, num_classes=4, topk_candidates=20).eval()
-    return Detector(made).eval(), {"image": torch.rand(3, 64, 64)}
+    made = make(
+        weights=None,
+        weights_backbone=None,
+        num_classes=4,
+        topk_candidates=20,
+        score_thresh=0.975,
+    )
+    settled(_WithHead(made), {"images": torch.randn(4, 3, 320, 320)})  # it resizes to 320
+    levels = range(len(made.head.classification_head.module_list))
+    spreads = {f"classification_head.module_list.{level}.1": 2.0 for level in levels}
+    spreads |= {f"regression_head.module_list.{level}.1": 0.5 for level in levels}
+    return _found_by(made, spreads=spreads)
 
 
 OF_ANY_NUMBER = ("--dynamic", "boxes:0=1..32")
