@@ -20,7 +20,7 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx import stable
-from enginecast.verify.eager import capture_failures
+from enginecast.verify.eager import aligned_weights, capture_failures
 from enginecast.verify.edges import edge_failures, least_error
 from enginecast.verify.metrics import Array
 from enginecast.verify.reference import ReferenceCase
@@ -158,6 +158,42 @@ def test_a_captured_program_that_is_another_model_at_the_edges_is_found() -> Non
     changed = replace(reference, edges=tuple(edges))
     [found] = capture_failures(made.plain, made.cases, changed)
     assert "case 'large values': the captured program is not the model" in found
+
+
+def test_eager_may_add_up_otherwise_where_its_weights_lie_elsewhere() -> None:
+    source = open_source(nn.Softsign(), example={"input": torch.randn(4, 8)})
+    made = prepare(source, ModelOptions(), Steps())
+    reference = reference_of(made, "fp32")
+    right = {case.name: case.outputs for case in reference.cases}
+
+    def scaled(name: str, by: float) -> dict[str, Array]:
+        return {
+            output: array.astype(np.float64) * (1 + by) for output, array in right[name].items()
+        }
+
+    def found(error: float, aligned: float) -> int:
+        def again(case: Any) -> dict[str, Array]:
+            return scaled(case.name, aligned)
+
+        cases = [replace(case, outputs=scaled(case.name, error)) for case in reference.cases]
+        changed = replace(reference, cases=tuple(cases))
+        return len(list(capture_failures(made.plain, made.cases, changed, again=again)))
+
+    count = len(reference.cases)
+    assert found(1e-5, 0.0) == 0
+    assert found(1e-5, 1e-5) == count  # the program is another model
+    assert found(1e-3, 0.0) == count  # no rounding: the model keeps something between calls
+
+
+def test_weights_are_aligned_for_a_while() -> None:
+    layer = nn.Linear(8, 8, bias=False).requires_grad_(False)
+    layer.weight.data = torch.randn(65)[1:].view(8, 8)
+    before, place = layer.weight.clone(), layer.weight.data_ptr()
+    assert place % 64
+    with aligned_weights(layer):
+        assert layer.weight.data_ptr() % 64 == 0
+        assert torch.equal(layer.weight, before)
+    assert layer.weight.data_ptr() == place
 
 
 def test_eager_may_be_nan_where_the_engine_is(tmp_path: Path) -> None:
