@@ -40,6 +40,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.autocast import inline_autocast
 from enginecast.capture.tracing.data_attribute import data_detached
 from enginecast.capture.tracing.equivalents import replaced_in
+from enginecast.capture.tracing.grad_modes import grad_modes_unrecorded
 from enginecast.capture.tracing.module_casts import idle_casts
 from enginecast.capture.tracing.open_sizes import open_sizes
 from enginecast.capture.tracing.shapes import (
@@ -221,6 +222,7 @@ def _once(
             forwards,
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
+            nullcontext() if strategy.is_strict else grad_modes_unrecorded(module),
             keeping_caches(module),
             idle_casts(),
             torch.no_grad(),

@@ -4,6 +4,7 @@ What is here goes through `--inputs FILE.safetensors`, as a user gives it.  This
 test; the product has no such table.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,9 +183,21 @@ def _with_sliced(config: Config) -> Inputs:
 
 
 def _typed(config: Config) -> Inputs:
-    """As before, with the kind of each token: 0 for text, 1 for images."""
+    """As before, with the kind of each token, 0 for text and 1 for images; and with the places
+    that `get_rope_index` gives for it: the turn, the row and the column.
+
+    The model works places out in Python, by the values of ids, where none are given.
+    """
     found = _with_sliced(config)
-    return {**found, "mm_token_type_ids": (found["input_ids"] == config.image_token_id).int()}
+    kinds = (found["input_ids"] == config.image_token_id).int()
+    count = int(kinds.sum())
+    side = math.isqrt(count)
+    turn = torch.tensor([0] * (1 + count) + [1 + side + n for n in range(4)])
+    row, column = turn.clone(), turn.clone()
+    row[1 : 1 + count] += torch.arange(count) // side
+    column[1 : 1 + count] += torch.arange(count) % side
+    places = torch.stack([turn, row, column]).unsqueeze(1)
+    return {**found, "mm_token_type_ids": kinds, "position_ids": places}
 
 
 def _seen(count: int, *shape: int) -> Callable[[Config], Inputs]:

@@ -195,6 +195,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "cohere_compass": {"text_config.rope_parameters": {"full_attention": _ROPE}},
     "deepseek_v2": {"num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "longcat_flash": {"zero_expert_num": 4},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "granite_speech5_encoder": {"context_size": 16},
     "granite_speech5_ctc": {"encoder_config.context_size": 16},

@@ -354,6 +354,9 @@ def _joined(parts: Sequence[Callable[[], Any]], is_and: bool) -> Any:
 
 
 def _both(one: Any, other: Any, is_and: bool) -> Any:
+    """Both, or either; `one` is open."""
+    if isinstance(other, bool):
+        return one if other is is_and else other
     if isinstance(one, SymBool) and isinstance(other, SymBool):
         return one & other if is_and else one | other
     combine = torch.logical_and if is_and else torch.logical_or

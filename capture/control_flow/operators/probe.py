@@ -184,7 +184,8 @@ class Operands:
         if len({storage(tensor) for tensor in roots}) != len(roots):
             raise site.refuse("it writes into a tensor of which it reads a view from outside")
         known = {str(size) for tensor in tensors for size in tensor.shape}
-        lifted = [number for name, number in numbers.items() if name not in known]
+        parts = {str(part): part for number in numbers.values() for part in _parts(number)}
+        lifted = [number for name, number in parts.items() if name not in known]
         return cls(tensors, lifted, roots)
 
     def flat(self) -> tuple[Any, ...]:
@@ -199,6 +200,20 @@ class Operands:
             if mode is not None and outside is not inside:
                 tracer: Any = mode.tracer
                 set_proxy_slot(outside, tracer, get_proxy_slot(inside, tracer))
+
+
+def _parts(number: SymInt) -> list[SymInt]:
+    """A number that the trace around a subgraph knows; of one that only the subgraph computes, the
+    symbols that it computes it from.
+    """
+    mode, node = get_proxy_mode(), number.node
+    tracer: Any = getattr(mode, "tracer", None)
+    if tracer is None or node.expr.is_symbol or number in tracer.symnode_tracker:
+        return [number]
+    shapes = node.shape_env
+    hints = {symbol: int(size) for symbol, size in shapes.backed_var_to_val.items()}
+    symbols = sorted(node.expr.free_symbols, key=str)
+    return [shapes.create_symintnode(symbol, hint=hints.get(symbol)) for symbol in symbols]
 
 
 def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
