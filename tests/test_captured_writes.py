@@ -56,7 +56,16 @@ def casts_nothing(_: Model, x: Tensor) -> Tensor:
         return x * 2 + 1
 
 
-@pytest.mark.parametrize("function", [written, switched_off, casts_nothing])
+def copies_numbers(_: Model, x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, 1].copy_(5)
+    y[:, 2].copy_(x.shape[0], non_blocking=True)
+    whole = torch.arange(8)
+    whole[3].copy_(2.7)
+    return y + whole
+
+
+@pytest.mark.parametrize("function", [written, switched_off, casts_nothing, copies_numbers])
 def test_it_is_captured_as_eager_runs_it(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
