@@ -1,6 +1,7 @@
 """What torch.export does not see, or captures as its own graph: `.data`, regions of autocast."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -58,10 +59,11 @@ def casts_nothing(_: Model, x: Tensor) -> Tensor:
 
 def copies_numbers(_: Model, x: Tensor) -> Tensor:
     y = x * 2
-    y[:, 1].copy_(5)
-    y[:, 2].copy_(x.shape[0], non_blocking=True)
     whole = torch.arange(8)
-    whole[3].copy_(2.7)
+    numbers: list[Any] = [5, x.shape[0], 2.7]  # torch's types have tensors alone
+    y[:, 1].copy_(numbers[0])
+    y[:, 2].copy_(numbers[1], non_blocking=True)
+    whole[3].copy_(numbers[2])
     return y + whole
 
 
