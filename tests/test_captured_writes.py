@@ -1,6 +1,7 @@
 """What torch.export does not see, or captures as its own graph: `.data`, regions of autocast."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,17 @@ def casts_nothing(_: Model, x: Tensor) -> Tensor:
         return x * 2 + 1
 
 
-@pytest.mark.parametrize("function", [written, switched_off, casts_nothing])
+def copies_numbers(_: Model, x: Tensor) -> Tensor:
+    y = x * 2
+    whole = torch.arange(8)
+    numbers: list[Any] = [5, x.shape[0], 2.7]  # torch's types have tensors alone
+    y[:, 1].copy_(numbers[0])
+    y[:, 2].copy_(numbers[1], non_blocking=True)
+    whole[3].copy_(numbers[2])
+    return y + whole
+
+
+@pytest.mark.parametrize("function", [written, switched_off, casts_nothing, copies_numbers])
 def test_it_is_captured_as_eager_runs_it(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:

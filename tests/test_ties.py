@@ -54,6 +54,21 @@ def apart(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
+def masked(x: Tensor) -> Tensor:
+    """Scores of which a mask hides all but a few, as attention does."""
+    return x[..., 0].masked_fill(x[..., 1] < 0, torch.finfo(x.dtype).min)
+
+
+def lowered(x: Tensor) -> Tensor:
+    """Scores of which a mask lowers all but a few, which rounding changes."""
+    return x[..., 0] * 1.1 + (x[..., 1] < 0).float() * -1e9
+
+
+def beside_huge(x: Tensor) -> Tensor:
+    """Scores beside a huge one."""
+    return torch.cat([x[..., :1, 0] * 1e-3 + 1e8, x[..., 1:, 0] * 1.1], dim=1)
+
+
 def first(scores: Tensor) -> Tensor:
     """Of equal scores the first ones."""
     return scores.double().sort(dim=1, descending=True, stable=True).indices[:, :KEPT]
@@ -67,6 +82,11 @@ def last(scores: Tensor) -> Tensor:
 def next_best(scores: Tensor) -> Tensor:
     """All but the best."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, 1 : KEPT + 1]
+
+
+def swapped(scores: Tensor) -> Tensor:
+    """The best ones, the second and the third in the wrong order."""
+    return first(scores)[:, [0, 2, 1, 3]]
 
 
 def twice(scores: Tensor) -> Tensor:
@@ -133,7 +153,11 @@ def test_what_follows_from_a_choice_has_to_be_right(choose: Choose) -> None:
 
 @pytest.mark.parametrize(
     ("score", "choose", "why"),
-    [(apart, next_best, "worse by"), (apart, twice, "worse by inf"), (equal, twice, "inf")],
+    [
+        *((apart, next_best, "worse by"), (apart, twice, "worse by inf"), (equal, twice, "inf")),
+        *((masked, swapped, "worse by"), (lowered, swapped, "worse by")),
+        (beside_huge, swapped, "worse by"),
+    ],
 )
 def test_a_wrong_choice_is_not_excused(score: Choose, choose: Choose, why: str) -> None:
     verdict, found = outcome(score, choose)

@@ -16,8 +16,7 @@ from enginecast.bench.timing import Times
 from enginecast.errors import BundleError, EnginecastWarning, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
-from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.bundle.staging import digest
+from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class

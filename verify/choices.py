@@ -74,6 +74,9 @@ PLACES = frozenset({aten.argmax.default, aten.argmin.default, aten.argsort.defau
 FIRST = frozenset({aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default})
 """Ops that torch promises the first of equal values of."""
 _LARGEST = {aten.max.dim: True, aten.min.dim: False, aten.argmax.default: True}
+ALIKE, FEW, FAR = 4.0, 4, 1000.0
+"""Values up to so many times as large as two that are compared tell what fp32 loses there, and so
+many of the smallest ones that are not so much larger."""
 Choices = Mapping[str, Mapping[str, Array]]
 """Case -> node that chooses -> places along its dimension."""
 
@@ -415,6 +418,7 @@ def _worse(
     dim = each.dim % max(exact.ndim, 1)
     places = chosen if each.keeps_dim else np.expand_dims(chosen, dim)
     count = places.shape[dim]
+    near = np.zeros(0)
     for side in sides:
         got = np.take_along_axis(side, places.astype(np.int64), dim)
         best = np.sort(side, axis=dim)
@@ -429,17 +433,54 @@ def _worse(
             )
         apart = np.where(np.isnan(apart), np.inf, apart)
         off = np.maximum(off, apart) if off.size else apart
+        larger = np.fmax(*(np.where(np.isfinite(each), np.abs(each), 0.0) for each in (got, best)))
+        near = np.maximum(near, larger) if near.size else larger
     repeated = (np.diff(np.sort(places, axis=dim), axis=dim) == 0).any(axis=dim, keepdims=True)
     off = np.where(repeated, np.inf, off)
     if exact.dtype.kind in "biu":
         return off, np.zeros_like(off)
     lost = case.losses.get(source)
     lost = np.abs(sides[0] - sides[1]) if lost is None else lost.astype(np.float64)
-    lost = np.where(np.isfinite(lost), lost, 0.0).max(axis=dim, keepdims=True, initial=0.0)
-    size = np.where(np.isfinite(sides[1]), np.abs(sides[1]), 0.0)
-    size = size.max(axis=dim, keepdims=True, initial=0.0)
-    allowed = 2 * LIMIT * np.maximum(lost, UNIT_ROUNDOFF["fp32"] * size)
+    finite = np.where(np.isfinite(lost), lost, 0.0).astype(np.float64)
+    sizes = np.where(np.isfinite(sides[1]), np.abs(sides[1]), 0.0)
+    allowed = (
+        2 * LIMIT * np.maximum(_lost_near(near, sizes, finite, dim), UNIT_ROUNDOFF["fp32"] * near)
+    )
+    size = sizes.max(axis=dim, keepdims=True, initial=0.0)
     return off, np.broadcast_to(np.minimum(allowed, KERNELS * size), off.shape)
+
+
+def _lost_near(
+    near: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    lost: NDArray[np.float64],
+    dim: int,
+) -> NDArray[np.float64]:
+    """What fp32 loses of values about as large as others of their row.
+
+    What it loses of much larger ones says nothing of these: a row may hold scores of 1 beside ones
+    that a mask has set to -1e9, or moved by as much.  A value alone may lose nothing by luck, so
+    that a few of the smallest count as well.
+
+    Args:
+        near: the sizes of the values that are compared, [..., chosen, ...].
+        sizes: of all values, [..., count, ...]; so is `lost`.
+        dim: the dimension along which values are chosen.
+    """
+    ends = [np.moveaxis(array, dim, -1) for array in (near, sizes, lost)]
+    rows = [
+        np.broadcast_to(e, (*ends[1].shape[:-1], e.shape[-1])).reshape(-1, e.shape[-1])
+        for e in ends
+    ]
+    found = np.zeros_like(rows[0])
+    for index, (wanted, row, own) in enumerate(zip(*rows, strict=True)):
+        order = row.argsort()
+        ascending, most = row[order], np.maximum.accumulate(own[order])
+        few = ascending[min(FEW, len(row)) - 1]
+        limit = np.maximum(ALIKE * wanted, np.minimum(few, FAR * wanted))
+        places = np.searchsorted(ascending, limit, side="right") - 1
+        found[index] = np.where(places >= 0, most[places], 0.0)
+    return np.moveaxis(found.reshape(ends[0].shape), -1, dim)
 
 
 def _without(reference: Reference, inputs: set[str], outputs: set[str]) -> Reference:

@@ -54,6 +54,7 @@ from enginecast.capture.tracing.state import (
     compute_overwritten,
     drop_failed,
     drop_idle_writes,
+    fill_numbers,
     input_writes,
     refuse_mutation,
     settles,
@@ -159,6 +160,7 @@ def capture(
     traced = found.traced
     program = traced.program
     drop_failed(program)
+    fill_numbers(program)
     drop_idle_writes(program)
     state = source.buffers if isinstance(source, StatefulSource) else ()
     overwritten = compute_overwritten(program, state)

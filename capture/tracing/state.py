@@ -32,6 +32,16 @@ def drop_failed(program: ExportedProgram) -> None:
             node.graph.erase_node(node)
 
 
+def fill_numbers(program: ExportedProgram) -> None:
+    """Fill where a number is copied: `tensor.copy_(5)` takes one, which no copy of ours does."""
+    for node in all_nodes(program):
+        if node.target is not aten.copy_.default:
+            continue
+        target, source = node.args[:2]
+        if not isinstance(source, Node) or not isinstance(source.meta["val"], Tensor):
+            node.target, node.args, node.kwargs = aten.fill_.Scalar, (target, source), {}
+
+
 def drop_idle_writes(program: ExportedProgram) -> None:
     """Drop writes of a value into itself.
 
