@@ -1,11 +1,11 @@
 """Attention that reads a growing cache, in forms of ONNX Runtime on a CPU, in turns.
 
-    python benchmarks/cache_forms.py [--only kernels,steps] [--rounds N] [--out FILE.json]
+    python benchmarks/cache_forms.py [--only kernels,llama,gpt2] [--rounds N] [--out FILE.json]
 
 `kernels`: one layer's attention with past keys and values, of the shapes of Llama, Qwen2 and GPT-2:
 a token after a past, and prompts; speed over a Concat and Attention (opset 23), and the error
-against fp64 over that of eager.  `steps`: two layers of a decoder as `--task text-generation` makes
-it, with and without append-cache.  One thread, CPU time; the result, with versions, machine and
+against fp64 over that of eager.  The others: steps of two layers of a decoder as `--task
+text-generation` makes it, with and without append-cache.  One thread, CPU time; the result, with versions, machine and
 commit, goes to benchmarks/results/cache-forms.json.
 """
 
@@ -62,7 +62,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="kernels,steps", help="with commas between")
+    parser.add_argument("--only", default="kernels,llama,gpt2", help="with commas between")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS / "cache-forms.json")
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
     result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     result |= {"machine": machine(), "processor": processor(), "rounds": options.rounds}
     for name in options.only.split(","):
-        result[name] = {"kernels": kernels, "steps": steps}[name](options.rounds)
+        result[name] = kernels(options.rounds) if name == "kernels" else steps(name, options.rounds)
         text = json.dumps(result, indent=1, sort_keys=True) + "\n"
         options.out.write_text(text, encoding="utf-8")
 
@@ -300,35 +300,25 @@ def _speeds(calls: Mapping[str, Callable[[], Any]], rounds: int, repeats: int) -
     }
 
 
-def steps(rounds: int) -> dict[str, Any]:
-    """Speeds of whole steps over those of engines without the pass, by model and call."""
+def steps(name: str, rounds: int) -> dict[str, Any]:
+    """Speeds of whole steps of a model over those of an engine without the pass, by call."""
     small = {"vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 2}
-    configs = {
-        "llama 32/8": LlamaConfig(
-            **small,
-            hidden_size=2048,
-            intermediate_size=8192,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            max_position_embeddings=4096,
-        ),
-        "gpt2 12/12": GPT2Config(**small, n_positions=4096),
-    }
-    found: dict[str, Any] = {}
-    for name, config in configs.items():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        with tempfile.TemporaryDirectory() as folder:
-            files = {}
-            for form, table in ((BEFORE, {}), (NOW, lower._AFTERWARDS)):
-                with patch.object(lower, "_AFTERWARDS", table):
-                    place = Path(folder) / form.split(",")[0]
-                    options = ModelOptions(task="text-generation")
-                    enginecast.compile(model, place, options=options)
-                files[form] = str(place / lower.GRAPH_FILE)
-            files[AGAIN] = files[BEFORE]
-            found |= {f"{name} {call}": row for call, row in _opened(files, rounds).items()}
-    return found
+    wide = {"hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 4096}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    config = {
+        "llama": lambda: LlamaConfig(**small, **wide, **heads),
+        "gpt2": lambda: GPT2Config(**small, n_positions=4096),
+    }[name]()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for form, table in ((BEFORE, {}), (NOW, lower._AFTERWARDS)):
+            place = Path(folder) / form.split(",")[0]
+            with patch.object(lower, "_AFTERWARDS", table):
+                enginecast.compile(model, place, options=ModelOptions(task="text-generation"))
+            files[form] = str(place / lower.GRAPH_FILE)
+        return _opened({**files, AGAIN: files[BEFORE]}, rounds)
 
 
 def _opened(files: Mapping[str, str], rounds: int) -> dict[str, Any]:
