@@ -5,8 +5,8 @@
 `kernels`: one layer's attention with past keys and values, of the shapes of Llama, Qwen2 and GPT-2:
 a token after a past, and prompts; speed over a Concat and Attention (opset 23), and the error
 against fp64 over that of eager.  The others: steps of two layers of a decoder as `--task
-text-generation` makes it, with and without append-cache.  One thread, CPU time; the result, with versions, machine and
-commit, goes to benchmarks/results/cache-forms.json.
+text-generation` makes it, with and without append-cache.  One thread, CPU time; the result, with
+versions, machine and commit, goes to benchmarks/results/cache-forms.json.
 """
 
 import argparse

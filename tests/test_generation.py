@@ -513,7 +513,7 @@ def test_sizes_that_code_tells_apart_leave_room_for_the_past() -> None:
 
 
 @pytest.mark.parametrize(("cap", "found"), [(20, {}), (22, {"sequence": 1, "past": 20})])
-def test_a_guard_is_tried_on_sizes_that_an_engine_takes(cap: int, found: Feeds) -> None:
+def test_a_guard_is_tried_on_sizes_that_an_engine_takes(cap: int, found: dict[str, int]) -> None:
     dims = DimSpec("sequence", 7, 1, 20), DimSpec("past", 5, 0, 20)
     shapes_of = {"x": dims[0], "past": dims[1], "mask": DimSpec.sum_of("total", dims, cap)}
     specs = [InputSpec(n, "tensor", torch.float32, (dim,)) for n, dim in shapes_of.items()]
