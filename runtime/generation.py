@@ -5,6 +5,7 @@ tokens before as inputs.  Greedy decoding gives the tokens of transformers' `gen
 draws from the same probabilities.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginecast.errors import InputError, UsageError
+from enginecast.errors import EnginecastWarning, InputError, UsageError
 from enginecast.runtime.bundle.manifest import Generation, Input
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.values.arrays import BFLOAT16, Array, to_array
@@ -356,8 +357,54 @@ def generate(
         InputError: the prompts do not fit the engine.
         UsageError: the engine does not generate text, or a number is out of range.
         EnginecastError: as `Engine.run`.
+
+    Warns:
+        EnginecastWarning: the model's generation config asks for more, such as `num_beams`.
     """
     decoder = Decoder(engine)
+    _warn_of_unheeded(decoder.generation, decoder_input_ids)
+    return _generate(
+        decoder,
+        input_ids,
+        attention_mask,
+        decoder_input_ids=decoder_input_ids,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        suppress_tokens=suppress_tokens,
+        begin_suppress_tokens=begin_suppress_tokens,
+        forced_bos_token_id=forced_bos_token_id,
+        forced_eos_token_id=forced_eos_token_id,
+        seed=seed,
+    )
+
+
+def _generate(
+    decoder: Decoder,
+    input_ids: Any,
+    attention_mask: Any,
+    *,
+    decoder_input_ids: Any,
+    seed: int | None,
+    max_new_tokens: int = 20,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    do_sample: bool = False,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    suppress_tokens: Sequence[int] | None = None,
+    begin_suppress_tokens: Sequence[int] | None = None,
+    forced_bos_token_id: int | Sequence[int] | None = None,
+    forced_eos_token_id: int | Sequence[int] | None = None,
+) -> Ids:
+    """`generate`, whose caller knows what is not heeded."""
     own = decoder.generation
     sampling = Sampling(
         do_sample,
@@ -389,7 +436,7 @@ def tokens(
     sampling: Sampling | None = None,
     seed: int | None = None,
 ) -> Iterator[Ids]:
-    """Generate text token by token; arguments and errors are those of `generate`.
+    """Generate text token by token; arguments, errors and warnings are those of `generate`.
 
     Args:
         sampling: how tokens are chosen; None: by the highest score, with the repetition penalty,
@@ -399,6 +446,7 @@ def tokens(
         The next token of each row, int64 [batch].
     """
     decoder = Decoder(engine)
+    _warn_of_unheeded(decoder.generation, decoder_input_ids)
     if sampling is None:
         own = decoder.generation
         sampling = Sampling(
@@ -720,8 +768,8 @@ class Generator:
             asked.setdefault("top_k", USUAL_TOP_K if own.top_k is None else own.top_k)
             asked["top_k"] = asked["top_k"] or 0
         given_options = {name: value for name, value in asked.items() if value is not None}
-        found = generate(
-            self.engine,
+        found = _generate(
+            Decoder(self.engine),
             {**feeds, main: given} if encoder is not None else given,
             attention_mask,
             decoder_input_ids=decoder_input_ids,
@@ -748,8 +796,7 @@ class Generator:
                 " transformers' does, and the engines follow that one",
                 hint="Use the function enginecast.runtime.generate.",
             )
-        begun = PROMPTING if is_begun else ()
-        kept = [name for name in own.not_heeded if name not in asked and name not in begun]
+        kept = [name for name in _unheeded(own, is_begun=is_begun) if name not in asked]
         if kept:
             without = f"Give {kept[0]}=None to generate without it."
             raise UsageError(
@@ -757,6 +804,25 @@ class Generator:
                 " heed",
                 hint="Give decoder_input_ids." if kept[0] in PROMPTING else without,
             )
+
+
+def _unheeded(own: Generation, *, is_begun: bool) -> list[str]:
+    """What of the model's generation config would change the tokens, and does not here.
+
+    Args:
+        is_begun: whether a caller gives what the decoder reads first.
+    """
+    return [name for name in own.not_heeded if not (is_begun and name in PROMPTING)]
+
+
+def _warn_of_unheeded(own: Generation, decoder_input_ids: Any) -> None:
+    names = _unheeded(own, is_begun=decoder_input_ids is not None)
+    if names:
+        message = (
+            f"generate: the model's generation config sets {', '.join(names)}, which an engine does"
+            " not heed: the tokens may be others than those of the model's own generate"
+        )
+        warnings.warn(message, EnginecastWarning, stacklevel=3)
 
 
 def _changes(name: str, value: Any) -> bool:

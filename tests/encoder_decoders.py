@@ -7,9 +7,26 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    TrOCRConfig,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -49,9 +66,48 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 }
 
 
+TEXT = {**LAYERS, **IDS, "max_position_embeddings": 96}
+MORE: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "marian": lambda: MarianMTModel(MarianConfig(**TEXT, forced_eos_token_id=None)),
+    "mbart": lambda: MBartForConditionalGeneration(MBartConfig(**TEXT)),
+    "m2m_100": lambda: M2M100ForConditionalGeneration(M2M100Config(**TEXT)),
+    "blenderbot": lambda: BlenderbotForConditionalGeneration(BlenderbotConfig(**TEXT)),
+    "pegasus": lambda: PegasusForConditionalGeneration(PegasusConfig(**TEXT)),
+    "moonshine": lambda: MoonshineForConditionalGeneration(
+        MoonshineConfig(
+            **{**IDS, "bos_token_id": 1, "hidden_size": 32, "intermediate_size": 48},
+            **{"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2},
+            **{"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4},
+            max_position_embeddings=96,
+        )
+    ),
+    "trocr": lambda: _reader_of_images(),
+}
+
+
+def _reader_of_images() -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    encoder = ViTConfig(**sizes, intermediate_size=48, image_size=32, patch_size=8)
+    decoder = TrOCRConfig(
+        **{
+            name: size
+            for name, size in TEXT.items()
+            if name.startswith(("d", "v", "m", "pad", "e"))
+        },
+        cross_attention_hidden_size=32,
+    )
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = VisionEncoderDecoderModel(config)
+    model.config.decoder_start_token_id, model.config.pad_token_id = 1, 0
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=1, pad_token_id=0, eos_token_id=2
+    )
+    return model
+
+
 def encoder_decoder(name: str, seed: int = 0) -> PreTrainedModel:
     """A model that continues in its own way, not by repeating a token."""
-    return seeded(MODELS[name], seed, 0.3 if name == "t5" else 0.15)
+    return seeded({**MODELS, **MORE}[name], seed, 0.3 if name == "t5" else 0.15)
 
 
 def seeded(

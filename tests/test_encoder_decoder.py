@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoder_decoders import MODELS, encoder_decoder, seeded
+from encoder_decoders import MODELS, MORE, encoder_decoder, seeded
 from exports import cast
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -306,6 +306,16 @@ def test_families_are_verified(name: str, tmp_path: Path) -> None:
     assert torch.equal(found, wanted)
     assert found.shape[1] == (24 if name == "whisper" else 25)  # Whisper's leaves its prompt out
     assert (whole[:, -24:] == found.numpy()[:, -24:]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_more_families_are_verified(name: str, tmp_path: Path) -> None:
+    made = export(encoder_decoder(name), tmp_path / "bundle")
+    for each in (made, made.parts["encoder"]):
+        assert each.manifest.engines[0].verdict.outcome == "verified"
+    assert made.manifest.generation is not None
+    assert made.manifest.generation.checked is not None
 
 
 @pytest.mark.slow

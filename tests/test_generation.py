@@ -25,15 +25,30 @@ from transformers.generation import logits_process as reference
 
 import enginecast
 from enginecast.capture.inputs.derive.decoder import decoder_inputs
-from enginecast.capture.inputs.examples import sample, verification_inputs
+from enginecast.capture.inputs.examples import (
+    example_sizes,
+    sample,
+    sizes_with,
+    verification_inputs,
+)
 from enginecast.capture.inputs.narrowing import fewer
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, sums
 from enginecast.capture.sources import decoder as decoder_source
 from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
 from enginecast.capture.sources.text_config import padding_of
+from enginecast.capture.tracing import shapes
+from enginecast.capture.tracing.shapes import OtherSizes
+from enginecast.compiler.cases import with_other_sizes
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.errors import InputError, SourceError, UsageError, VerificationError
+from enginecast.errors import (
+    EnginecastWarning,
+    InputError,
+    SourceError,
+    UsageError,
+    VerificationError,
+)
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
@@ -238,6 +253,11 @@ def test_generate_heeds_what_the_model_asks_for(
     with pytest.raises(UsageError, match="sets bad_words_ids, which an engine does not heed"):
         Generator(engine).generate(ids, attention_mask=mask)
     Generator(engine).generate(ids, attention_mask=mask, bad_words_ids=None, max_new_tokens=1)
+    with pytest.warns(EnginecastWarning, match="sets bad_words_ids, which an engine does not heed"):
+        found = generate(engine, ids.numpy(), mask.numpy(), max_new_tokens=12)
+    assert (found == wanted.numpy()).all()
+    with pytest.warns(EnginecastWarning, match="bad_words_ids"):
+        next(tokens(engine, ids.numpy(), mask.numpy()))
 
 
 def switching() -> PreTrainedModel:
@@ -479,6 +499,29 @@ def test_cases_have_sizes_that_belong_together() -> None:
 def refused(model: Any, kind: type[Exception], text: str, **more: Any) -> None:
     with pytest.raises(kind, match=text):
         as_decoder(take_module(model, more.pop("example", {})), "text-generation").layers  # noqa: B018
+
+
+def test_sizes_that_code_tells_apart_leave_room_for_the_past() -> None:
+    specs = decoder_inputs(as_decoder(take_module(decoder("llama"), {}), "text-generation"))
+    total = sums(specs)["total"]
+    assert (total.maximum, example_sizes(specs)["past"]) == (128, 5)
+    assert sizes_with(specs, {"sequence": 3}) == {**example_sizes(specs), "sequence": 3}
+    assert sizes_with(specs, {"sequence": 126})["past"] == 2
+    (case,) = with_other_sizes(specs, [], [OtherSizes("", {"sequence": 128})])
+    assert case.inputs["attention_mask"].shape[1] == 128
+    assert case.inputs["past_key_values_0_key"].shape[2] == 0
+
+
+@pytest.mark.parametrize(("cap", "found"), [(20, {}), (22, {"sequence": 1, "past": 20})])
+def test_a_guard_is_tried_on_sizes_that_an_engine_takes(cap: int, found: dict[str, int]) -> None:
+    dims = DimSpec("sequence", 7, 1, 20), DimSpec("past", 5, 0, 20)
+    shapes_of = {"x": dims[0], "past": dims[1], "mask": DimSpec.sum_of("total", dims, cap)}
+    specs = [InputSpec(n, "tensor", torch.float32, (dim,)) for n, dim in shapes_of.items()]
+    ranges = {str(dim.name): dim.sizes for dim in dims}
+    within = shapes._beyond(specs, ranges)
+    broken = shapes._breaking(" | ".join(["(sequence + past <= 20)", *within]), ranges)
+    assert broken == found
+    assert shapes._beyond(specs, ["sequence"]) == [f"(sequence + 0 > {cap})"]
 
 
 def test_models_that_are_no_decoders_are_refused() -> None:

@@ -112,6 +112,18 @@ def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
     return {name: dim.size for name, dim in named_dims(specs).items()}
 
 
+def sizes_with(specs: Sequence[InputSpec], chosen: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of the traced example but for some that are chosen; others are smaller where sums
+    would be longer than the engine takes.
+    """
+    dims, sizes = named_dims(specs), {**example_sizes(specs), **chosen}
+    for total in sums(specs).values():
+        for name in (part for part, _ in total.parts if part in dims and part not in chosen):
+            beyond = max(0, total.size_in(sizes) - total.maximum)
+            sizes[name] = dims[name].fit(sizes[name] - beyond)
+    return sizes
+
+
 def sample(
     specs: Sequence[InputSpec],
     sizes: Mapping[str, int],

@@ -40,6 +40,8 @@ CONTROLS = (
 """Fields whose ids are never, or always, generated at some place."""
 MOST_TOKENS = 1 << 20
 """Longest cache for which a model is asked whether it drops it."""
+OF_CACHE = "expected as many tokens in all keys and values of the cache"
+OF_MASK = "expected a mask of the tokens in the cache and of the new ones"
 HINT = "Leave --task out to export the model as an encoder of text, without a cache."
 
 
@@ -266,8 +268,8 @@ class DecoderSource(WrappedSource):
             tokens = kept[0].shape[2]
             # A trace learns from these how the sizes belong together.
             for tensor in kept:
-                torch._check(tensor.shape[2] == tokens)
-            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1])
+                torch._check(tensor.shape[2] == tokens, lambda: OF_CACHE)
+            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1], lambda: OF_MASK)
             cache = DynamicCache()
             cache.layers = [Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
             given = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name in names}

@@ -29,6 +29,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.decoder import (
     LOGITS,
+    OF_CACHE,
+    OF_MASK,
     PRESENT,
     TEXT_GENERATION,
     DecoderSource,
@@ -53,6 +55,7 @@ CROSS = "cross_key_values"
 OF_TEXT = "input_ids"
 NOT_ENCODED = ("past_key_values", "encoder_outputs", "labels", "use_cache", "return_dict")
 """Arguments of `forward`, besides those that begin with "decoder_", that are not the encoder's."""
+OF_ENCODED = "expected keys, values and a mask of as many tokens as the encoder gave"
 HINT = "Leave --task out to export the model without a cache."
 LENGTH = 5
 """Of the encoder's output in the run that shows what the layers keep."""
@@ -308,17 +311,17 @@ class CrossDecoderSource(DecoderSource):
             tokens, length = kept[0].shape[2], read[0].shape[2]
             # A trace learns from these how the sizes belong together.
             for tensor in kept:
-                torch._check(tensor.shape[2] == tokens)
+                torch._check(tensor.shape[2] == tokens, lambda: OF_CACHE)
             for tensor in read:
-                torch._check(tensor.shape[2] == length)
-            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1])
+                torch._check(tensor.shape[2] == length, lambda: OF_ENCODED)
+            torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1], lambda: OF_MASK)
             cache = EncoderDecoderCache(_cache(kept), _cache(read))
             cache.is_updated = dict.fromkeys(range(layers), True)
             # Nothing of it but its shape is read: what it would be projected to is there.
             hidden = read[0].new_zeros(read[0].shape[0], length, width)
             given = {IDS: tensors[IDS], MASK: tensors[MASK]}
             if ENCODER_MASK in tensors:
-                torch._check(tensors[ENCODER_MASK].shape[1] == length)
+                torch._check(tensors[ENCODER_MASK].shape[1] == length, lambda: OF_ENCODED)
                 given[OWN_MASK] = tensors[ENCODER_MASK]
             returned = plain(
                 module,

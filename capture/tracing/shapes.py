@@ -5,7 +5,7 @@ dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor i
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice, product
@@ -332,13 +332,25 @@ def tried_guards(
         place = str(decided_at or "")
         every = {name: dims[name].sizes for name in known}
         for tried in _sides(dims[known[0]], known[0]) if len(known) == 1 else [every]:
-            broken = _breaking(condition, tried)
+            broken = _breaking(" | ".join([f"({condition})", *_beyond(specs, known)]), tried)
             if broken:
                 other = OtherSizes(place, broken, condition)
                 found.setdefault(tuple(broken.items()), other)
             elif broken is None:
                 open_guards.setdefault(condition, SizeCheck(condition, place))
     return tuple(found.values()), tuple(open_guards.values())
+
+
+def _beyond(specs: Sequence[InputSpec], known: Collection[str]) -> list[str]:
+    """Conditions on some sizes: that dimensions which are sums are longer than the engine takes."""
+    dims, found = named_dims(specs), []
+    for total in sums(specs).values():
+        names = [name for name, _ in total.parts]
+        least = sum(dims[n].minimum if n in dims else s for n, s in total.parts if n not in known)
+        terms = [name for name in names if name in known]
+        if terms:
+            found.append(f"({' + '.join([*terms, str(least)])} > {total.maximum})")
+    return found
 
 
 def _asserted(program: ExportedProgram) -> list[tuple[sympy.Expr, str]]:

@@ -18,9 +18,9 @@ from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import (
     Case,
-    example_sizes,
     perturbed,
     sample,
+    sizes_with,
     telling,
     verification_inputs,
 )
@@ -101,7 +101,7 @@ def with_other_sizes(
     added = []
     for other in others:
         place = f" ({other.place})" if other.place else ""
-        inputs = sample(specs, {**example_sizes(specs), **other.sizes}, SEED)
+        inputs = sample(specs, sizes_with(specs, other.sizes), SEED)
         sizes = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
         added.append(Case(f"sizes that the code tells apart: {sizes}{place}", inputs))
     return (*cases, *added)

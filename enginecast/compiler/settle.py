@@ -21,6 +21,7 @@ from enginecast.capture.inputs.examples import (
     Style,
     example_sizes,
     sample,
+    sizes_with,
     without_data,
 )
 from enginecast.capture.inputs.specs import (
@@ -93,7 +94,7 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     compare = partial(_difference, module, captured, wanted)
     tried = partial(_difference_on_any, compare, captured)
     for other in captured.other_sizes:
-        sizes = {**traced, **other.sizes}
+        sizes = sizes_with(captured.inputs, other.sizes)
         if any(not ranges[n][0] <= size <= ranges[n][1] for n, size in other.sizes.items()):
             continue  # narrowed away already
         if not all(holds(check.condition, sizes) for check in checks):
