@@ -37,6 +37,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "atan2-double": lambda x, y: torch.atan2(x.double(), y.double()),
     "cube-integers": lambda x, y: (x.long() ** 3).float(),
     "clamp-integers": lambda x, y: (x.long() * 3037000501).clamp(min=0).float(),
+    "unique-bytes": lambda x, y: torch.unique(x.abs().byte() % 3, return_inverse=True)[1].float(),
     "angle": lambda x, y: torch.angle(x / (y > 0)),
     "angle-integers": lambda x, y: torch.angle(x.long()),
     "compare-booleans": lambda x, y: (((x > 0) > (y > 0)) | ((x > 1) <= (y > 1))).float(),

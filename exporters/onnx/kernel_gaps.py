@@ -30,6 +30,9 @@ _WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
     "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
     "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
     "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
+    "Unique": [
+        (narrow, ir.DataType.INT64) for narrow in (*_NARROW, ir.DataType.INT32, ir.DataType.BOOL)
+    ],
 }
 """Op -> integers that ONNX Runtime has no kernel for, and what holds the same result."""
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})

@@ -290,7 +290,7 @@ def judged_inside(found: Sequence[Call], bundle: Path, folder: Path) -> str:
     again behind operators that make infinities and NaN of numbers: an export may know that an input
     has none.
     """
-    calls = [call for call in found if call.dtype in REALS and not call.name.startswith(UNDEFINED)]
+    calls = [call for call in found if call.dtype in REALS and not _is_undefined(call)]
     if len(calls) < len(found) or not judged(Calls(found), bundle, NOT_FINITE, is_checked=False):
         return ""
     module = Inside(found)
@@ -305,6 +305,14 @@ def judged_inside(found: Sequence[Call], bundle: Path, folder: Path) -> str:
     except EnginecastError:
         return ""  # nothing is published
     return judged(module, inside.root, MADE_INSIDE)
+
+
+def _is_undefined(call: Call) -> bool:
+    """Whether torch leaves open what the operator makes of infinities or NaN: rows that are unique
+    along a dimension are sorted by comparisons, which are all false of NaN.
+    """
+    by_rows = call.name == "unique" and call.leaves[-1] is not None
+    return by_rows or call.name.startswith(UNDEFINED)
 
 
 def short(text: str) -> str:

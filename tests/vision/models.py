@@ -262,7 +262,8 @@ class _WithHead(nn.Module):
         self.backbone, self.head = detector.backbone, detector.head
 
     def forward(self, images: Tensor) -> Any:
-        assert callable(self.backbone) and callable(self.head)
+        assert callable(self.backbone)
+        assert callable(self.head)
         return self.head(list(self.backbone(images).values()))
 
 

@@ -281,6 +281,7 @@ _MOST_POWER = 8
 _MOVES = (
     *(aten.select.int, aten.expand.default, aten.expand_as.default, aten.expand_copy.default),
     *(aten.flip.default, aten.roll.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
     *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
     aten.cumsum.default,
 )
@@ -306,6 +307,7 @@ _FORMS: Mapping[Any, Form] = {
     aten.ne.Tensor: _ne,
     aten.ne.Scalar: _ne,
     aten.unsqueeze.default: _unsqueeze,
+    aten.unsqueeze_copy.default: _unsqueeze,
     aten.mul.Tensor: _mul,
     aten.add.Tensor: _add,
     aten.bmm.default: _bmm,
