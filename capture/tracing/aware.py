@@ -72,14 +72,15 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool
     numpy = (step, other) if is_strict else (step,)
     is_torchs = any(found is not None and found.name.startswith(OWN) for found in (step, other))
     is_numpys = any(found is not None and found.name == "lift_fresh" for found in numpy)
-    place = next((found.place for found in (step, other) if found is not None), None)
+    # A program runs below this function: the lines that led there are not those of the model.
+    place = step.place if step is not None else None
     is_others = place is None or not is_user_code(place.file)
     if is_torchs or is_numpys or is_others or eager.has_strangers or captured.has_strangers:
         # Of what comes behind, numbers say nothing: what Dynamo makes of numpy, values decide.
         return "" if is_strict else _on_other_lines(eager, captured, traced.program)
-    ran = step.name if step is not None else "nothing more"
+    assert step is not None
     assert place is not None
-    return _sentence(place, ran, other.name if other is not None else "nothing more")
+    return _sentence(place, step.name, other.name if other is not None else "nothing more")
 
 
 def _on_other_lines(eager: Walk, captured: Walk, program: ExportedProgram) -> str:

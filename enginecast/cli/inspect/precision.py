@@ -297,7 +297,7 @@ def _with_error(
         return replace(option, trouble=f"eager cannot run in it here: {missing}")
     masks = [None if mask is None else as_array(case.inputs[mask]) for case in cases]
     wanted = [
-        as_arrays({name: tensor.double() for name, tensor in outputs.items()})
+        as_arrays({n: t.double() if t.is_floating_point() else t for n, t in outputs.items()})
         for outputs in plain.outputs[:FEW]
     ]
     shapes = [{name: array.shape for name, array in each.items()} for each in wanted]
