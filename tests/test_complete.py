@@ -16,8 +16,7 @@ from enginecast.api import compile as export
 from enginecast.compiler.verify_bundle import _complete, verify_bundle
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
-from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.bundle.staging import digest
+from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.load import load
 from enginecast.verify import reference as reference_module
 

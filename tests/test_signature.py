@@ -29,9 +29,9 @@ from enginecast.errors import BundleError, MissingError, UsageError
 from enginecast.runtime.bundle import signature, trusted
 from enginecast.runtime.bundle.manifest import Part
 from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.bundle.signature import Signer, sign
-from enginecast.runtime.bundle.staging import digest, write_file
+from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.load import load
 
 
