@@ -57,7 +57,7 @@ def show_statistics(program: ExportedProgram) -> None:
         if node.target not in _NORMS or not node.args[5]:
             continue
         x, weight, bias, *kept = arguments(node)
-        if not isinstance(kept[0], Node):
+        if not any(isinstance(each, Node) for each in kept[:2]):
             continue
         node.args = (x, weight, bias, None, None, *kept[2:])
         with node.graph.inserting_after(node):
@@ -67,10 +67,10 @@ def show_statistics(program: ExportedProgram) -> None:
         node.graph.erase_node(end)
 
 
-def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node], momentum: float) -> None:
+def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node | None], momentum: float) -> None:
     """Mix mean and unbiased variance of each channel into what is kept of them."""
     add = partial(insert, norm.graph, like=norm)
-    dtype = dtype_of(kept[0])
+    dtype = next(dtype_of(each) for each in kept if each is not None)
     if dtype_of(x) != dtype:
         x = add(aten.to.dtype, (x, dtype))
     spatial = list(range(2, len(shape_of(x))))
@@ -81,6 +81,8 @@ def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node], momentum: float)
         add(aten.var.correction, (x, dims), {"correction": 1}),
     )
     for target, each in zip(kept, found, strict=True):
+        if target is None:
+            continue
         new = add(aten.mean.dim, (each, [0])) if by_row else each
         add(aten.mul_.Tensor, (target, 1 - momentum))
         add(aten.add_.Tensor, (target, new), {"alpha": momentum})
