@@ -1,16 +1,21 @@
 """What torch.export does not see, or captures as its own graph: `.data`, regions of autocast."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.export import Captured, capture, describe
 from enginecast.compiler.prepare import input_specs
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import CaptureError
 
 
@@ -137,3 +142,55 @@ def test_computed_weights_are_copied() -> None:
 def test_what_cannot_be_is_refused_at_its_line(function: Function, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         captured(Model(function))
+
+
+class Statistics(nn.Module):
+    """A norm that takes the statistics of what it reads, and mixes them into others."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, norm: Callable[..., Tensor], *, is_state: bool = False) -> None:
+        super().__init__()
+        self.norm, self.is_state = norm, is_state
+        self.register_buffer("mean", torch.full((8,), 2.0))
+        self.register_buffer("spread", torch.full((8,), 3.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        mean, spread = self.mean, self.spread
+        if not self.is_state:
+            mean, spread = mean.clone(), spread.clone()
+        read = x if self.norm is functional.batch_norm else x[:, :, None] * torch.arange(4.0)
+        return self.norm(read, mean, spread, None, None, True, 0.3), mean * 1, spread * 1
+
+
+NORMS = (functional.batch_norm, functional.instance_norm)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_a_norm_keeps_is_written(norm: Callable[..., Tensor]) -> None:
+    module = Statistics(norm)
+    program = captured(module).program
+    named = [n for n in program.graph.nodes if "_norm" in str(n.target)]
+    assert [node.args[3:5] for node in named] == [(None, None)]
+    x = torch.randn(3, 8)
+    for found, wanted in zip(tree_leaves(program.module()(x=x)), module(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_program_whose_norm_keeps_what_it_reads_is_refused() -> None:
+    module = Statistics(functional.batch_norm, is_state=True)
+    program = torch.export.export(module, (torch.randn(3, 8),), strict=False)
+    with pytest.raises(CaptureError, match="writes to its own state"):
+        describe(program)
+
+
+def test_what_a_norm_keeps_is_state(tmp_path: Path) -> None:
+    module = Statistics(functional.batch_norm, is_state=True)
+    request = ExportRequest(
+        module,
+        tmp_path / "b",
+        example={"x": torch.randn(3, 8)},
+        options=ModelOptions(state="inputs"),
+    )
+    assert export(request).report.verdict.outcome == "verified"

@@ -299,3 +299,11 @@ def test_without_measuring_no_calibration_is_wanted(t5: ExportedProgram) -> None
 def test_options_that_do_not_fit_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         build(spec)
+
+
+def test_a_model_of_heads_alone_is_told_how_they_are_quantized() -> None:
+    program = captured(nn.Linear(32, 32), torch.randn(4, 32))
+    with pytest.raises(PassError, match="no layer is left to quantize: 1 x a head") as refused:
+        planned(program, "plan-int8")
+    assert "heads=true takes heads: --pipeline 'plan-int8{heads=true}" in str(refused.value)
+    assert planned(program, "plan-int8{heads=true max_error=0.3}").layers

@@ -19,6 +19,7 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 import enginecast
 from enginecast.capture.sources import stateful
 from enginecast.capture.sources.factory import take_module
+from enginecast.capture.sources.source import open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
@@ -462,3 +463,11 @@ def test_a_static_cache_is_stepped(tmp_path: Path) -> None:
             if place + 1 == len(ids):
                 ids.append(int(logits[0, -1].argmax()))
     assert ids == wanted[0].tolist()
+
+
+def test_a_torchscript_module_with_state_is_refused(tmp_path: Path) -> None:
+    module = torch.jit.script(BufferCounter())
+    torch.jit.save(module, tmp_path / "counter.pt")
+    source = open_source(str(tmp_path / "counter.pt"), allow_code=True)
+    with pytest.raises(UsageError, match="which is a TorchScript module"):
+        with_state(source, [{"x": torch.ones(2)}] * 2)

@@ -151,10 +151,15 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
 
     Raises:
         SourceError: the module does not run, or a buffer gets another shape or dtype.
-        UsageError: its calls write to no buffer.
+        UsageError: its calls write to no buffer, or it is a program or of TorchScript.
     """
     if source.given_program() is not None:
         raise UsageError(f"--state {INPUTS} does not fit {source.name}, which is a program")
+    if source.given_script() is not None:
+        raise UsageError(
+            f"--state {INPUTS} does not fit {source.name}, which is a TorchScript module",
+            hint="Export the module that it was made of; or take the state, and return it.",
+        )
     module = source.eager()
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
     one = {alias: name for name in before for alias in _aliases(module, name)}

@@ -59,6 +59,7 @@ from enginecast.capture.tracing.state import (
     input_writes,
     refuse_mutation,
     settles,
+    show_statistics,
     writes_of_weights,
 )
 from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
@@ -164,6 +165,7 @@ def capture(
     program = traced.program
     drop_failed(program)
     fill_numbers(program)
+    show_statistics(program)
     drop_idle_writes(program)
     state = source.buffers if isinstance(source, StatefulSource) else ()
     overwritten = compute_overwritten(program, state)
@@ -305,6 +307,7 @@ def describe(program: ExportedProgram) -> Captured:
         CaptureError: a dimension of an input is an expression such as 2*s0 + 1, or the program
             writes to its own state.
     """
+    show_statistics(program)
     refuse_mutation(program)
     functionalize(program)
     inputs = program_inputs(program)

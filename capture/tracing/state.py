@@ -4,7 +4,8 @@ A program shows what writes to a parameter or buffer.  What Python keeps is look
 `capture.tracing.history`.
 """
 
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from torch.fx import Graph, Node
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
-from enginecast.passes.ir.edit import dtype_of, first_input
+from enginecast.passes.ir.edit import arguments, dtype_of, first_input, insert, shape_of
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
 aten = torch.ops.aten
 
+_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 _WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 
 
@@ -40,6 +42,50 @@ def fill_numbers(program: ExportedProgram) -> None:
         target, source = node.args[:2]
         if not isinstance(source, Node) or not isinstance(source.meta["val"], Tensor):
             node.target, node.args, node.kwargs = aten.fill_.Scalar, (target, source), {}
+
+
+def show_statistics(program: ExportedProgram) -> None:
+    """Write out what norms keep of the values that they read: torch's schemas do not say that
+    `batch_norm` and `instance_norm` write into their running statistics.
+
+        before  %y = aten.batch_norm(%x, %w, %b, %mean, %var, True, 0.1, ...)
+        after   %y = aten.batch_norm(%x, %w, %b, None, None, True, 0.1, ...)
+                %of_x = aten.mean(%x, [0, 2])
+                %kept = aten.mul_(%mean, 0.9); %added = aten.add_(%mean, %of_x, alpha=0.1)
+    """
+    for node in list(all_nodes(program)):
+        if node.target not in _NORMS or not node.args[5]:
+            continue
+        x, weight, bias, *kept = arguments(node)
+        if not any(isinstance(each, Node) for each in kept[:2]):
+            continue
+        node.args = (x, weight, bias, None, None, *kept[2:])
+        with node.graph.inserting_after(node):
+            end = node.graph.call_function(aten.detach.default, (x,))  # what follows goes before it
+        with node.graph.inserting_before(end):
+            _keep_statistics(node, x, kept[:2], kept[3])
+        node.graph.erase_node(end)
+
+
+def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node | None], momentum: float) -> None:
+    """Mix mean and unbiased variance of each channel into what is kept of them."""
+    add = partial(insert, norm.graph, like=norm)
+    dtype = next(dtype_of(each) for each in kept if each is not None)
+    if dtype_of(x) != dtype:
+        x = add(aten.to.dtype, (x, dtype))
+    spatial = list(range(2, len(shape_of(x))))
+    by_row = norm.target is aten.instance_norm.default
+    dims = spatial if by_row else [0, *spatial]
+    found = (
+        add(aten.mean.dim, (x, dims)),
+        add(aten.var.correction, (x, dims), {"correction": 1}),
+    )
+    for target, each in zip(kept, found, strict=True):
+        if target is None:
+            continue
+        new = add(aten.mean.dim, (each, [0])) if by_row else each
+        add(aten.mul_.Tensor, (target, 1 - momentum))
+        add(aten.add_.Tensor, (target, new), {"alpha": momentum})
 
 
 def drop_idle_writes(program: ExportedProgram) -> None:

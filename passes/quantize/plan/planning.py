@@ -220,15 +220,22 @@ def _too_slow(known: list[LayerPlan]) -> str:
     return f"too small to pay: its gain would be {best.gain:.2g} by the model"
 
 
+_HEAD = "a head"
+
+
 def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions) -> None:
     """Refuse a plan that keeps every layer, with the reasons."""
     reasons = Counter(reason.partition(":")[0] for reason in kept)
     if reasons.total() < len(layers):
         return
     counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+    taken = [f"max_error is {max_error(options):g}", "min_gain=0 takes layers that gain nothing"]
+    if _HEAD in reasons:
+        name = f"plan-{options.format}"
+        taken.append(f"heads=true takes heads: --pipeline '{name}{{heads=true}},...'")
     raise PassError(
         f"no layer is left to quantize: {counted or 'the program has none'}",
-        hint=f"max_error is {max_error(options):g}; min_gain=0 takes layers that gain nothing.",
+        hint=f"{'; '.join(taken)}.",
     )
 
 
@@ -488,7 +495,7 @@ def _reasons(
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
     if layer.kind != "embedding" and not options.heads and _reaches_output(layer.node):
-        yield "a head: its error is the output's error (heads=true quantizes it)"
+        yield f"{_HEAD}: its error is the output's error (heads=true quantizes it)"
     if _is_small_stem(layer, options) and _reads_input(layer.node, weights):
         yield "the first convolution: it reads the input itself, and is small"
 
