@@ -285,6 +285,11 @@ def _avg_pool3d(
     )
 
 
+@STABLE.rule(aten.max_pool1d_with_indices.default)
+def _max_pool1d(x: Any, *options: Any) -> tuple[Any, Any]:
+    return _max_pool(torch_nn.aten_max_pool1d_with_indices, 1, x, *options)
+
+
 @STABLE.rule(aten.max_pool2d_with_indices.default)
 def _max_pool2d(x: Any, *options: Any) -> tuple[Any, Any]:
     return _max_pool(torch_nn.aten_max_pool2d_with_indices, 2, x, *options)

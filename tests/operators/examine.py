@@ -82,6 +82,8 @@ MADE_INSIDE: Mapping[str, Draw] = {
 """What `Inside` makes those of."""
 UNDEFINED = ("int", "long", "short", "char", "byte", "to", "histc", "bincount")
 """Operators that make integers of floats: torch leaves open what of infinities and NaN."""
+RESIZES = ("nn.functional.interpolate", "nn.functional.upsample", "_upsample")
+"""Operators whose weights of zero make NaN of infinities in torch, and nothing in ONNX Runtime."""
 
 
 @dataclass
@@ -308,11 +310,11 @@ def judged_inside(found: Sequence[Call], bundle: Path, folder: Path) -> str:
 
 
 def _is_undefined(call: Call) -> bool:
-    """Whether torch leaves open what the operator makes of infinities or NaN: rows that are unique
-    along a dimension are sorted by comparisons, which are all false of NaN.
+    """Whether infinities and NaN are not compared: rows that are unique along a dimension are
+    sorted by comparisons, which are all false of NaN.
     """
     by_rows = call.name == "unique" and call.leaves[-1] is not None
-    return by_rows or call.name.startswith(UNDEFINED)
+    return by_rows or call.name.startswith((*UNDEFINED, *RESIZES))
 
 
 def short(text: str) -> str:

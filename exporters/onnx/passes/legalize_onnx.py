@@ -14,12 +14,13 @@ A `scaled_dot_product_attention` that broadcasts, or has other than four dims, i
 ONNX Runtime's Sigmoid on CPUs is off by up to 1e-7, which is all of sigmoid(-18): what reaches an
 output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch's kernels.
 
-ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
-`multilabel_margin_loss` is another loss: both are said otherwise.  So is a `repeat_interleave`
-whose count is a size, and a cross entropy of probabilities, with smoothed labels or without a
-batch: torch.onnx drops the smoothing, and takes each target for a class.  A `grid_sample` of the
-nearest values with reflection is a gather: ONNX Runtime takes another neighbor halfway between two.
-Other places of a `grid_sample` are held near the picture: beyond 1e12 ONNX Runtime reads any pixel.
+ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and passes NaN by; torch's
+decomposition of `multilabel_margin_loss` is another loss: both are said otherwise. So is a
+`repeat_interleave` whose count is a size, and a cross entropy of probabilities, with smoothed
+labels or without a batch: torch.onnx drops the smoothing, and takes each target for a class. A
+`grid_sample` of the nearest values with reflection is a gather: ONNX Runtime takes another neighbor
+halfway between two. Other places of a `grid_sample` are held near the picture: beyond 1e12 ONNX
+Runtime reads any pixel.
 
 A padding that crops at one end is one without, then a crop: ONNX Runtime crops constant ones alone.
 A transposed convolution whose output grows by its stride or more, which ONNX Runtime refuses, is
@@ -691,23 +692,27 @@ def _max_pool(program: ProgramView, node: Node) -> Node:
         assert callable(node.target)
         largest = node.target(x, *args, **kwargs)
         some = node.target((x != -math.inf).to(x.dtype), *args, **kwargs)
-        found: Tensor = torch.where(some > 0, largest, -math.inf)
-        return found
+        holes = node.target(x.isnan().to(x.dtype), *args, **kwargs)
+        found = torch.where(some > 0, largest, -math.inf)
+        return torch.where(holes > 0, math.nan, found)
 
     found: Node = insert_traced(program, node, form)
     return found
 
 
 def _may_hold_infinity(node: Node) -> bool:
-    """Whether a max pool may read -inf, on which ONNX Runtime's gives the lowest number: where an
-    infinity or a logarithm stands before it, up to the next layer with weights.
+    """Whether a max pool may read -inf, of which ONNX Runtime's gives the lowest number, or NaN,
+    which it passes by: where an infinity, a logarithm or a division stands before it, up to the
+    next layer with weights.
     """
     if dtype_of(node) not in (torch.float32, torch.float64):
         return False
     waiting, seen = [node], {node}
     while waiting:
         here = waiting.pop()
-        if here.target in _LOGARITHMS or any(a in (math.inf, -math.inf) for a in here.args):
+        is_divided = here.target in _QUOTIENTS and isinstance(here.args[-1], Node)
+        is_infinite = any(a in (math.inf, -math.inf) for a in here.args)
+        if is_divided or is_infinite or here.target in _LOGARITHMS:
             return True
         sources = set(here.all_input_nodes) - seen if here.target not in _LAYERS else set()
         seen |= sources
@@ -997,6 +1002,7 @@ MOST_ORDERED = 6
 _ABOUT = 2e-5
 """How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
+_QUOTIENTS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
 _SOFTMAXES = (aten.softmax.int, aten.log_softmax.int)
 _MAXIMA = (
     aten.adaptive_max_pool1d.default,
