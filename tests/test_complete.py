@@ -1,6 +1,11 @@
 """`verify` completes a verdict by emulation where the engine runs, on all that it was judged by."""
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,10 +13,11 @@ import torch
 from torch import nn
 
 from enginecast.api import compile as export
-from enginecast.compiler.verify_bundle import verify_bundle
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.compiler.verify_bundle import _complete, verify_bundle
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
-from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.reader import digest, open_bundle
+from enginecast.runtime.load import load
 from enginecast.verify import reference as reference_module
 
 
@@ -41,3 +47,82 @@ def test_a_verdict_is_not_completed_without_the_cases_that_were_not_stored(
     assert any("no room for: " in note for note in check.notes)
     [record] = open_bundle(tmp_path / "bundle").manifest.engines
     assert record.verdict.outcome == "verified-by-emulation"
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Path:
+    """A bundle with another one in it; both have a verdict by emulation."""
+    folder = emulated(tmp_path / "bundle")
+    inner = shutil.copytree(folder, tmp_path / "copy").rename(folder / "inner")
+    part = Part(name="inner", sha256=digest(inner / MANIFEST_NAME))
+    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
+    (folder / MANIFEST_NAME).write_bytes(encode(manifest))
+    return folder
+
+
+def outcomes(folder: Path) -> tuple[str, str]:
+    """Of the bundle and of the one within it."""
+    bundle = open_bundle(folder)
+    both = (bundle.manifest, bundle.parts["inner"].manifest)
+    outer, inner = (manifest.engines[0].verdict.outcome for manifest in both)
+    return outer, inner
+
+
+def _killing(left: int) -> Any:
+    """`Path.replace` that ends the process before it renames once more than `left` times."""
+    plain = Path.replace
+
+    def replace(self: Path, target: Any) -> Path:
+        nonlocal left
+        if not left:
+            os._exit(9)
+        left -= 1
+        return plain(self, target)
+
+    return replace
+
+
+def killed_while_completing(folder: Path) -> Iterator[int]:
+    """Complete the verdicts in processes that end right before a rename, each before the next one;
+    the last is not killed.
+    """
+    with ExitStack() as stack:
+        engine = stack.enter_context(load(folder, require="verified-by-emulation"))
+        verdict: Verdict = msgspec.structs.replace(engine.verdict, outcome="verified")
+        renames = 0
+        while True:
+            if not (child := os.fork()):
+                Path.replace = _killing(renames)  # type: ignore[method-assign]
+                os._exit(0 if _complete(engine, verdict, {"inner": verdict}) else 1)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code in (0, 9)
+            yield code
+            if not code:
+                return
+            renames += 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_bundle_loads_wherever_its_completion_is_killed(around: Path) -> None:
+    emulation = "verified-by-emulation"
+    found = [(code, outcomes(around)) for code in killed_while_completing(around)]
+    assert [code for code, _ in found] == [9, 9, 9, 0]
+    # Each process begins anew, so that the first one's work is found by the next.
+    assert [states for _, states in found] == [
+        (emulation, emulation),
+        (emulation, emulation),
+        (emulation, "verified"),
+        ("verified", "verified"),
+    ]
+    assert "becomes" not in (around / MANIFEST_NAME).read_text()
+
+
+def test_a_bundle_with_another_one_is_completed(around: Path) -> None:
+    assert verify_bundle(around).completed
+    assert outcomes(around) == ("verified", "verified")
+
+
+def test_a_signed_bundle_within_a_bundle_stays_as_it_is(around: Path) -> None:
+    (around / "inner" / "model.sig").write_text("{}")
+    assert not verify_bundle(around).completed
+    assert outcomes(around) == ("verified-by-emulation", "verified-by-emulation")

@@ -118,3 +118,35 @@ def test_a_tensor_that_a_path_drops_is_kept(other: float, outcome: str, tmp_path
                 found = engine.run({name: tensor.numpy() for name, tensor in feeds.items()})
                 expected = Masked(other)(**feeds).numpy()
                 np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5, atol=1e-6)
+
+
+class Bounded(nn.Module):
+    """Bounds values beside a mask alone, at numbers that no ordinary case reaches."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        mask = ids.eq(0)
+        if not mask.any():
+            mask = None  # type: ignore[assignment]
+        if mask is not None:
+            x = x.masked_fill(mask, 0).clamp(-self.most, self.most)
+        return x * 2
+
+
+@pytest.mark.parametrize("most", [1e7, pytest.param(1e25, marks=pytest.mark.slow)])
+def test_a_kept_tensor_that_changes_large_values_alone_is_another_model(
+    most: float, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (3, 4), generator=generator)
+    example = {"x": torch.randn(3, 4, generator=generator), "ids": ids}
+
+    done = run_export(ExportRequest(Bounded(most).eval(), tmp_path / "out", example=example))
+
+    assert done.report.verdict.outcome == "rejected"
+    [reason] = [each for each in done.report.verdict.reasons if "is kept by the program" in each]
+    assert "test_control_flow_exports.py" in reason
+    assert "times as large" in reason

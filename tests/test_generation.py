@@ -211,6 +211,20 @@ def test_the_generation_config_of_a_folder_is_read(tmp_path: Path) -> None:
         as_decoder(open_folder(tmp_path, None), "text-generation").endings  # noqa: B018
 
 
+def test_an_id_that_the_vocabulary_has_not_is_refused() -> None:
+    model = decoder("llama")
+    model.generation_config = GenerationConfig(
+        eos_token_id=[2, 50256], forced_eos_token_id=99, suppress_tokens=[500]
+    )
+    source = as_decoder(take_module(model, {}), "text-generation")
+    wanted = r"eos_token_id of the generation config: expected ids of the vocabulary, 0\.\.98, got "
+    with pytest.raises(SourceError, match=f": {wanted}50256"):
+        source.endings  # noqa: B018
+    with pytest.raises(SourceError, match=f": forced_{wanted}99"):
+        source.ids_of("forced_eos_token_id")
+    assert source.ids_of("suppress_tokens") == (500,)
+
+
 def test_the_generation_config_of_a_module_is_read() -> None:
     model = decoder("llama")
     model.generation_config = OWN

@@ -201,3 +201,12 @@ def test_dynamo_quotes_the_user_code_in_its_message() -> None:
         torch.export.export(Branch(), (torch.randn(3, 6),), strict=True)
     refusal = explain(caught.value)
     assert (refusal.kind, refusal.line) == ("data-dependent-branch", culprit(Branch))
+
+
+def test_a_check_without_a_message_is_said_in_words() -> None:
+    try:
+        torch._check(False)
+    except RuntimeError as error:
+        refusal = explain(error)
+    assert "condition that this code checks" in refusal.message()
+    assert "Expected cond" not in refusal.message()

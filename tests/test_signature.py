@@ -27,9 +27,11 @@ from signing_keys import keys
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, MissingError, UsageError
 from enginecast.runtime.bundle import signature, trusted
+from enginecast.runtime.bundle.manifest import Part
 from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.bundle.signature import Signer, sign
+from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.load import load
 
 
@@ -131,6 +133,46 @@ def test_the_library_s_own_command_agrees(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     load(root, trust=public).close()
+
+
+def test_a_signature_stands_for_bundles_within_the_bundle(root: Path, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    inner = bundles.make_bundle(tmp_path / "other").rename(root / "inner")
+    part = Part(name="inner", sha256=digest(inner / "manifest.json"))
+    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
+    (root / "manifest.json").write_bytes(encode(manifest))
+    sign(inner, Signer(private))
+    (root / "inner.tuned.json").write_text("{}")  # a choice for a machine, which nobody signs
+
+    sign(root, Signer(private))
+
+    signature.require_signature(open_bundle(root), public)
+    signature.require_signature(open_bundle(inner), public)
+    listed = signature._listed((root / "model.sig").read_bytes())
+    assert {"manifest.json", "inner/manifest.json", "inner/engine.onnx"} <= set(listed)
+    assert not any(name.endswith(("model.sig", ".tuned.json")) for name in listed)
+
+
+def test_a_bundle_in_a_bundle_is_signed_without_a_file_beside_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, _ = keys(tmp_path)
+    inner = bundles.make_bundle(tmp_path / "other").rename(root / "inner")
+    part = Part(name="inner", sha256=digest(inner / "manifest.json"))
+    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
+    (root / "manifest.json").write_bytes(encode(manifest))
+    plain, renamed = Path.replace, []
+
+    def replace(self: Path, target: Any) -> Path:
+        open_bundle(root)  # as whoever finds it when the process is killed here
+        renamed.append(Path(target).name)
+        return plain(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    sign(inner, Signer(private))
+    write_file(root / "inner.tuned.json", b"{}")
+    assert "model.sig" in renamed
+    assert "inner.tuned.json" in renamed
 
 
 def test_a_certificate_speaks_for_the_key(root: Path, tmp_path: Path) -> None:

@@ -67,7 +67,42 @@ class Fast(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("make", [Exporting, Compiling, RaisesTraced])
+class AsksForModes(nn.Module):
+    """In eager there is none; enginecast's own comparison is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+            return x + 1
+        return x.clamp(-FAR, FAR) + 1
+
+
+class CountsModes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(-FAR, FAR) + 1 if torch._C._len_torch_dispatch_stack() else x + 1
+
+
+class ExportingByValue(nn.Module):
+    """Its code is rewritten, for it decides by values, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x * 2
+        return x.clamp(-FAR, FAR) + 1 if torch.compiler.is_exporting() else x + 1
+
+
+class FunctionModeByValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x * 2
+        if torch.overrides._get_current_function_mode() is None:
+            return x + 1
+        return x.clamp(-FAR, FAR) + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Exporting, Compiling, RaisesTraced, pytest.param(ExportingByValue, marks=pytest.mark.slow)],
+)
 def test_questions_are_answered_as_eager_answers_them(
     make: type[nn.Module], tmp_path: Path
 ) -> None:
@@ -79,7 +114,13 @@ def test_questions_are_answered_as_eager_answers_them(
     np.testing.assert_array_equal(found, module(x).numpy())
 
 
-@pytest.mark.parametrize("make", [Typed, Printed])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(Typed, Printed, AsksForModes),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in (CountsModes, FunctionModeByValue)),
+    ],
+)
 def test_other_operators_on_real_tensors_are_an_unverified_branch(
     make: type[nn.Module], tmp_path: Path
 ) -> None:

@@ -244,9 +244,17 @@ def _within_torch(frames: Sequence[traceback.FrameSummary]) -> list[SourceLocati
     return places[first:]
 
 
+_UNSAID = "Expected cond to be True, but got False"
+"""What torch says of a check without a message of its own."""
+
+
 def _detail(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else ""
+    if first.startswith(_UNSAID):
+        return (
+            "expected a condition that this code checks to hold, and for these inputs it does not"
+        )
     return f"{type(error).__name__}: {first[:200]}"
 
 

@@ -38,6 +38,8 @@ CONTROLS = (
     "forced_eos_token_id",
 )
 """Fields whose ids are never, or always, generated at some place."""
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+"""Those whose ids are never generated: one that there is not changes nothing."""
 MOST_TOKENS = 1 << 20
 """Longest cache for which a model is asked whether it drops it."""
 OF_CACHE = "expected as many tokens in all keys and values of the cache"
@@ -202,10 +204,30 @@ class DecoderSource(WrappedSource):
         return self.ids_of("eos_token_id")
 
     def ids_of(self, name: str) -> tuple[int, ...]:
-        """The ids in a field of the generation config; none where it is not set."""
+        """The ids in a field of the generation config; none where it is not set.
+
+        Raises:
+            SourceError: the field has an id that the vocabulary has not, which no text can have.
+        """
         given: Any = getattr(self.generation_config, name, None)
         known = given if isinstance(given, (list, tuple)) else [given]
-        return tuple(each for each in known if type(each) is int and each >= 0)
+        found = tuple(each for each in known if type(each) is int and each >= 0)
+        beyond = [each for each in found if self.vocabulary and each >= self.vocabulary]
+        if beyond and name not in SUPPRESSED:
+            raise SourceError(
+                f"{self.name}: {name} of the generation config: expected ids of the vocabulary, 0.."
+                f"{self.vocabulary - 1}, got {', '.join(map(str, beyond))}",
+                hint=f"Correct {name} in {GENERATION_FILE}, or in config.json where there is none.",
+            )
+        return found
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many ids there are for what is generated; 0 where the model does not say it."""
+        empty: Any = self._model.empty()
+        head: Any = getattr(empty, "get_output_embeddings", lambda: None)()
+        weight = getattr(head, "weight", None)
+        return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else 0
 
     @property
     def padding(self) -> int:

@@ -52,7 +52,7 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool
     are fake still: a sentence, empty where it does not or where that cannot be said.
     """
     empty = source.empty()
-    if traced.had_levels or not any(_is_users(part) for part in empty.modules()):
+    if traced.had_levels or not any(is_users(part) for part in empty.modules()):
         return ""
     module, names = source.eager(), tuple(spec.name for spec in traced.inputs)
     for each in (empty, module):
@@ -128,6 +128,7 @@ def _sentence(place: SourceLocation, ran: str, other: str) -> str:
     )
 
 
-def _is_users(module: nn.Module) -> bool:
+def is_users(module: nn.Module) -> bool:
+    """Whether the user wrote the code of a module."""
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and is_user_code(code.co_filename)

@@ -34,13 +34,14 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.aware import unlike_eager
+from enginecast.capture.tracing.aware import is_users, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.idle_draws import drop_idle_draws
 from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.passed import told_by_modes
 from enginecast.capture.tracing.possible_values import values_of
-from enginecast.capture.tracing.questions import as_eager
+from enginecast.capture.tracing.questions import all_as_eager, as_eager
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,
@@ -97,6 +98,8 @@ class Captured:
     """How it was captured, and what was tried before; empty for a program that was given."""
     branches: tuple[SourceLocation, ...] = ()
     """Branches that became operators: each of their paths has to be verified."""
+    dropping: tuple[SourceLocation, ...] = ()
+    """Branches that drop a tensor on one path, where the program computes with it on both."""
     settled: frozenset[Spot] = frozenset()
     """Tests in rewritten code whose answer is known while tracing: they may share such a line."""
     decided: frozenset[SourceLocation] = frozenset()
@@ -181,6 +184,7 @@ def capture(
         notes,
         found.rungs,
         branches=found.strategy.branches(),
+        dropping=found.strategy.dropping(),
         settled=found.strategy.settled(),
         decided=traced.decided,
         guards=found.strategy.guards,
@@ -240,18 +244,29 @@ def _as_eager(
     what eager does.
     """
     strategy = found.strategy
-    if strategy.name not in SWEPT:
-        return found, ""
-    unlike = unlike_eager(source, found.traced, wanted, strategy.is_strict)
+    is_answered = all_as_eager in strategy.around
+    unlike = _unlike(source, found.traced, wanted, strategy, is_answered=is_answered)
     if not unlike:
         return found, ""
     try:
         traced = attempt(replace(strategy, around=(*strategy.around, as_eager)))
     except CaptureError:
         return found, unlike
-    if unlike_eager(source, traced, wanted, strategy.is_strict):
+    if _unlike(source, traced, wanted, strategy, is_answered=True):
         return found, unlike
     return replace(found, traced=traced), ""
+
+
+def _unlike(
+    source: Source, traced: Traced, wanted: Wanted, strategy: TracingStrategy, *, is_answered: bool
+) -> str:
+    """Where the user's code does otherwise because it is traced, or in a mode of torch's."""
+    if not any(map(is_users, source.empty().modules())):
+        return ""
+    is_swept = strategy.name in SWEPT
+    if is_swept and (unlike := unlike_eager(source, traced, wanted, strategy.is_strict)):
+        return unlike
+    return told_by_modes(source, traced, wanted, answered=is_answered, exporting=not is_swept)
 
 
 def _swept(

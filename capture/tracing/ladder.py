@@ -256,6 +256,10 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
         became = [site for site in sites if site.became not in ("", PYTHON)]
         return tuple(SourceLocation(site.file, site.line).resolved for site in became)
 
+    def dropping() -> tuple[SourceLocation, ...]:
+        found = [site for site in sites if site.drops]
+        return tuple(SourceLocation(site.file, site.line).resolved for site in found)
+
     def settled() -> frozenset[Spot]:
         stayed = [site for site in sites if site.became == PYTHON]
         return frozenset((SourceLocation(s.file, s.line).resolved, s.column) for s in stayed)
@@ -271,7 +275,13 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
 
     around = (*baked.around, active)
     return TracingStrategy(
-        "rewrite", baked.effect, around, branches=branches, settled=settled, why=why
+        "rewrite",
+        baked.effect,
+        around,
+        branches=branches,
+        dropping=dropping,
+        settled=settled,
+        why=why,
     )
 
 

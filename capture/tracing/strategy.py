@@ -59,6 +59,8 @@ class TracingStrategy:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[SourceLocation, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
+    dropping: Callable[[], tuple[SourceLocation, ...]] = tuple
+    """Likewise, of what drops a tensor on one path, which the program keeps on both."""
     settled: Callable[[], frozenset[Spot]] = frozenset
     """Likewise, what stayed Python, for what it asks is known while tracing."""
     why: Callable[[Refusal], str] = attrgetter("in_short")

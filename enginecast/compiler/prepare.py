@@ -67,6 +67,7 @@ from enginecast.compiler.cases import (
     with_other_sizes,
     with_telling_values,
 )
+from enginecast.compiler.dropped import dropped_failures
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
@@ -559,7 +560,18 @@ def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...
     cases = [case for case in prepared.cases if not case.singles]  # eager was compared with those
     again = partial(_aligned_eager, prepared)
     failures = capture_failures(prepared.plain, cases, reference, guards, again)
-    return (*failures, *_fp64_failures(prepared, reference))
+    return (*failures, *_dropped_failures(prepared), *_fp64_failures(prepared, reference))
+
+
+def _dropped_failures(prepared: Prepared) -> Iterator[str]:
+    """Where a tensor that eager drops on one path, and the program keeps, makes a difference."""
+    places = prepared.captured.dropping
+    if not places:
+        return
+    forward = partial(run_named, wanted=prepared.wanted)
+    module, inputs = prepared.source.eager(), prepared.inputs
+    plain, exact = prepared.plain, prepared.exact
+    yield from dropped_failures(module, forward, plain, exact, inputs, prepared.cases, places)
 
 
 def _aligned_eager(prepared: Prepared, case: Case) -> Mapping[str, Array]:

@@ -21,6 +21,7 @@ from enginecast.runtime.bundle.manifest import (
     Verdict,
 )
 from enginecast.runtime.bundle.manifest_json import encode
+from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.bundle.staging import bundle_around, write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
@@ -160,7 +161,9 @@ def _reference(
 
 
 def _is_signed(engine: Engine) -> bool:
-    return (engine.folder / SIGNATURE_NAME).exists()
+    """Whether somebody signed a bundle, or one within it."""
+    inner = any(_is_signed(part) for part in engine.parts.values())
+    return inner or (engine.folder / SIGNATURE_NAME).exists()
 
 
 def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) -> bool:
@@ -172,21 +175,35 @@ def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) ->
         return False
     if _is_signed(engine) or bundle_around(engine.folder) is not None:
         return False
-    inner = tuple(
-        Part(name=name, sha256=_write_verdict(engine.parts[name], found))
+    inner = {
+        name: _with_verdict(engine.parts[name], found, engine.parts[name].manifest.parts)
         for name, found in parts.items()
+    }
+    after = tuple(
+        Part(name=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in inner.items()
     )
-    _write_verdict(engine, verdict, inner)
+    if inner:  # a kill between two writes leaves a bundle that loads: it names both digests
+        between = tuple(
+            Part(
+                name=part.name,
+                sha256=digest(engine.parts[part.name].folder / MANIFEST_NAME),
+                becomes=part.sha256,
+            )
+            for part in after
+        )
+        data = encode(msgspec.structs.replace(engine.manifest, parts=between))
+        write_file(engine.folder / MANIFEST_NAME, data)
+    for name, data in inner.items():
+        write_file(engine.parts[name].folder / MANIFEST_NAME, data)
+    write_file(engine.folder / MANIFEST_NAME, _with_verdict(engine, verdict, after))
     return True
 
 
-def _write_verdict(engine: Engine, verdict: Verdict, parts: tuple[Part, ...] = ()) -> str:
-    """Put a verdict into the manifest, and give the digest of that."""
+def _with_verdict(engine: Engine, verdict: Verdict, parts: tuple[Part, ...]) -> bytes:
+    """The manifest of an engine with another verdict, as it is written."""
     manifest: Manifest = engine.manifest
     engines = tuple(
         msgspec.structs.replace(record, verdict=verdict) if record is engine.record else record
         for record in manifest.engines
     )
-    data = encode(msgspec.structs.replace(manifest, engines=engines, parts=parts))
-    write_file(engine.folder / MANIFEST_NAME, data)
-    return hashlib.sha256(data).hexdigest()
+    return encode(msgspec.structs.replace(manifest, engines=engines, parts=parts))

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -344,6 +344,8 @@ class Part(Record, frozen=True, kw_only=True):
     name: str
     sha256: Digest
     """Of its manifest, which has the digests of its files."""
+    becomes: Digest | UnsetType = UNSET
+    """While a verdict is written into it: the digest of its next manifest, which is right, too."""
 
 
 class FileRecord(Record, frozen=True, kw_only=True):

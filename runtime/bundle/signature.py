@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from enginecast.errors import (
     first_line,
 )
 from enginecast.runtime.bundle.certificates import require_fit, unfit
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, TUNED_SUFFIX
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
-from enginecast.runtime.bundle.staging import beside, write_file
+from enginecast.runtime.bundle.staging import beside, outermost, write_file
 
 MAX_BYTES = 16 << 20
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -66,9 +67,9 @@ def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
     library = _library()
     target = bundle.root / SIGNATURE_NAME
     # Readers refuse a file that is not listed: what is unfinished stays outside.
-    temporary = beside(bundle.root, "tmp")
+    temporary = beside(outermost(bundle.root), "tmp")
     hashing = library.hashing.Config().set_ignored_paths(
-        paths=[SIGNATURE_NAME], ignore_git_paths=False
+        paths=list(_unsigned(bundle)), ignore_git_paths=False
     )
     try:
         config = _signing(library, signer).set_hashing_config(hashing)
@@ -146,8 +147,22 @@ class _Computed:
 
 
 def _digests(bundle: Bundle) -> dict[str, str]:
+    """The digest of every file, those of bundles within it included."""
     listed = {file.name: file.sha256 for file in bundle.manifest.files}
-    return {**listed, MANIFEST_NAME: bundle.sha256}
+    inner = {
+        f"{name}/{file}": value
+        for name, part in bundle.parts.items()
+        for file, value in _digests(part).items()
+    }
+    return {**listed, **inner, MANIFEST_NAME: bundle.sha256}
+
+
+def _unsigned(bundle: Bundle) -> Iterator[str]:
+    """The files of a bundle that no manifest lists."""
+    yield SIGNATURE_NAME
+    for name, part in bundle.parts.items():
+        yield f"{name}{TUNED_SUFFIX}"
+        yield from (f"{name}/{file}" for file in _unsigned(part))
 
 
 def _listed(data: bytes) -> dict[str, str]:

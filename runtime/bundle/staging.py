@@ -43,6 +43,8 @@ _ATTEMPTS = 100
 """How often a rename is tried when other processes rename the same folders meanwhile."""
 _OVERTAKEN = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 """What a rename says when another process published, or put aside, in between."""
+_ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What writing beside a bundle says where only the bundle itself can be written to."""
 _FULL = "Free some space, or write to another disk; what was there is as it was."
 
 _LAYER = (
@@ -216,6 +218,13 @@ def bundle_around(path: Path) -> Path | None:
     return None
 
 
+def outermost(path: Path) -> Path:
+    """The outermost bundle that a file or folder is inside of; itself where it is in none."""
+    while (around := bundle_around(path)) is not None:
+        path = around
+    return path
+
+
 def require_free(
     target: str | os.PathLike[str], *, overwrite: bool, marker: str, what: str
 ) -> None:
@@ -252,18 +261,33 @@ def write_file(
 ) -> None:
     """Write one file so that it is there whole, or as it was before.
 
+    Readers of a bundle refuse files that are not listed: what is unfinished stays outside of it,
+    unless the folder around it is another disk, or cannot be written to.
+
     Raises:
         BundleError: the disk failed.
     """
     target = resolved(path)
-    temporary = beside(target, "tmp")
+    outside = beside(outermost(target), "tmp")
+    with _disk_errors(f"writing {target}"):
+        if outside.parent != target.parent:
+            try:
+                _write_by(outside, target, data, mode)
+            except OSError as error:
+                if error.errno not in _ELSEWHERE:
+                    raise
+            else:
+                return
+        _write_by(beside(target, "tmp"), target, data, mode)
+
+
+def _write_by(temporary: Path, target: Path, data: bytes | memoryview, mode: int) -> None:
     try:
-        with _disk_errors(f"writing {target}"):
-            temporary.touch(mode=mode & 0o700, exist_ok=False)
-            temporary.write_bytes(data)
-            _flush_file(temporary, mode)
-            temporary.replace(target)
-            flush_folder(target.parent)
+        temporary.touch(mode=mode & 0o700, exist_ok=False)
+        temporary.write_bytes(data)
+        _flush_file(temporary, mode)
+        temporary.replace(target)
+        flush_folder(target.parent)
     finally:
         with suppress(OSError):  # must not hide what went wrong; `leftovers` finds it
             temporary.unlink(missing_ok=True)

@@ -399,6 +399,39 @@ def cover(
     )
 
 
+def by_paths(
+    module: nn.Module,
+    cases: Sequence[Case],
+    places: Collection[SourceLocation],
+    most: int,
+) -> tuple[list[Case], list[Unverified]]:
+    """One case for each way in which the predicates at `places` decide together, the first of those
+    that take it, and the predicates of which no case takes one of the paths.
+
+    Args:
+        most: cases, at most; those that take a path for the first time come before others.
+    """
+    found = find_predicates(module, cases[0].inputs, places)
+    paths = SeenPaths()
+    needed: list[Case] = []
+    others: list[Case] = []
+    known: set[frozenset[tuple[Predicate, frozenset[int]]]] = set()
+    with quiet_torch():
+        for case in cases:
+            try:
+                seen = _run(module, found, case.inputs)
+            except Exception:  # the model's own; the comparison with eager reports it
+                continue
+            decided = frozenset((p, frozenset(taken)) for p, taken in seen.seen.items())
+            if decided not in known:
+                (needed if paths.add(seen) else others).append(case)
+            known.add(decided)
+    left = [(str(p.place), f"`{p.code}` {paths.describe(p)}") for p in paths.open()]
+    left += [(str(place), "its source cannot be read") for place in found.unseen]
+    left += [(str(p.place), f"`{p.code}` was never reached") for p in _unreached(found, paths)]
+    return [*needed, *others][:most], [Unverified(*each) for each in left]
+
+
 def _search(
     module: nn.Module,
     found: Coverage,

@@ -403,7 +403,8 @@ def _kept(
     site: Site, names: Sequence[str], results: tuple[Any, Any], state: State
 ) -> tuple[list[Any], list[Any]]:
     """The results of two paths, where a tensor that one of them only drops (`mask = None`) stays:
-    what follows is computed with it on either path, and compared with eager on both.
+    what follows is computed with it on either path, and compared with eager on both, at values of
+    every size (see `enginecast.compiler.dropped`).
     """
     given = [value for value in state if isinstance(value, Tensor)]
     one, other = list(results[0]), list(results[1])
@@ -411,6 +412,7 @@ def _kept(
         found = second if first is None else first if second is None else None
         if any(found is value for value in given):
             one[index] = other[index] = found
+            site.drops = True
             site.done(f"{names[index]} as it was, which one path drops")
     return one, other
 

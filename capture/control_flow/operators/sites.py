@@ -25,6 +25,8 @@ class Site:
     """Why it was left as it is or refused; empty otherwise."""
     effects: tuple[str, ...] = ()
     """What its statements do besides binding names, such as "sets self.calls"."""
+    drops: bool = False
+    """Whether a path of it drops a tensor that the program keeps on both."""
 
     def refuse(self, reason: str) -> "RewriteRefused":
         """Note the reason, and give the error to raise."""

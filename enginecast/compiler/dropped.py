@@ -1,0 +1,158 @@
+"""Compare a program that keeps a tensor with eager, which drops it on one path.
+
+`if not mask.any(): mask = None` has no operator: the program computes with the mask on both paths.
+That is the same only where a mask that masks nothing changes nothing, whatever the other inputs
+are: `x.masked_fill(mask, 0).clamp(-1e7, 1e7)` changes large values.  So both paths are taken with
+floats of every size.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.cover.branches import by_paths
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.errors import EnginecastError, VerificationError
+from enginecast.verify.eager import Forward, as_arrays, capture_failures, eager_outputs
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array
+from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.runs import Runs
+
+SEED = 0
+MOST_PATHS = 8
+"""Ways in which the predicates decide together that are compared."""
+MOST_TRIALS = 160
+"""Runs of the program and of eager, of a model that is quick to run."""
+FEW_TRIALS = 24
+WORK = 1e10
+"""Elements of the inputs times parameters, above which few are run."""
+LIMITS = (-37.0, 37.0)
+"""Powers of ten between which the floats of one tensor are spread."""
+FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
+"""What a program raises at values that it does not take."""
+Change = Callable[[Tensor], Tensor]
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    powers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+    sizes = 10 ** (powers * (LIMITS[1] - LIMITS[0]) + LIMITS[0])
+    return (tensor.sign() * sizes).to(tensor.dtype)
+
+
+CHANGES: Mapping[str, Change] = {
+    "1e8 times as large": lambda values: values * 1e8,
+    "1e30 times as large": lambda values: values * 1e30,
+    "of every size": _spread,
+    "negative": lambda values: -values.abs(),
+    "1e-8 times as large": lambda values: values * 1e-8,
+    "1e20 times as large": lambda values: values * 1e20,
+    "negative and 1e8 times as large": lambda values: values.abs() * -1e8,
+    "positive and 1e8 times as large": lambda values: values.abs() * 1e8,
+    "positive": torch.abs,
+    "1e4 times as large": lambda values: values * 1e4,
+    "1e-30 times as large": lambda values: values * 1e-30,
+    "negative and 1e30 times as large": lambda values: values.abs() * -1e30,
+    "positive and 1e30 times as large": lambda values: values.abs() * 1e30,
+}
+"""What becomes of floats, the most telling first."""
+
+
+def dropped_failures(
+    module: nn.Module,
+    forward: Forward,
+    plain: Runs,
+    exact: Runs,
+    specs: Sequence[InputSpec],
+    cases: Sequence[Case],
+    places: Collection[SourceLocation],
+) -> Iterator[str]:
+    """Say where a program that keeps a tensor differs from eager, which drops it on one path.
+
+    Args:
+        module: eager, in fp32.
+        forward: runs it and names its outputs.
+        plain: runs the program.
+        exact: runs it in fp64.
+        specs: the inputs.
+        cases: inputs that take both paths, as far as such were found.
+        places: of the branches that drop a tensor.
+    """
+    where = ", ".join(dict.fromkeys(place.short for place in places))
+    said = f"a tensor that one path of {where} drops is kept by the program"
+    ordered = sorted(cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
+    bases, unseen = by_paths(module, ordered, places, MOST_PATHS)
+    for lost in unseen:
+        yield f"{said}, and only one path was seen: {lost.place}: {lost.seen}"
+    if unseen:
+        return
+    parameters = sum(tensor.numel() for tensor in plain.program.state_dict.values())
+    elements = max(sum(t.numel() for t in base.inputs.values()) for base in bases)
+    most = FEW_TRIALS if elements * parameters > WORK else MOST_TRIALS
+    for case in islice(_changed(specs, bases), most):
+        if why := _difference(module, forward, plain, exact, case):
+            yield f"{said}, which is another model: {why}"
+            return
+
+
+def _changed(specs: Sequence[InputSpec], bases: Sequence[Case]) -> Iterator[Case]:
+    """The bases with other floats: all inputs of these together, and each alone."""
+    names = [spec.name for spec in specs if _is_drawn(spec)]
+    together = [names] if names else []
+    alone = [[name] for name in names] if len(names) > 1 else []
+    for chosen in (*together, *alone):
+        for what, change in CHANGES.items():
+            for base in bases:
+                inputs = {**base.inputs, **{n: _finite(change, base.inputs[n]) for n in chosen}}
+                yield Case(f"{base.name}, {', '.join(chosen)} {what}", inputs)
+
+
+def _finite(change: Change, tensor: Tensor) -> Tensor:
+    """Changed floats, within the range of their dtype."""
+    limits = torch.finfo(tensor.dtype)
+    wide = tensor.to(torch.float64)
+    return change(wide).clamp(limits.min, limits.max).to(tensor.dtype)
+
+
+def _is_drawn(spec: InputSpec) -> bool:
+    """Whether an input holds floats of no known range."""
+    return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
+
+
+def _difference(module: nn.Module, forward: Forward, plain: Runs, exact: Runs, case: Case) -> str:
+    """How the program differs from eager on one case; empty where it does not, and where eager does
+    not take it.
+    """
+    with quiet_torch():
+        try:
+            wanted = eager_outputs(lambda _: module, [case], dtype="fp32", forward=forward)
+        except VerificationError:
+            return ""
+        try:
+            [outputs] = plain.outputs([case.inputs])
+        except FAILS as error:
+            return f"case {case.name!r}: eager runs, and the program does not: {error}"
+        found, known = as_arrays(outputs), wanted[case.name]
+        if all(_is_equal(found[name], array) for name, array in known.items()):
+            return ""  # fp64 takes longer
+        try:
+            [wide] = exact.outputs([case.inputs])
+        except FAILS:
+            return f"case {case.name!r}: eager runs, and the program in fp64 does not"
+        arrays = as_arrays(case.inputs)
+        reference = ReferenceCase(case.name, arrays, known, as_arrays(wide))
+        compared = Reference((reference,), Floor("fp32", {}))
+        return next(capture_failures(plain, [case], compared), "")
+
+
+def _is_equal(found: Array, wanted: Array) -> bool:
+    return found.dtype.kind == wanted.dtype.kind and np.array_equal(
+        found, wanted, equal_nan=found.dtype.kind in "fc"
+    )
