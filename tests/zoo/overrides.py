@@ -158,6 +158,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
         "image_seq_length": 4,
     },
+    # Random weights draw out a token to 20 frames, and up to 60.
+    "fastspeech2_conformer": {"speaking_speed": 0.1},
+    "fastspeech2_conformer_with_hifigan": {"model_config.speaking_speed": 0.02},
     "gemma3n_vision": _MOBILENET,
     "gemma3n": {
         **{f"vision_config.{name}": value for name, value in _MOBILENET.items()},
