@@ -82,8 +82,11 @@ MADE_INSIDE: Mapping[str, Draw] = {
 """What `Inside` makes those of."""
 UNDEFINED = ("int", "long", "short", "char", "byte", "to", "histc", "bincount")
 """Operators that make integers of floats: torch leaves open what of infinities and NaN."""
-RESIZES = ("nn.functional.interpolate", "nn.functional.upsample", "_upsample")
-"""Operators whose weights of zero make NaN of infinities in torch, and nothing in ONNX Runtime."""
+BY_ZEROS = (
+    *("nn.functional.interpolate", "nn.functional.upsample", "_upsample"),
+    *("fft.", "stft", "istft"),
+)
+"""Operators whose factors of zero make NaN of infinities in torch, in an engine, or in both."""
 
 
 @dataclass
@@ -314,7 +317,7 @@ def _is_undefined(call: Call) -> bool:
     sorted by comparisons, which are all false of NaN.
     """
     by_rows = call.name == "unique" and call.leaves[-1] is not None
-    return by_rows or call.name.startswith((*UNDEFINED, *RESIZES))
+    return by_rows or call.name.startswith((*UNDEFINED, *BY_ZEROS))
 
 
 def short(text: str) -> str:

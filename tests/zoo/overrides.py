@@ -160,7 +160,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     # Random weights draw out a token to 20 frames, and up to 60.
     "fastspeech2_conformer": {"speaking_speed": 0.1},
-    "fastspeech2_conformer_with_hifigan": {"model_config.speaking_speed": 0.02},
     "gemma3n_vision": _MOBILENET,
     "gemma3n": {
         **{f"vision_config.{name}": value for name, value in _MOBILENET.items()},
@@ -326,6 +325,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "muse_spark_vision": {"pos_emb_width": 32},
     "muse_glimmer_vision": {"pos_emb_width": 32},
     "fastspeech2_conformer_with_hifigan": {
+        "model_config.speaking_speed": 0.02,
         "vocoder_config.model_in_dim": 80,
         "vocoder_config.upsample_initial_channel": 32,
     },

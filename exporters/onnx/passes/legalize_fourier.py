@@ -131,9 +131,10 @@ def _istft(
 ) -> Tensor:
     """The frames, each at its place, by what the windows add up to there."""
     hop = hop_length or n_fft // 4
-    half: Half | None = None if onesided is False else "given"
     norm = "ortho" if normalized else None
-    frames = _one(x.mT, n_fft, norm=norm, inverse=True, half=half)
+    if onesided is False:  # torch reads a half all the same
+        x = x.narrow(-2, 0, n_fft // 2 + 1)
+    frames = _one(x.mT, n_fft, norm=norm, inverse=True, half="given")
     batch, count = frames.shape[:-2], frames.shape[-2]
     window = _padded(frames.new_ones(win_length or n_fft) if window is None else window, n_fft)
 
