@@ -19,6 +19,7 @@ from enginecast.exporters.onnx.stable import (
     REALS,
     STABLE,
     cast,
+    in_fp32,
     like,
     value,
 )
@@ -162,6 +163,17 @@ def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     product, bias = op.MatMul(a, b), c
     product = product if alpha == 1 else op.Mul(product, value(alpha, c))
     return op.Add(product, bias if beta == 1 else op.Mul(bias, value(beta, c)))
+
+
+@STABLE.rule(aten.logdet.default)
+@in_fp32
+def _logdet(x: Any) -> Any:
+    """With what is largest in each row divided out: the determinant would leave the range."""
+    largest = op.ReduceMax(op.Abs(x), ints(-1), keepdims=1)
+    is_plain = op.Or(op.Equal(largest, like(x, 0.0)), op.IsInf(largest))
+    by = op.Where(is_plain, like(x, 1.0), largest)
+    rest = op.Log(op.Det(op.Div(x, by)))
+    return op.Add(rest, op.ReduceSum(op.Log(by), ints(-2, -1), keepdims=0))
 
 
 @STABLE.rule(aten.hardtanh.default)
