@@ -177,16 +177,33 @@ def _erfc(x: Any) -> Any:
     """1 - erf(x) has no digits left beyond 4: a Chebyshev fit, right to 1.2e-7 everywhere (Press et
     al., Numerical Recipes, 2nd edition, 6.2), in fp64.
     """
-    wide = x if x.dtype == DOUBLE else cast(x, DOUBLE)
-    size = op.Abs(wide)
+    wide, fit = _fitted(x)
+    found = op.Mul(fit, op.Exp(op.Neg(op.Mul(wide, wide))))
+    turned = op.Sub(scalar(2.0, DOUBLE), found)
+    return _of_sign(x, wide, found, turned)
+
+
+@STABLE.rule(aten.special_erfcx.default)
+def _erfcx(x: Any) -> Any:
+    """erfc(x) exp(x x), without the factors that leave the range."""
+    wide, fit = _fitted(x)
+    turned = op.Sub(op.Mul(scalar(2.0, DOUBLE), op.Exp(op.Mul(wide, wide))), fit)
+    return _of_sign(x, wide, fit, turned)
+
+
+def _fitted(x: Any) -> tuple[Any, Any]:
+    """A value in fp64, and erfcx of its size."""
+    wide = cast(x, DOUBLE)
     one = scalar(1.0, DOUBLE)
-    t = op.Div(one, op.Add(one, op.Mul(size, scalar(0.5, DOUBLE))))
+    t = op.Div(one, op.Add(one, op.Mul(op.Abs(wide), scalar(0.5, DOUBLE))))
     fit: Any = scalar(_ERFC[-1], DOUBLE)
     for coefficient in reversed(_ERFC[:-1]):
         fit = op.Add(op.Mul(fit, t), scalar(coefficient, DOUBLE))
-    found = op.Mul(t, op.Exp(op.Sub(fit, op.Mul(size, size))))
-    is_negative = op.Less(wide, scalar(0.0, DOUBLE))
-    found = op.Where(is_negative, op.Sub(scalar(2.0, DOUBLE), found), found)
+    return wide, op.Mul(t, op.Exp(fit))
+
+
+def _of_sign(x: Any, wide: Any, positive: Any, negative: Any) -> Any:
+    found = op.Where(op.Less(wide, scalar(0.0, DOUBLE)), negative, positive)
     return op.Cast(found, to=int(x.dtype if x.dtype in REALS else FLOAT))
 
 
