@@ -12,7 +12,6 @@ versions, machine and commit, goes to benchmarks/results/cache-forms.json.
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from cpu_forms import speeds
 from large import RESULTS, machine
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
@@ -92,7 +92,7 @@ def kernels(rounds: int) -> dict[str, Any]:
             repeats = max(1, 2**26 // (rows * tokens * (tokens + past) * shape[0] * shape[2]))
             calls = {form: _runs(session, feeds, repeats) for form, session in forms.items()}
             outputs = {form: torch.from_numpy(run()[0]) for form, run in calls.items()}
-            row = _speeds(calls, rounds, repeats)
+            row = speeds(calls, rounds, repeats=repeats)
             for form, output in outputs.items():
                 row[form]["error"] = round(_error(output, exact) / lost, 2)
             row["eager's error"] = float(f"{lost:.2g}")
@@ -281,25 +281,6 @@ def _error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
-def _speeds(calls: Mapping[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, Any]:
-    """Medians of the ratios to the first, round by round, in an order that turns around."""
-    spent: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 2):
-        for name in list(calls)[:: -1 if turn % 2 else 1]:
-            start = time.process_time()
-            calls[name]()
-            spent[name].append(time.process_time() - start)
-    spent = {name: found[2:] for name, found in spent.items()}
-    first = spent[next(iter(calls))]
-    return {
-        name: {
-            "speed": round(median(a / b for a, b in zip(first, found, strict=True)), 3),
-            "cpu_ms": round(1e3 * median(found) / repeats, 3),
-        }
-        for name, found in spent.items()
-    }
-
-
 def steps(name: str, rounds: int) -> dict[str, Any]:
     """Speeds of whole steps of a model over those of an engine without the pass, by call."""
     small = {"vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 2}
@@ -335,7 +316,7 @@ def _opened(files: Mapping[str, str], rounds: int) -> dict[str, Any]:
             calls = {form: _runs(sessions[form], feeds, repeats) for form in files}
             one, two, _ = (run()[0] for run in calls.values())
             np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
-            spent[call].append(_speeds(calls, max(3, rounds // OPENINGS), repeats))
+            spent[call].append(speeds(calls, max(3, rounds // OPENINGS), repeats=repeats))
     found: dict[str, Any] = {}
     for call, rows_ in spent.items():
         found[call] = {

@@ -70,7 +70,7 @@ def rows(rounds: int) -> dict[str, Any]:
             pads = {"pads": np.array([0, 16]), "axis": np.array([-1])}
             pad = helper.make_node("Pad", ["x", "pads", "", "axis"], ["wide"])
             repeats = max(1, int(3e8 / (count * width * out)))
-            found[f"{count} x {width} x {out}"] = _speeds(
+            found[f"{count} x {width} x {out}"] = speeds(
                 {
                     "as it is": _session([_matmul("x")], {"w": weight}, {"x": x}, repeats),
                     "16 columns more": _session(
@@ -84,7 +84,7 @@ def rows(rounds: int) -> dict[str, Any]:
                     ),
                 },
                 rounds,
-                2e-9 * repeats * count * width * out,
+                work=2e-9 * repeats * count * width * out,
             )
     return found
 
@@ -111,7 +111,7 @@ def attention(rounds: int) -> dict[str, Any]:
             output = calls[form]()
             wanted = output if wanted is None else wanted
             np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5, err_msg=form)
-        found[str(tokens)] = _speeds(calls, rounds)
+        found[str(tokens)] = speeds(calls, rounds)
     return found
 
 
@@ -161,7 +161,7 @@ def floor(rounds: int) -> dict[str, Any]:
         with torch.no_grad():
             return model(image)[0]
 
-    return _speeds({"eager": eager, "bare products": bare}, rounds)
+    return speeds({"eager": eager, "bare products": bare}, rounds)
 
 
 class _Nodes(list[NodeProto]):
@@ -306,12 +306,17 @@ def _session(
     return call
 
 
-def _speeds(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, work: float | None = None
+def speeds(
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    repeats: int = 1,
+    work: float | None = None,
 ) -> dict[str, Any]:
     """Medians of the ratios to the first, round by round, in an order that turns around.
 
     Args:
+        repeats: how often a call does what is timed.
         work: GFLOP of one call.
     """
     spent: dict[str, list[float]] = {name: [] for name in calls}
@@ -325,7 +330,7 @@ def _speeds(
     return {
         name: {
             "speed": round(median(a / b for a, b in zip(first, found, strict=True)), 3),
-            "cpu_ms": round(1e3 * median(found), 2),
+            "cpu_ms": round(1e3 * median(found) / repeats, 3),
             **({} if work is None else {"gflops": round(work / median(found), 1)}),
         }
         for name, found in spent.items()
