@@ -230,7 +230,7 @@ def _of_other_lengths(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
         (_in_three, "the keys are joined of 3 parts, expected 2"),
         (_beside, "the keys are joined along dim 3, expected the tokens"),
         (_of_keys_alone, "the values are not joined of a past and new ones"),
-        (_kept_nowhere, "the joined keys are no output: there is no cache"),
+        (_kept_nowhere, "the joined keys are not an output, so there is no cache"),
         (_of_other_lengths, "as many new values as new keys are expected"),
     ],
 )

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import core
 
-from enginecast.exporters.onnx.ordered import BOOL, INT64, compared, ints, length, ordered
+from enginecast.exporters.onnx.ordered import BOOL, INT64, at_place, compared, ints, length, ordered
 from enginecast.exporters.onnx.stable import REALS, STABLE, like
 from enginecast.passes.ir.effects import aten
 
@@ -90,10 +90,7 @@ def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     same = op.Equal(op.Unsqueeze(rows, ints(axis)), op.Unsqueeze(rows, ints(axis + 1)))
     counts = op.ReduceSum(op.Cast(same, to=int(INT64)), ints(axis + 1), keepdims=0)
     place = op.GatherElements(places, op.ArgMax(counts, axis=axis, keepdims=1), axis=axis)
-    found = op.GatherElements(x, place, axis=axis)
-    if keepdim:
-        return found, place
-    return op.Squeeze(found, ints(axis)), op.Squeeze(place, ints(axis))
+    return at_place(x, place, axis, keepdim)
 
 
 @STABLE.rule(aten.nanmedian.dim)
@@ -112,10 +109,7 @@ def _nanmedian_along(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]
         count = op.ReduceSum(wide, ints(axis), keepdims=1)
     middle = op.Div(op.Sub(op.Max(count, one), one), two)
     place = op.GatherElements(places, middle, axis=axis)
-    found = op.GatherElements(x, place, axis=axis)
-    if keepdim:
-        return found, place
-    return op.Squeeze(found, ints(axis)), op.Squeeze(place, ints(axis))
+    return at_place(x, place, axis, keepdim)
 
 
 @STABLE.rule(aten.nanmedian.default)

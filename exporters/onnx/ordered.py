@@ -294,6 +294,11 @@ def _median_dim(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
     place = op.Gather(places, middle, axis=dim)
     if x.dtype in REALS:
         place = _first_hole(compared(x), place, dim, True)
+    return at_place(x, place, dim, keepdim)
+
+
+def at_place(x: Any, place: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The element at a place of each row, and the place; `place` has a dimension of one."""
     found = op.GatherElements(x, place, axis=dim)
     if keepdim:
         return found, place

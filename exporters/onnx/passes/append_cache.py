@@ -13,7 +13,7 @@ together where there are few tokens.  See docs/how-it-works/passes.md for what w
 
 Any mask may stand there: the op adds it, as the attention before did, and knows no other.
 
-Must not happen: keys that are no output, so that there is no cache; more parts than a past and new
+Left alone: keys that are not an output, for then there is no cache; more parts than a past and new
 tokens; `causal`, which counts from the first key here and from the last one where there is a past;
 a mask that is computed from the joined keys.
 
@@ -119,7 +119,7 @@ def _parts(joined: Node, name: str) -> tuple[Node, Node]:
     if any(dtype_of(part) != dtype_of(joined) for part in parts):
         raise NoMatch(joined, f"the {name} are joined of several dtypes")
     if not any(user.op == "output" for user in joined.users):
-        raise NoMatch(joined, f"the joined {name} are no output: there is no cache")
+        raise NoMatch(joined, f"the joined {name} are not an output, so there is no cache")
     return parts[0], parts[1]
 
 
