@@ -12,7 +12,7 @@ from typing import Any
 import bundles
 import pytest
 
-from enginecast.cli.app import main
+from enginecast.cli.app import ENDING, main
 from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import leftovers
 from enginecast.runtime.bundle.leftovers import clean, find_leftovers
@@ -183,6 +183,17 @@ def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     assert "interrupted" in said
     assert os.listdir(root.parent) == ["out"]
     open_bundle(root)
+
+
+def test_what_signals_do_is_as_it_was_before_a_command() -> None:
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    try:
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _fail_while_staging(root: Path, *, named: bool) -> None:

@@ -5,7 +5,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -58,9 +59,15 @@ class Received:
     signal: int = signal.SIGINT
 
 
-def end_as_interrupted() -> Received:
-    """Have SIGTERM and SIGHUP clean up as Ctrl-C does, where nobody handles or ignores them."""
+@contextmanager
+def ends_as_interrupted() -> Iterator[Received]:
+    """Have SIGTERM and SIGHUP clean up as Ctrl-C does, where nobody handles or ignores them.
+
+    Afterwards they do what they did before, unless one came: a caller of `main` may fork processes
+    later, which must end when they are asked to.
+    """
     received = Received()
+    handled = []
 
     def end(number: int, _: object) -> None:
         if received.signal == signal.SIGINT:  # a second one must not cut the clean-up short
@@ -71,7 +78,13 @@ def end_as_interrupted() -> Received:
         for number in ENDING:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, end)
-    return received
+                handled.append(number)
+    try:
+        yield received
+    finally:
+        if received.signal == signal.SIGINT:
+            for number in handled:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -81,30 +94,36 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     output.be_quiet(False)
     output.remember_command(arguments)
     as_json = "--json" in arguments
-    received = end_as_interrupted()
-    try:
-        code = app(args=arguments, prog_name="enginecast", standalone_mode=False)
-    except EnginecastError as error:
-        code = fail(error, as_json=as_json)
-    except BadCommandLine as error:
-        code = fail(usage_error(error), as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except ModuleNotFoundError as error:
-        lacking = missing_extra(error, _called(arguments)) or plugin_defect(error)
-        code = crash() if lacking is None else fail(lacking, as_json=as_json)
-    except Exception as error:  # whatever is left is a defect of a plugin, or else of ours
-        defect = plugin_defect(error)
-        code = crash() if defect is None else fail(defect, as_json=as_json)
-    except SystemExit as error:  # nothing was done, whatever code it names
-        code = fail(plugin_defect(error) or left(error), as_json=as_json)
-    except BaseException as error:  # such as asyncio.CancelledError
-        defect = plugin_defect(error)
-        code = crash() if defect is None else fail(defect, as_json=as_json)
+    with ends_as_interrupted() as received:
+        code = _exit_code(arguments, as_json=as_json)
     if code == INTERRUPTED:  # raised above, or typer's word for it
         code = 128 + received.signal
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
+
+
+def _exit_code(arguments: Sequence[str], *, as_json: bool) -> int | None:
+    """Run a command, and report what went wrong as one message."""
+    try:
+        code: int | None = app(args=arguments, prog_name="enginecast", standalone_mode=False)
+        return code
+    except EnginecastError as error:
+        return fail(error, as_json=as_json)
+    except BadCommandLine as error:
+        return fail(usage_error(error), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        lacking = missing_extra(error, _called(arguments)) or plugin_defect(error)
+        return crash() if lacking is None else fail(lacking, as_json=as_json)
+    except Exception as error:  # whatever is left is a defect of a plugin, or else of ours
+        defect = plugin_defect(error)
+        return crash() if defect is None else fail(defect, as_json=as_json)
+    except SystemExit as error:  # nothing was done, whatever code it names
+        return fail(plugin_defect(error) or left(error), as_json=as_json)
+    except BaseException as error:  # such as asyncio.CancelledError
+        defect = plugin_defect(error)
+        return crash() if defect is None else fail(defect, as_json=as_json)
 
 
 def _called(arguments: Sequence[str]) -> str:
