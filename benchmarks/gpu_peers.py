@@ -13,7 +13,7 @@ from gpu_models import Case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.tracing.functionalize import functionalize
+from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest

@@ -7,7 +7,7 @@ from tiny_components import CONFIGS
 from torch import nn
 
 from enginecast.capture.python.recompile import innermost
-from enginecast.capture.tracing.equivalents import lumina2, replaced_in, with_equivalents
+from enginecast.capture.tracing.patches.equivalents import lumina2, replaced_in, with_equivalents
 
 TEXT = 7
 

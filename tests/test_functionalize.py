@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from enginecast.capture.tracing.functionalize import functionalize
+from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.blocks import all_nodes

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import enginecast
 from enginecast.capture.python.kept_caches import keeping_caches
-from enginecast.capture.tracing.history import CalledInTurn
+from enginecast.capture.tracing.state.history import CalledInTurn
 from enginecast.errors import CaptureError
 
 Forward = Callable[[Any, Tensor], Tensor]

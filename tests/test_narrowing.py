@@ -20,7 +20,7 @@ from enginecast.capture.inputs.narrowing import fix, narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.shapes import FrozenDimensionError, OtherSizes
+from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError, OtherSizes
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.settle import _refuse_asked

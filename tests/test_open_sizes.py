@@ -15,7 +15,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.shapes import OtherSizes, printed
+from enginecast.capture.tracing.ladder.shapes import OtherSizes, printed
 from enginecast.compiler.prepare import input_specs
 from enginecast.compiler.settle import settle
 from enginecast.errors import CaptureError

@@ -21,8 +21,8 @@ from enginecast.capture.refusals.refusal import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import capture
-from enginecast.capture.tracing.strategy import TracingStrategy
-from enginecast.capture.tracing.trace import trace
+from enginecast.capture.tracing.ladder.strategy import TracingStrategy
+from enginecast.capture.tracing.ladder.trace import trace
 from enginecast.errors import CaptureError
 
 

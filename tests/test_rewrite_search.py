@@ -15,10 +15,10 @@ from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.script import hybrid
-from enginecast.capture.tracing import ladder
-from enginecast.capture.tracing.ladder import Ladder, LadderResult
-from enginecast.capture.tracing.strategy import RefusedError
-from enginecast.capture.tracing.trace import trace
+from enginecast.capture.tracing.ladder import ladder
+from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
+from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.ladder.trace import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SOURCE = """\

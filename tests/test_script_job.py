@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.tracing import ladder
-from enginecast.capture.tracing.strategy import TracingStrategy
+from enginecast.capture.tracing.ladder import ladder
+from enginecast.capture.tracing.ladder.strategy import TracingStrategy
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export

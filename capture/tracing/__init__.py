@@ -1,5 +1,6 @@
-"""Tracing a model with torch.export: the ladder of strategies, and what binds weights to a trace.
+"""Tracing a model with torch.export: from a source to a program that is bound to its weights.
 
-Enters: tracing strategies, and checks of a trace. It imports `passes.ir` and no pass; only
-`enginecast` and `enginecast.compiler` import it.
+Enters: what puts the folders together (`export.py`). They may import each other in this order:
+`patches`, `answers`, `program` and `state`; `ladder`; `checks`. Beside them they import `passes.ir`
+and no pass; only `enginecast`, `enginecast.compiler` and `enginecast.testing` import them.
 """

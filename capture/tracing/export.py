@@ -34,15 +34,15 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.aware import is_users, unlike_eager
-from enginecast.capture.tracing.functionalize import functionalize
-from enginecast.capture.tracing.idle_draws import drop_idle_draws
-from enginecast.capture.tracing.ladder import Ladder, LadderResult
-from enginecast.capture.tracing.oracle import Guard
-from enginecast.capture.tracing.passed import told_by_modes
-from enginecast.capture.tracing.possible_values import values_of
-from enginecast.capture.tracing.questions import all_as_eager, as_eager
-from enginecast.capture.tracing.shapes import (
+from enginecast.capture.tracing.answers.oracle import Guard
+from enginecast.capture.tracing.answers.possible_values import values_of
+from enginecast.capture.tracing.answers.questions import all_as_eager, as_eager
+from enginecast.capture.tracing.checks.aware import is_users, unlike_eager
+from enginecast.capture.tracing.checks.passed import told_by_modes
+from enginecast.capture.tracing.checks.sweep import Sweep, untold
+from enginecast.capture.tracing.checks.walk import Walker
+from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
+from enginecast.capture.tracing.ladder.shapes import (
     OtherSizes,
     SizeCheck,
     input_values,
@@ -51,7 +51,11 @@ from enginecast.capture.tracing.shapes import (
     symbol_range,
     tried_guards,
 )
-from enginecast.capture.tracing.state import (
+from enginecast.capture.tracing.ladder.strategy import Fallback, Name, Rung, TracingStrategy
+from enginecast.capture.tracing.ladder.trace import Traced, trace
+from enginecast.capture.tracing.program.functionalize import functionalize
+from enginecast.capture.tracing.program.idle_draws import drop_idle_draws
+from enginecast.capture.tracing.state.state import (
     compute_overwritten,
     drop_failed,
     drop_idle_writes,
@@ -62,10 +66,6 @@ from enginecast.capture.tracing.state import (
     show_statistics,
     writes_of_weights,
 )
-from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
-from enginecast.capture.tracing.sweep import Sweep, untold
-from enginecast.capture.tracing.trace import Traced, trace
-from enginecast.capture.tracing.walk import Walker
 from enginecast.errors import CaptureError, SourceError, UsageError
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import insert, structural_copy, weight_specs

@@ -36,8 +36,8 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.oracle import Guard
-from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
+from enginecast.capture.tracing.answers.oracle import Guard
+from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks

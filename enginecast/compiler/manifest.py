@@ -16,7 +16,7 @@ from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSour
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing import strategy
+from enginecast.capture.tracing.ladder import strategy
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten

@@ -50,8 +50,8 @@ from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import StatefulSource, with_state
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
-from enginecast.capture.tracing.history import CalledInTurn
-from enginecast.capture.tracing.shapes import Range, sum_checks
+from enginecast.capture.tracing.ladder.shapes import Range, sum_checks
+from enginecast.capture.tracing.state.history import CalledInTurn
 from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,

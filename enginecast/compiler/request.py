@@ -15,7 +15,7 @@ from enginecast.capture.sources.decoder import TASKS
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.stateful import STATES
-from enginecast.capture.tracing.strategy import Fallback
+from enginecast.capture.tracing.ladder.strategy import Fallback
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, target_of
 from enginecast.exporters.registry import REGISTRY as TARGETS

@@ -35,7 +35,12 @@ from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.export import Captured
-from enginecast.capture.tracing.shapes import FrozenDimensionError, OtherSizes, Range, SizeCheck
+from enginecast.capture.tracing.ladder.shapes import (
+    FrozenDimensionError,
+    OtherSizes,
+    Range,
+    SizeCheck,
+)
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.analyses.work import work_of
 from enginecast.runtime.size_checks import holds

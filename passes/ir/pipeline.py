@@ -87,8 +87,8 @@ def _require_values(program: ExportedProgram) -> None:
             place = source_line(node) or node.name
             raise PassError(
                 f"{node.target} at {place} writes in place, and passes take values alone",
-                hint="enginecast.capture.tracing.functionalize makes values of what a program"
-                " writes; every capture does so.",
+                hint="enginecast.capture.tracing.program.functionalize makes values of what a"
+                " program writes; every capture does so.",
             )
 
 

@@ -37,18 +37,18 @@ from enginecast.capture.refusals.refusal import (
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.autocast import inline_autocast
-from enginecast.capture.tracing.data_attribute import data_detached
-from enginecast.capture.tracing.equivalents import replaced_in
-from enginecast.capture.tracing.grad_modes import grad_modes_unrecorded
-from enginecast.capture.tracing.module_casts import idle_casts
-from enginecast.capture.tracing.open_sizes import open_sizes
-from enginecast.capture.tracing.shapes import (
+from enginecast.capture.tracing.ladder.shapes import (
     FrozenDimensionError,
     check_shapes,
     dynamic_shapes,
 )
-from enginecast.capture.tracing.strategy import RefusedError, TracingStrategy
+from enginecast.capture.tracing.ladder.strategy import RefusedError, TracingStrategy
+from enginecast.capture.tracing.patches.data_attribute import data_detached
+from enginecast.capture.tracing.patches.equivalents import replaced_in
+from enginecast.capture.tracing.patches.grad_modes import grad_modes_unrecorded
+from enginecast.capture.tracing.patches.module_casts import idle_casts
+from enginecast.capture.tracing.patches.open_sizes import open_sizes
+from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
 
 MOST_NARROWINGS = 6

@@ -28,20 +28,20 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.known_constants import knowing_constants
-from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
-from enginecast.capture.tracing.possible_values import answering_certain
-from enginecast.capture.tracing.questions import all_as_eager
-from enginecast.capture.tracing.shapes import FrozenDimensionError
-from enginecast.capture.tracing.size_numbers import following_numbers, numbers_of
-from enginecast.capture.tracing.strategy import (
+from enginecast.capture.tracing.answers.known_constants import knowing_constants
+from enginecast.capture.tracing.answers.oracle import answering, baked_places, guarding, guards_of
+from enginecast.capture.tracing.answers.possible_values import answering_certain
+from enginecast.capture.tracing.answers.questions import all_as_eager
+from enginecast.capture.tracing.answers.size_numbers import following_numbers, numbers_of
+from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
+from enginecast.capture.tracing.ladder.strategy import (
     Around,
     Fallback,
     RefusedError,
     Rung,
     TracingStrategy,
 )
-from enginecast.capture.tracing.trace import Traced
+from enginecast.capture.tracing.ladder.trace import Traced
 from enginecast.errors import CaptureError
 
 LEADS_ON = frozenset(

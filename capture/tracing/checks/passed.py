@@ -25,8 +25,8 @@ from enginecast.capture.python.locations import SourceLocation, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.questions import as_eager
-from enginecast.capture.tracing.trace import Traced
+from enginecast.capture.tracing.answers.questions import as_eager
+from enginecast.capture.tracing.ladder.trace import Traced
 
 SEED = 0
 FLAGS = ("_is_exporting_flag", "_is_compiling_flag")

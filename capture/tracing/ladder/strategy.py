@@ -13,10 +13,10 @@ from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.refusals.refusal import Refusal
-from enginecast.capture.tracing.data_sizes import sizes_from_none
-from enginecast.capture.tracing.equivalents import with_equivalents
-from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
-from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.answers.oracle import Guard
+from enginecast.capture.tracing.patches.data_sizes import sizes_from_none
+from enginecast.capture.tracing.patches.equivalents import with_equivalents
+from enginecast.capture.tracing.patches.flex_attention import flex_attention_spelled_out
 from enginecast.errors import CaptureError
 
 Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]

@@ -17,8 +17,7 @@ from enginecast.capture.python.locations import SourceLocation, is_model_code, i
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.trace import Traced
-from enginecast.capture.tracing.walk import (
+from enginecast.capture.tracing.checks.walk import (
     ALIASES,
     COPIES,
     RESHAPES,
@@ -26,6 +25,7 @@ from enginecast.capture.tracing.walk import (
     Walk,
     Walker,
 )
+from enginecast.capture.tracing.ladder.trace import Traced
 from enginecast.passes.ir.blocks import all_nodes
 
 SEED = 0

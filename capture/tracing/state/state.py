@@ -1,7 +1,7 @@
 """State that a program keeps from call to call: an engine would drop the writes without a word.
 
 A program shows what writes to a parameter or buffer.  What Python keeps is looked for in
-`capture.tracing.history`.
+`capture.tracing.state.history`.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.tracing.size_numbers import writes
+from enginecast.capture.tracing.answers.size_numbers import writes
 
 MOST_VALUES = 64
 """Of an element."""
