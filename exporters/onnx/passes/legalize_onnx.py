@@ -51,6 +51,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.passes.complex_forms import complex_rules
+from enginecast.exporters.onnx.passes.integer_forms import FORMS
+from enginecast.exporters.onnx.passes.integer_windows import (
+    OF_INT64,
+    RANKS,
+    WITH_INDICES,
+    is_of_int64,
+    max_pool_with_indices,
+)
 from enginecast.exporters.onnx.passes.pools import (
     adaptive_max,
     adaptive_mean,
@@ -59,6 +67,7 @@ from enginecast.exporters.onnx.passes.pools import (
     sum_by_divisor,
 )
 from enginecast.exporters.onnx.passes.row_counts import captured_rows
+from enginecast.exporters.onnx.passes.special_forms import SPECIAL
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
@@ -102,7 +111,8 @@ class LegalizeOnnx(GraphPass):
             rules[aten.linear.default] = _linear_on_cpu
             rules[aten.group_norm.default] = _group_norm_on_cpu
         complex_sites = apply_rules(program, context, *complex_rules())
-        return [*complex_sites, *apply_rules(program, context, rules, conditions)]
+        integer_sites = apply_rules(program, context, *_integer_rules())
+        return [*complex_sites, *integer_sites, *apply_rules(program, context, rules, conditions)]
 
 
 def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
@@ -594,6 +604,19 @@ def _in_places_of_items(
     program.graph.erase_node(node)
 
 
+def _integer_rules() -> tuple[dict[Any, Rewrite], dict[Any, Callable[[Node], bool]]]:
+    """The rules of what ONNX has not of integers, and which calls they are for."""
+    rules: dict[Any, Rewrite] = {
+        **{op: partial(_made_of, form=form) for op, form in OF_INT64.items()},
+        **{op: partial(_made_of, form=form) for op, (_, form) in FORMS.items()},
+    }
+    for op in WITH_INDICES:
+        form = partial(max_pool_with_indices, rank=RANKS[op])
+        rules[op] = partial(_in_places_of_items, form=form)
+    conditions = dict.fromkeys((*OF_INT64, *WITH_INDICES), is_of_int64)
+    return rules, {**conditions, **{op: is_for for op, (is_for, _) in FORMS.items()}}
+
+
 def _is_sampled_otherwise(node: Node) -> bool:
     is_kernel = node.target is not aten.grid_sampler.default
     return is_kernel or _is_reflected(node) or _reaches_far(node)
@@ -1072,6 +1095,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
     **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
     **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
+    **{op: partial(_made_of, form=form) for op, form in SPECIAL.items()},
     **{
         op: partial(_made_of, form=partial(sum_by_divisor, rank=rank))
         for op, rank in _AVERAGES.items()
