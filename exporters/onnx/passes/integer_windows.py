@@ -166,7 +166,8 @@ def _avg_pool(
     rank: int,
 ) -> Tensor:
     windows, tables = _pool_windows(x, kernel, stride, padding, 1, ceil_mode, rank, 0)
-    total = windows.sum(-1)
+    # ONNX Runtime (1.31) adds integers up in fp64, and multiplies them as they are.
+    total = windows @ torch.ones(windows.size(-1), dtype=torch.int64)
     if divisor is not None:
         return torch.div(total, divisor, rounding_mode="trunc")
     counts: Any = 1

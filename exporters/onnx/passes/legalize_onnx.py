@@ -59,6 +59,13 @@ from enginecast.exporters.onnx.passes.integer_windows import (
     is_of_int64,
     max_pool_with_indices,
 )
+from enginecast.exporters.onnx.passes.linear_forms import (
+    LINEAR,
+    SEVERAL,
+    VANDER,
+    is_small_matrix,
+    is_vandermonde,
+)
 from enginecast.exporters.onnx.passes.pools import (
     adaptive_max,
     adaptive_mean,
@@ -593,9 +600,9 @@ def _in_places_of_items(
 ) -> None:
     """The results of a form, in the places of the items of an op that gives several."""
 
-    def made(*args: Any) -> tuple[Tensor, ...]:
+    def made(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         with fake_mode(program):
-            return form(*args)
+            return form(*args, **kwargs)
 
     results = insert_traced(program, node, made)
     for item in list(node.users):
@@ -1095,7 +1102,8 @@ _RULES: dict[Any, Rewrite] = {
     aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
     **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
     **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
-    **{op: partial(_made_of, form=form) for op, form in SPECIAL.items()},
+    **{op: partial(_made_of, form=form) for op, form in (*SPECIAL.items(), *LINEAR.items(), VANDER)},
+    **{op: partial(_in_places_of_items, form=form) for op, form in SEVERAL.items()},
     **{
         op: partial(_made_of, form=partial(sum_by_divisor, rank=rank))
         for op, rank in _AVERAGES.items()
@@ -1131,6 +1139,8 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.where.self: _is_of_bools,
     **dict.fromkeys((*_MAXIMA, *_MEANS), is_adaptive),
     **dict.fromkeys(_AVERAGES, reaches_beyond),
+    **dict.fromkeys((*LINEAR, *SEVERAL), is_small_matrix),
+    VANDER[0]: is_vandermonde,
     aten.masked_fill.Scalar: _is_of_bools,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
