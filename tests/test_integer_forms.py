@@ -69,6 +69,13 @@ OF_COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add-times": lambda a, b: torch.add(a, b, alpha=2j),
     "add-real-times": lambda a, b: torch.add(a.real, b, alpha=2j),
     "sub-times": lambda a, b: torch.sub(a, b, alpha=2j),
+    "divide": lambda a, b: a / b,
+    "divide-by-zeros": lambda a, b: a / (b * 0),
+    "divide-by-tiny": lambda a, b: a / (b * 1e-30),
+    "divide-by-huge": lambda a, b: a * 1e30 / (b * 1e30),
+    "divide-by-infinity": lambda a, b: a / (b / (b.real > 0)),
+    "reciprocal": lambda a, b: torch.reciprocal(b * 1e-25),
+    "divide-number": lambda a, b: (2 - 1j) / b,
     "sub-number": lambda a, b: torch.sub(a, 2.0, alpha=1 - 2j),
 }
 

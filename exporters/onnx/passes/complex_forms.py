@@ -223,7 +223,26 @@ def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor
 
 
 def _addcdiv(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
-    return _add(x, one / other, alpha=value)
+    return _add(x, _div(_product(torch.mul, one, complex(value)), other))
+
+
+def _div(x: Any, y: Any) -> Tensor:
+    """As torch divides, by the larger part first: squares would leave the range."""
+    like = x if isinstance(x, Tensor) and x.is_complex() else y
+    (a, b), (c, d) = _both(x, like), _both(y, like)
+    is_wide = c.abs() >= d.abs()
+    large, small = torch.where(is_wide, c, d), torch.where(is_wide, d, c)
+    ratio = small / large
+    scale = torch.reciprocal(large + small * ratio)
+    real = torch.where(is_wide, a + b * ratio, a * ratio + b) * scale
+    imaginary = torch.where(is_wide, b - a * ratio, b * ratio - a) * scale
+    is_zero = (c == 0) & (d == 0)
+    real = torch.where(is_zero, a / c.abs(), real)
+    return _joined(real, torch.where(is_zero, b / d.abs(), imaginary))
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return _div(1, x)
 
 
 def _sum_with(product: Callable[[Tensor, Tensor], Tensor]) -> Form:
@@ -372,6 +391,8 @@ _FORMS: Mapping[Any, Form] = {
     aten.mul.Tensor: _mul,
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
+    aten.div.Tensor: _div,
+    aten.reciprocal.default: _reciprocal,
     aten.bmm.default: _bmm,
     aten.mm.default: _bmm,
     aten.addmm.default: _sum_with(_bmm),
@@ -382,7 +403,7 @@ _FORMS: Mapping[Any, Form] = {
     aten.addcdiv.default: _addcdiv,
     aten.exp2.default: _exp2,
     aten.expm1.default: _expm1,
-    aten.to.dtype: _as_real,
+    **{getattr(aten.to, overload): _as_real for overload in ("dtype", "dtype_layout", "device")},
     aten._to_copy.default: _as_real,
     aten.sgn.default: _sgn,
     aten.angle.default: lambda x: torch.atan2(*reversed(_parts(x))),

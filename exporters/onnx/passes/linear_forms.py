@@ -33,7 +33,8 @@ def is_small_matrix(node: Node) -> bool:
 
 
 def _is_real(node: Node) -> bool:
-    return dtype_of(node) in (torch.float32, torch.float64)
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -183,10 +184,6 @@ def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return _substituted(lower.mT, between, True).to(factor.dtype)
 
 
-def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    return _cholesky_solve(_eye(factor.size(-1)).to(factor.dtype), factor, upper)
-
-
 def _order(pivots: Tensor, size: int, *, is_undone: bool = False) -> Tensor:
     """Where each row comes from after rows were swapped with those that pivots name, from 1."""
     numbers = torch.arange(size)
@@ -242,20 +239,35 @@ def _lu_unpack(
 
 
 def _reflected(a: Tensor, tau: Tensor, x: Tensor, *, is_first_last: bool) -> Tensor:
-    """A matrix after the reflections that a and tau hold."""
+    """A matrix after the reflections that a and tau hold; each changes the rows from its own on."""
     steps = range(tau.size(-1))
     for at in reversed(steps) if is_first_last else steps:
-        below = a[..., at + 1 :, at : at + 1]
-        one = torch.ones_like(a[..., :1, :1])
-        zeros = torch.zeros_like(one).expand(*a.shape[:-2], at, 1)
-        normal = torch.cat([zeros, one, below], -2)
-        x = x - tau[..., at : at + 1].unsqueeze(-1) * normal * (normal.mT @ x)
+        factor, below = tau[..., at, None, None], a[..., at + 1 :, at : at + 1]
+        x = torch.cat([x[..., :at, :], _one_reflection(factor, below, x[..., at:, :])], -2)
     return x
 
 
+def _one_reflection(factor: Tensor, below: Tensor, x: Tensor) -> Tensor:
+    normal = torch.cat([torch.ones_like(factor), below], -2)
+    moved = x - normal * (factor * (normal.mT @ x))
+    return torch.where(factor == 0, x, moved)  # whatever the normal
+
+
 def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
-    start = _eye(*a.shape[-2:]).expand(a.shape)
-    return _reflected(_wide(a), _wide(tau), start, is_first_last=True).to(a.dtype)
+    """From the last reflection on, whose first column is that of an identity."""
+    wide, factors = _wide(a), _wide(tau)
+    rows, columns, steps = *a.shape[-2:], tau.size(-1)
+    found = _eye(rows - steps, columns - steps).expand(*a.shape[:-2], -1, -1)
+    for at in reversed(range(steps)):
+        factor, below = factors[..., at, None, None], wide[..., at + 1 :, at : at + 1]
+        first = torch.cat([1 - factor, -factor * below], -2)
+        above = torch.zeros_like(factor).expand(*a.shape[:-2], 1, columns - at - 1)
+        if at + 1 == columns:
+            found = first
+            continue
+        rest = above if at + 1 == rows else torch.cat([above, found], -2)
+        found = torch.cat([first, _one_reflection(factor, below, rest)], -1)
+    return found.to(a.dtype)
 
 
 def _ormqr(
@@ -308,7 +320,6 @@ LINEAR: Mapping[Any, Callable[..., Tensor]] = {
     aten.linalg_cholesky.default: lambda x, *, upper=False: _cholesky(x, upper),
     aten.cholesky.default: _cholesky,
     aten.cholesky_solve.default: _cholesky_solve,
-    aten.cholesky_inverse.default: _cholesky_inverse,
     aten.linalg_lu_solve.default: _linalg_lu_solve,
     aten.lu_solve.default: _lu_solve,
     aten.linalg_householder_product.default: _householder_product,
