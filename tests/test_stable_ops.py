@@ -109,6 +109,11 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "floor-divide-half": lambda x, y: (x.half() // 0.3).float(),
     "sinc-half": lambda x, y: torch.sinc(x.half()).float(),
     "remainder-half": lambda x, y: (x.half() % 0.3).float(),
+    "numbers-beside-double": lambda x, y: (
+        (0.1 / x.double() - x.double() * 0.1 + 0.7).masked_fill(y > 0, 0.3)
+        - torch.full_like(y, 0.9, dtype=torch.float64)
+        - 10.0 * (0.1 * (x.double() > 0.1))
+    ),
     "logcumsumexp-number": lambda x, y: x.sum().logcumsumexp(0),
     "bce-double": lambda x, y: functional.binary_cross_entropy_with_logits(x, (y > 0).double()),
 }
@@ -145,6 +150,8 @@ def test_engines_agree_with_torch_element_by_element(values: str, engine: Path) 
     least = 1e-30 if values == "tiny" else 2e-8  # what a sum of numbers near 1 leaves
     for name, found, expected in zip(OPS, run(engine, x, y), All()(x, y), strict=True):
         rounds = 5e-3 if name.endswith("-half") else 3e-6
+        if name == "numbers-beside-double":
+            rounds = 1e-14
         np.testing.assert_allclose(found, expected, rtol=rounds, atol=least, err_msg=name)
 
 

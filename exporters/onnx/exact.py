@@ -83,6 +83,49 @@ def _pow(x: Any, exponent: Any, dtype: ir.DataType) -> Any:
     return op.Cast(op.Where(is_negative, inverse, result), to=int(dtype))
 
 
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+
+
+@STABLE.rule(aten.scalar_tensor.default)
+def _scalar_tensor(number: Any, dtype: int = -1, *_: Any, **__: Any) -> Any:
+    """torchlib rounds a number to fp32 first, and so a number beside fp64 values loses digits."""
+    wanted = FLOAT if dtype == -1 else ir.DataType(dtype)
+    is_real = isinstance(number, int | float)
+    if is_real and wanted not in _COMPLEX:
+        return _constant(number, wanted)
+    is_pair = wanted in _COMPLEX and not is_real
+    return (core.aten_scalar_tensor_complex if is_pair else core.aten_scalar_tensor)(number, dtype)
+
+
+@STABLE.rule(aten.full.default)
+def _full(size: Any, number: Any, dtype: int = -1, *_: Any, **__: Any) -> Any:
+    if dtype != int(DOUBLE) or not isinstance(number, int | float):
+        return core.aten_full(size, number, dtype)
+    return op.Expand(_constant(number, DOUBLE), op.Cast(size, to=int(INT64)))
+
+
+@STABLE.rule(aten.full_like.default)
+def _full_like(x: Any, number: Any, dtype: int = -1, *_: Any, **__: Any) -> Any:
+    wanted = x.dtype if dtype == -1 else ir.DataType(dtype)
+    if wanted != DOUBLE or not isinstance(number, int | float):
+        return core.aten_full_like(x, number, dtype)
+    return op.Expand(_constant(number, DOUBLE), op.Shape(x))
+
+
+@STABLE.rule(aten.masked_fill.Scalar)
+def _masked_fill(x: Any, mask: Any, number: Any) -> Any:
+    if x.dtype != DOUBLE or not isinstance(number, int | float):
+        return core.aten_masked_fill(x, mask, number)
+    return op.Where(mask, _constant(number, DOUBLE), x)
+
+
+def _constant(number: float, dtype: ir.DataType) -> Any:
+    """A number in a dtype, a whole one without a detour by floats."""
+    if dtype in REALS:
+        return scalar(float(number), dtype)
+    return op.Cast(op.Constant(value_int=int(number)), to=int(dtype))
+
+
 @STABLE.rule(aten.sum.dim_IntList)
 def _sum_along(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: int | None = None) -> Any:
     """ONNX Runtime (1.31) adds integers in fp64, so a sum of products, as of a hash, loses digits.

@@ -28,6 +28,7 @@ _NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
 _INTEGERS = (*_NARROW, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
 _WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
     "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
+    "Trilu": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
     "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
     "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
     "Unique": [

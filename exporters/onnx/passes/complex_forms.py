@@ -12,6 +12,7 @@ What moves elements moves both parts; a product of several is the sum of those o
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -57,7 +58,7 @@ def _is_of_vectors(node: Node) -> bool:
 
 
 def _has_complex_number(node: Node) -> bool:
-    return any(isinstance(one, complex) for one in node.args)
+    return any(isinstance(one, complex) for one in (*node.args, *node.kwargs.values()))
 
 
 def _is_power(node: Node) -> bool:
@@ -179,9 +180,18 @@ def _bmm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
+    added: Any
     like = x if isinstance(x, Tensor) else y
-    pairs = zip(_both(x, like), _both(y * alpha, like), strict=True)
+    if isinstance(y, Tensor):
+        added = y if alpha == 1 else _mul(y, alpha)
+    else:
+        added = y * alpha
+    pairs = zip(_both(x, like), _both(added, like), strict=True)
     return _joined(*(one + other for one, other in pairs))
+
+
+def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
+    return _add(x, y, alpha=-alpha)
 
 
 def _conj(x: Tensor) -> Tensor:
@@ -210,6 +220,73 @@ def _square(x: Tensor) -> Tensor:
 
 def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
     return _add(x, _mul(one, other), alpha=value)
+
+
+def _addcdiv(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
+    return _add(x, _div(_product(torch.mul, one, complex(value)), other))
+
+
+def _div(x: Any, y: Any) -> Tensor:
+    """As torch divides, by the larger part first: squares would leave the range."""
+    like = x if isinstance(x, Tensor) and x.is_complex() else y
+    (a, b), (c, d) = _both(x, like), _both(y, like)
+    is_wide = c.abs() >= d.abs()
+    large, small = torch.where(is_wide, c, d), torch.where(is_wide, d, c)
+    ratio = small / large
+    scale = torch.reciprocal(large + small * ratio)
+    real = torch.where(is_wide, a + b * ratio, a * ratio + b) * scale
+    imaginary = torch.where(is_wide, b - a * ratio, b * ratio - a) * scale
+    is_zero = (c == 0) & (d == 0)
+    real = torch.where(is_zero, a / c.abs(), real)
+    return _joined(real, torch.where(is_zero, b / d.abs(), imaginary))
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return _div(1, x)
+
+
+def _sum_with(product: Callable[[Tensor, Tensor], Tensor]) -> Form:
+    """A product that is added to something, each times a number; nothing of what is times 0."""
+
+    def added(x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        found = product(one, other)
+        found = found if alpha == 1 else _mul(found, alpha)
+        if beta == 0:
+            return found
+        return _add(found, x if beta == 1 else _mul(x, beta))
+
+    return added
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    return _product(lambda one, other: one.unsqueeze(1) * other, x, y)
+
+
+def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
+    """Of all of a batch."""
+    return _product(lambda one, other: torch.matmul(one, other).sum(0), x, y)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    return _exp(_mul(x, math.log(2)))
+
+
+def _expm1(x: Tensor) -> Tensor:
+    """exp(a) cos(b) - 1, without the difference of numbers near 1."""
+    real, imaginary = _parts(x)
+    half = (imaginary / 2).sin()
+    shrunk = torch.expm1(real) * imaginary.cos() - 2 * half * half
+    return _joined(shrunk, real.exp() * imaginary.sin())
+
+
+def _as_real(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A conversion to what has no imaginary part drops it."""
+    wanted = kwargs.get("dtype") or next(one for one in args if isinstance(one, torch.dtype))
+    real, imaginary = _parts(x)
+    if not wanted.is_complex:
+        return real.to(wanted)
+    dtype = torch.float64 if wanted == torch.complex128 else torch.float32
+    return _joined(real.to(dtype), imaginary.to(dtype))
 
 
 def _sgn(x: Tensor) -> Tensor:
@@ -282,16 +359,19 @@ _MOVES = (
     *(aten.select.int, aten.expand.default, aten.expand_as.default, aten.expand_copy.default),
     *(aten.flip.default, aten.roll.default),
     *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    *(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims),
+    *(aten.unfold.default, aten.unfold_copy.default),
     *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
     aten.cumsum.default,
 )
 """They give the parts of what they give, from parts."""
 _SPLITS = (
     *(aten.split_with_sizes.default, aten.split.Tensor),
+    *(aten.split_with_sizes_copy.default, aten.split_copy.Tensor, aten.unbind_copy.int),
     *(aten.chunk.default, aten.unbind.int),
 )
 _FILLED = (aten.zeros.default, aten.ones.default, aten.full.default)
-_BY_NUMBER = (aten.mul.Tensor, aten.add.Tensor)
+_BY_NUMBER = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
 _FORMS: Mapping[Any, Form] = {
     aten.where.self: _where,
     aten.where.ScalarOther: _where,
@@ -310,7 +390,21 @@ _FORMS: Mapping[Any, Form] = {
     aten.unsqueeze_copy.default: _unsqueeze,
     aten.mul.Tensor: _mul,
     aten.add.Tensor: _add,
+    aten.sub.Tensor: _sub,
+    aten.div.Tensor: _div,
+    aten.reciprocal.default: _reciprocal,
     aten.bmm.default: _bmm,
+    aten.mm.default: _bmm,
+    aten.addmm.default: _sum_with(_bmm),
+    aten.addmv.default: _sum_with(_bmm),
+    aten.baddbmm.default: _sum_with(_bmm),
+    aten.addbmm.default: _sum_with(_sum_of_products),
+    aten.addr.default: _sum_with(_outer),
+    aten.addcdiv.default: _addcdiv,
+    aten.exp2.default: _exp2,
+    aten.expm1.default: _expm1,
+    **{getattr(aten.to, overload): _as_real for overload in ("dtype", "dtype_layout", "device")},
+    aten._to_copy.default: _as_real,
     aten.sgn.default: _sgn,
     aten.angle.default: lambda x: torch.atan2(*reversed(_parts(x))),
     aten.conj_physical.default: _conj,

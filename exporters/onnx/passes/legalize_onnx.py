@@ -51,6 +51,21 @@ from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.passes.complex_forms import complex_rules
+from enginecast.exporters.onnx.passes.integer_forms import FORMS
+from enginecast.exporters.onnx.passes.integer_windows import (
+    OF_INT64,
+    RANKS,
+    WITH_INDICES,
+    is_of_int64,
+    max_pool_with_indices,
+)
+from enginecast.exporters.onnx.passes.linear_forms import (
+    LINEAR,
+    SEVERAL,
+    VANDER,
+    is_small_matrix,
+    is_vandermonde,
+)
 from enginecast.exporters.onnx.passes.pools import (
     adaptive_max,
     adaptive_mean,
@@ -59,6 +74,7 @@ from enginecast.exporters.onnx.passes.pools import (
     sum_by_divisor,
 )
 from enginecast.exporters.onnx.passes.row_counts import captured_rows
+from enginecast.exporters.onnx.passes.special_forms import SPECIAL
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
@@ -102,7 +118,8 @@ class LegalizeOnnx(GraphPass):
             rules[aten.linear.default] = _linear_on_cpu
             rules[aten.group_norm.default] = _group_norm_on_cpu
         complex_sites = apply_rules(program, context, *complex_rules())
-        return [*complex_sites, *apply_rules(program, context, rules, conditions)]
+        integer_sites = apply_rules(program, context, *_integer_rules())
+        return [*complex_sites, *integer_sites, *apply_rules(program, context, rules, conditions)]
 
 
 def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
@@ -583,15 +600,28 @@ def _in_places_of_items(
 ) -> None:
     """The results of a form, in the places of the items of an op that gives several."""
 
-    def made(*args: Any) -> tuple[Tensor, ...]:
+    def made(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         with fake_mode(program):
-            return form(*args)
+            return form(*args, **kwargs)
 
     results = insert_traced(program, node, made)
     for item in list(node.users):
         item.replace_all_uses_with(results[item.args[1]])
         program.graph.erase_node(item)
     program.graph.erase_node(node)
+
+
+def _integer_rules() -> tuple[dict[Any, Rewrite], dict[Any, Callable[[Node], bool]]]:
+    """The rules of what ONNX has not of integers, and which calls they are for."""
+    rules: dict[Any, Rewrite] = {
+        **{op: partial(_made_of, form=form) for op, form in OF_INT64.items()},
+        **{op: partial(_made_of, form=form) for op, (_, form) in FORMS.items()},
+    }
+    for op in WITH_INDICES:
+        form = partial(max_pool_with_indices, rank=RANKS[op])
+        rules[op] = partial(_in_places_of_items, form=form)
+    conditions = dict.fromkeys((*OF_INT64, *WITH_INDICES), is_of_int64)
+    return rules, {**conditions, **{op: is_for for op, (is_for, _) in FORMS.items()}}
 
 
 def _is_sampled_otherwise(node: Node) -> bool:
@@ -1072,6 +1102,8 @@ _RULES: dict[Any, Rewrite] = {
     aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
     **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
     **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
+    **{op: partial(_made_of, form=form) for op, form in (*SPECIAL.items(), *LINEAR.items(), VANDER)},
+    **{op: partial(_in_places_of_items, form=form) for op, form in SEVERAL.items()},
     **{
         op: partial(_made_of, form=partial(sum_by_divisor, rank=rank))
         for op, rank in _AVERAGES.items()
@@ -1107,6 +1139,8 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.where.self: _is_of_bools,
     **dict.fromkeys((*_MAXIMA, *_MEANS), is_adaptive),
     **dict.fromkeys(_AVERAGES, reaches_beyond),
+    **dict.fromkeys((*LINEAR, *SEVERAL), is_small_matrix),
+    VANDER[0]: is_vandermonde,
     aten.masked_fill.Scalar: _is_of_bools,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,

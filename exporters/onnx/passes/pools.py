@@ -85,9 +85,16 @@ def _among(table: Tensor, at: int, rank: int) -> Tensor:
 
 def _windows(x: Tensor, counts: Sequence[int]) -> Tensor:
     """[..., windows of each dimension, elements of each dimension]."""
-    before = x.dim() - len(counts)
-    for at, count in reversed(list(enumerate(counts))):
-        places = _elements(x.shape[before + at], count)
+    sizes = x.shape[x.dim() - len(counts) :]
+    return in_windows(x, [_elements(*each) for each in zip(sizes, counts, strict=True)])
+
+
+def in_windows(x: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    """The elements of the last dimensions at the places that tables [windows, elements] give:
+    [..., windows of each dimension, elements of each dimension].
+    """
+    before = x.dim() - len(tables)
+    for at, places in reversed(list(enumerate(tables))):
         x = x.index_select(before + at, places.flatten()).unflatten(before + at, places.shape)
     order = [*range(before), *range(before, x.dim(), 2), *range(before + 1, x.dim(), 2)]
     return x.permute(order)
