@@ -1,4 +1,4 @@
-"""Replace buckets of relative positions that are computed through a float logarithm by a table.
+"""Replace relative-position buckets computed with a float logarithm by a table.
 
     before:  %abs = aten.abs(%distance)                      # int [tokens, key tokens]
              %log = aten.log(aten.div(aten.to(%abs, f32), 8))

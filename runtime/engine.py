@@ -1,4 +1,4 @@
-"""An engine, ready to run: the same face whatever runs it."""
+"""A loaded engine: the same interface whatever runs it."""
 
 import functools
 import os

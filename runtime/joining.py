@@ -1,4 +1,4 @@
-"""Joins the inputs of several requests into one batch, and parts its outputs again."""
+"""Join the inputs of several requests into one batch, and split its outputs again."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run may take: time, memory, and how many there are at once."""
+"""Limits of a run: time, memory, and how many runs are active at once."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class Limits:
         if stop.reason and stop.reason != late:
             raise StoppedError(stop.reason)
         raise StoppedError(
-            f"no run of {most} at once ended in {timeout:g} s",
+            f"none of the {most} runs in progress ended within {timeout:g} s",
             hint="Load the engine with a larger max_runs, or wait longer.",
         )
 

@@ -1,4 +1,6 @@
-"""Prompts to token ids, with the `tokenizers` library alone: transformers would import torch."""
+"""Convert prompts to token ids, only with the `tokenizers` library: transformers would import
+torch.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -126,7 +126,7 @@ def test_a_write_to_state_within_a_branch_is_refused(tmp_path: Path) -> None:
 def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
     module, example = MODELS["Guarded"].make()
     with pytest.raises(
-        VerificationError, match=r"case .*the assertion at structured_models\.py:\d+ does not hold"
+        VerificationError, match=r"case .*the assertion at structured_models\.py:\d+ fails"
     ):
         export(ExportRequest(module, tmp_path / "bundle", example={"x": example["x"] * 1000}))
 

@@ -1,4 +1,4 @@
-"""Ties: places where a program chooses among values that rounding tells apart, or nothing does.
+"""Ties: places where a program chooses among values that are equal, or differ only by rounding.
 
 `topk` of a detector's scores decides which boxes come next, and in which order.  Where two scores
 are equal, or nearer than rounding, torch, fp64 and an engine may each take another one, and none of

@@ -1,5 +1,4 @@
-"""Judges an engine: its error may be a few times the error that eager itself has in the same dtype,
-and no more.
+"""Judge an engine: its error may be at most a few times eager's own error in the same dtype.
 
 The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error of eager bf16"
 and there is no constant to argue about.

@@ -1,4 +1,4 @@
-"""Narrow dimensions that nobody asked for to what the model's code takes.
+"""Narrow dimensions that the user did not set to the sizes that the model's code accepts.
 
 A default range is a guess.  Where the code of a model takes another path at some size, or unrolls
 a loop over a dimension, torch.export refuses the guess and says which sizes it cannot vouch for;

@@ -1,4 +1,4 @@
-"""TorchScript: script the smallest submodules that hold a data-dependent branch, trace the rest.
+"""Script the smallest submodules that contain a data-dependent branch; trace the rest.
 
 A trace bakes every branch that it takes, and says nothing of most of them; a script holds both
 paths, and refuses much of Python.  So the two are mixed, and what comes out is never trusted before

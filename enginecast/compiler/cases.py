@@ -1,5 +1,5 @@
-"""The inputs that a model is compared on: corners of its ranges, what the user gave, and what takes
-the other paths of its branches.
+"""The verification inputs: corners of the ranges, the user's inputs, and inputs that take the other
+paths of branches.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

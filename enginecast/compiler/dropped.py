@@ -1,4 +1,4 @@
-"""Compare a program that keeps a tensor with eager, which drops it on one path.
+"""Compare a program that keeps a tensor on both paths with eager, which drops it on one.
 
 `if not mask.any(): mask = None` has no operator: the program computes with the mask on both paths.
 That is the same only where a mask that masks nothing changes nothing, whatever the other inputs

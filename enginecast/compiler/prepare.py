@@ -1,4 +1,4 @@
-"""From a MODEL argument to a captured program: the start of export, inspect and opt."""
+"""From a MODEL argument to a captured program: the first steps of export, inspect and opt."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -828,8 +828,8 @@ def _check_structure(program: ExportedProgram) -> None:
         if runs and not node.target.name().startswith("wrap"):
             place = source_line(node) or node.name
             raise CaptureError(
-                f"{node.target} at {place} runs a graph in a way that engines do not have",
-                hint="Of torch's structured operators take cond, while_loop and scan.",
+                f"{node.target} at {place} is a structured operator that engines do not support",
+                hint="Use cond, while_loop or scan instead.",
             )
 
 

@@ -1,5 +1,5 @@
-"""Engines made of the module itself, as a hybrid of script and trace: inputs, cases and reference,
-what its code decides, and the engines, written and run: TorchScript, and ONNX from it.
+"""Make engines from the module itself, as a hybrid of script and trace (TorchScript, or ONNX from
+it): inputs, cases, reference, and the paths through its code.
 
 There is no program here.  So nothing proves what sizes an engine takes: the ranges in its manifest
 are those that it was compared over, at their ends and at the sizes at which code is likely to do
@@ -192,9 +192,9 @@ def output_specs(
         ranks = sorted({len(shape) for shape in shapes})
         if len(ranks) > 1:
             raise CaptureError(
-                f"the output {name!r} has {ranks} dimensions,"
-                " by the input, and an engine's outputs have one number of them",
-                hint="Return it in one rank.",
+                f"the output {name!r} has {ranks} dimensions, depending on the input, and an"
+                " engine's output has a fixed number",
+                hint="Return it with a fixed number of dimensions.",
             )
         columns = zip(*shapes, strict=True)
         dims = tuple(_dim(tuple(c), sizes, f"{name}_{axis}") for axis, c in enumerate(columns))
@@ -403,8 +403,8 @@ class ScriptEngines:
             return
         names = [name for name, dim in dims.items() if len(dim.sizes) > 1]
         raise SizesDecideError(
-            f"{asked[0]} asks whether it is TorchScript, and may then compute something else than"
-            f" eager: of the sizes {', '.join(names)}, only those that are compared can be taken",
+            f"{asked[0]} asks whether it is TorchScript, and may then compute something other than"
+            f" eager: of the sizes {', '.join(names)}, only those compared can be accepted",
             hint="Keep the sizes fixed, or ask for so few that all are compared.",
         )
 

@@ -458,8 +458,8 @@ class ExportSession:
         """
         if self.config.quantized:
             raise LoweringError(
-                f"{self.config.quantized} is for programs of torch.export, and this engine would be"
-                " made of the module itself, which nothing quantizes",
+                f"{self.config.quantized} needs a program of torch.export, and this engine would be"
+                " made from the module itself",
                 hint="Use --precision fp32.",
             )
         require_torchscript()

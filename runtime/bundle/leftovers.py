@@ -1,4 +1,4 @@
-"""What exports that were killed left beside bundles, and how it is put right."""
+"""Find and clean up what killed exports left next to bundles."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the `manifest.json` of a bundle may say.  `manifest_json` writes and reads it."""
+"""The schema of a bundle's `manifest.json`.  `manifest_json` writes and reads it."""
 
 import re
 from typing import Annotated, Literal

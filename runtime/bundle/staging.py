@@ -1,4 +1,4 @@
-"""Publishing a bundle: all of it under its final name, or nothing.
+"""Publish a bundle atomically: all of it under its final name, or nothing.
 
 Files are written into `.NAME.tmp-<id>` beside the target, flushed, listed in the manifest (which
 comes last), and the folder is renamed.  A reader sees the old bundle or the new one, never a

@@ -1,4 +1,4 @@
-"""Runs whose shapes repeat, recorded once and replayed: a CUDA graph for each set of shapes.
+"""Record runs with recurring shapes once and replay them: one CUDA graph per set of shapes.
 
     1st, 2nd run of (8, 512)     as it is
     3rd                          recorded
@@ -96,7 +96,8 @@ class GraphCache:
             # What one run does that no graph can hold, such as reading a size, others do too.
             self.refused = first_line(error)
             warnings.warn(
-                f"no CUDA graph can be recorded, runs go on without: {self.refused}", stacklevel=4
+                f"cannot record a CUDA graph, so runs continue without one: {self.refused}",
+                stacklevel=4,
             )
             return None
         del self._counts[key]

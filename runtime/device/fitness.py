@@ -1,8 +1,7 @@
-"""What machine code compiled ahead of time asks of the machine that runs it, and whether it is
-there.
+"""What ahead-of-time compiled code requires of a machine, and whether this one meets it.
 
-    {"torch": "2.13", "platform": "linux x86_64", "cpu": "avx512 avx512_vnni"}
-    {..., "cuda": "13", "gpu": "sm90"}                    of code for a GPU
+{"torch": "2.13", "platform": "linux x86_64", "cpu": "avx512 avx512_vnni"}
+{..., "cuda": "13", "gpu": "sm90"}                    of code for a GPU
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""How many threads torch takes within an operator: one number for the whole process."""
+"""How many threads torch uses within an operator: one number for the whole process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Running a package of AOTInductor: machine code, with the weights of the bundle beside it.
+"""Run an AOTInductor package: machine code, with the bundle's weights next to it.
 
 torch is imported when such an engine is opened.
 """

@@ -1,4 +1,4 @@
-"""Running an engine with OpenVINO on the CPU.
+"""Run an engine with OpenVINO on the CPU.
 
 OpenVINO is free to compute in less than the file says: on CPUs that have bf16 it takes that for
 fp32, it quantizes activations before packed weights, and for int64 it takes int32.  So every
@@ -124,7 +124,7 @@ class OpenVINOSession(Session):
         openvino = require_openvino(record.file, record.minimum_runtime)
         wanted = _COMPUTED.get(record.precision)
         if wanted is None:
-            raise BundleError(f"{record.file}: no engine for OpenVINO is in {record.precision}")
+            raise BundleError(f"{record.file}: OpenVINO engines do not support {record.precision}")
         chosen = {
             **_SETTINGS,
             "INFERENCE_PRECISION_HINT": wanted,

@@ -1,4 +1,4 @@
-"""Which sessions there are: ours by target, those of other packages by entry point."""
+"""The registry of sessions: ours by target, those of other packages by entry point."""
 
 from enginecast.errors import MissingError
 from enginecast.plugins import Registry

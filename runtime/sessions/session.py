@@ -1,4 +1,4 @@
-"""What every session is: the class that a target's engines are opened and run with."""
+"""The base class of sessions: it opens and runs the engines of one target."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

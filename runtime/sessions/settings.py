@@ -1,4 +1,4 @@
-"""How a session computes what its engine says: nothing of it changes an output but in rounding."""
+"""Settings of a session that affect speed and memory; they change outputs only by rounding."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What sessions that run an engine with torch have in common: providers, devices, threads, tensors.
+"""Common parts of sessions that run an engine with torch: providers, devices, threads, tensors.
 
 torch is imported when such an engine is opened or run, and not before.
 """

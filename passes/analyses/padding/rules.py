@@ -1,5 +1,5 @@
-"""What each op does to rows of tokens: it keeps them apart, or mixes them in a way that padding has
-no part in, or it is not known to.
+"""What each op does to rows of tokens: it keeps them apart, mixes them without any influence from
+padding, or is unknown.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""What a TensorRT engine asks of the machine that loads it, and whether it is there.
+"""What a TensorRT engine requires of the machine that loads it, and whether this one meets it.
 
     {"tensorrt": "11.0.0.114", "cuda": "13", "driver": "580.95.05", "platform": "linux x86_64",
      "gpu": "sm90", "gpu_name": "NVIDIA H200", "hardware": "none", "version_compatible": "no"}

@@ -1,4 +1,5 @@
-"""Which torch, torch_tensorrt and TensorRT go together, and torch_tensorrt imported when needed.
+"""Which versions of torch, torch_tensorrt and TensorRT work together; imports torch_tensorrt on
+demand.
 
 `versions.json` has what the wheels of torch_tensorrt require of one another, and the names
 of torch_tensorrt that are called, both written by hand.
