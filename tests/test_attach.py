@@ -333,11 +333,11 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "parameter": (
         lambda pipe: setattr(pipe.unet.conv_in, "bias", torch.nn.Parameter(torch.ones(8))),
-        "unet: conv_in has different weights from",
+        "unet: conv_in has other weights than",
     ),
     "in place": (
         lambda pipe: pipe.unet.conv_in.bias.add_(torch.ones(8)),
-        "unet: conv_in has different weights from",
+        "unet: conv_in has other weights than",
     ),
     "hook": (
         lambda pipe: pipe.unet.conv_in.register_forward_hook(lambda *given: None),
@@ -436,7 +436,7 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
     trained = stand_in(tmp_path / "trained", trained, parts.calls["unet"])
     decoder = parts.engines["vae.decode"]
     given: list[tuple[Any, str]] = [
-        ({"unet": other.folder}, r"the engine's unet is another .*: norm_eps 1e-05, not 0\.001"),
+        ({"unet": other.folder}, r"the engine's unet differs .*: norm_eps 1e-05, not 0\.001"),
         ({"unet": trained.folder}, r"different weights from the pipeline's: conv_in.weight"),
         ({"unet": decoder.folder}, r"an engine of AutoencoderKL, and unet is a UNet2DCondition"),
         ({"vae": decoder.folder, "vae.decode": decoder.folder}, "another engine of decode"),

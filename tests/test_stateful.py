@@ -165,7 +165,7 @@ def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
     stored = load_file(engine.folder / STATE_NAME)
     assert stored["state_inner_n"] == 3
     assert (stored["state_inner_past"] == 0.5).all()
-    with pytest.raises(InputError, match="'state_inner_n' is the state"):
+    with pytest.raises(InputError, match="'state_inner_n' is state"):
         stepper({"x": x, "state_inner_n": stored["state_inner_n"]})
     with pytest.raises(InputError, match="'x' was given twice"):
         stepper({"x": x}, x=x)
