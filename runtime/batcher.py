@@ -84,7 +84,7 @@ class Batcher:
 
     @property
     def joins(self) -> bool | None:
-        """Whether requests run together; None: the first batch of several is still to come."""
+        """Whether requests run together; None before the first batch of several."""
         return self._joins
 
     def submit(self, feeds: Mapping[str, Any]) -> "Future[Outputs]":

@@ -37,7 +37,7 @@ MOST_THREADS = 4096
 
 @dataclass(frozen=True)
 class Backend:
-    """What runs the engines of one target on one device."""
+    """A backend: it runs the engines of one target on one device."""
 
     name: str
     session: type[Session]
@@ -45,7 +45,7 @@ class Backend:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """What `Session.open` gets, the wanted one first."""
+        """The providers for `Session.open`, the wanted one first."""
         return PROVIDERS[self.device]
 
 

@@ -38,7 +38,7 @@ class PromptBatches:
 
 @dataclass(frozen=True)
 class TextRules:
-    """How texts become feeds; `enginecast.serving` writes them down for other servers.
+    """Rules for turning texts into inputs; `enginecast.serving` exports them for other servers.
 
     Args:
         padding_id: fills up the token ids.

@@ -51,7 +51,7 @@ def check_sizes(checks: Sequence[SizeCheck], sizes: Mapping[str, int]) -> None:
 
 
 def holds(condition: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition is true of sizes; False where it cannot be read."""
+    """Whether sizes satisfy a condition; False if the condition cannot be parsed."""
     try:
         return bool(_value(ast.parse(condition, mode="eval").body, sizes))
     except (SyntaxError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):

@@ -11,7 +11,7 @@ from enginecast.runtime.values.arrays import Array
 
 
 def initial_state(engine: Engine) -> dict[str, Array]:
-    """The state that the first call of an engine is fed, by input.
+    """The state for an engine's first call, by input name.
 
     Raises:
         UsageError: the engine has no state of fixed shapes.

@@ -49,7 +49,7 @@ class Piece:
 
 
 class Trimming:
-    """How calls of one engine are cut.
+    """Rules for trimming the calls of one engine.
 
     Args:
         on_gpu: whether the engine runs there; its calls are not split.

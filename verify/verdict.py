@@ -257,7 +257,7 @@ def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
 def _coverage_notes(outputs: Sequence[_Judged]) -> Iterator[str]:
     for output in outputs:
         if not output.pooled.rows:
-            yield f"output {output.name!r} is empty in every case: its sizes alone were compared"
+            yield f"output {output.name!r} is empty in every case: only its sizes were compared"
         elif output.pooled.degenerate:
             yield (
                 f"output {output.name!r}: the reference is {output.pooled.degenerate} in every"

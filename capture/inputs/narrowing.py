@@ -315,6 +315,6 @@ def _note(specs: tuple[InputSpec, ...], name: str, sizes: range, line: str) -> s
             f"--dynamic {place}=K fixes another one"
         )
     return (
-        f"{name} takes {new}, not {dim.shown}: at other sizes {code} does something else; "
-        f"--dynamic {place}={new} says so"
+        f"{name} takes {new}, not {dim.shown}: at other sizes {code} takes another path; "
+        f"--dynamic {place}={new} sets this range"
     )

@@ -281,7 +281,7 @@ class Explored:
             elif first.kind == "bool":
                 continue
             else:
-                found = f"the trace keeps what {first.code!r} reads, and code may decide by it"
+                found = f"the trace fixes what {first.code!r} reads, and code may branch on it"
             unseen.setdefault(place, str(Unverified(str(place), found)))
         return tuple(unseen.values())
 
@@ -346,7 +346,7 @@ class ScriptEngines:
             except CaptureError as error:
                 if engine is None:
                     raise
-                self.steps.log(f"with more that is scripted: {error.message}")
+                self.steps.log(f"with more modules scripted: {error.message}")
                 break  # what there is says more: it was compared with eager
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
@@ -372,14 +372,18 @@ class ScriptEngines:
         warned = {s.place.resolved for s in tried[-1].suspects}
         suspects = warned - {*met, *self.places}
         if suspects:
-            self.steps.log("the trace does not agree with eager: scripting what it warned of")
+            self.steps.log(
+                "the trace does not agree with eager: scripting the modules it warned about"
+            )
             yield (*met, *sorted(suspects))
         # A loop over a shape is traced without a warning; only its source shows it.
         example = {name: tensor.cpu() for name, tensor in self._example.items()}
         sizes = sizes_decide(self.model.source.eager(), example)
         found = {*sizes} - {*met, *self.places, *suspects}
         if found:
-            self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
+            self.steps.log(
+                "the trace does not agree with eager: scripting the modules that branch on sizes"
+            )
             yield (*met, *sorted(suspects), *sorted(found))
 
     def _refuse_questions(self, made: Hybrid) -> None:

@@ -132,7 +132,7 @@ def _in_sizes(
             )
             for spec in specs
         )
-        notes.append(f"{name} takes {least} and more: the values of the example fit no smaller one")
+        notes.append(f"{name} takes {least} and more: the values of the example need that")
     return specs, tuple(notes)
 
 

@@ -19,7 +19,7 @@ Kind = Literal["unfinished", "put aside"]
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder or file that a process made beside a bundle, and did not take away."""
+    """A folder or file that a process created next to a bundle and did not remove."""
 
     path: Path
     target: Path

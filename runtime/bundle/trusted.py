@@ -106,7 +106,7 @@ def trust(bundle: Bundle) -> None:
 
 
 def distrust(sha256: str) -> bool:
-    """Take a bundle off the list; whether it was on it."""
+    """Remove a bundle from the list; return whether it was there."""
     with _alone():
         before = trusted()
         after = tuple(one for one in before if one.sha256 != sha256)

@@ -28,12 +28,12 @@ _COUNTED = 256
 
 
 def key_of(tensors: Tensors) -> Key:
-    """What a recorded graph is bound to: dtypes and shapes."""
+    """The key of a recorded graph: dtypes and shapes."""
     return tuple((str(one.dtype), tuple(one.shape)) for one in tensors)
 
 
 class GraphCache:
-    """Calls `run`, or replays what was recorded of it; several threads take turns."""
+    """Calls `run`, or replays its recording; threads take turns."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class GraphCache:
 
     @property
     def recorded(self) -> tuple[Key, ...]:
-        """What there are graphs of, the one not used for longest first."""
+        """The keys of the recorded graphs, least recently used first."""
         return tuple(self._graphs)
 
     def __call__(self, tensors: Tensors) -> list[Any]:

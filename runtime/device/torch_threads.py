@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Let torch take so many threads within the block; None: as many as it does.
+    """Set the number of torch threads within the block; None leaves it unchanged.
 
     Not around a compiler: Inductor writes the number of threads into the code.
     """

@@ -77,7 +77,7 @@ class AOTInductorSession(TorchSession):
 
     @property
     def graphs(self) -> GraphCache | None:
-        """The CUDA graphs of runs that repeat; None: they are off, or there is no GPU."""
+        """The CUDA graphs of recurring runs; None if they are off, or there is no GPU."""
         return self._call if isinstance(self._call, GraphCache) else None
 
     def compute(self, tensors: Sequence[Any]) -> list[Any]:

@@ -264,14 +264,14 @@ def computes_bf16() -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """What OpenVINO says, without the lines of its own source files."""
+    """OpenVINO's error message, without the lines of its own source files."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return told[-1] if told else first_line(error)
 
 
 def layers_of(compiled: Any) -> tuple[str, ...]:
-    """What a compiled model runs: how many layers of which kind, in which precision."""
+    """The layers of a compiled model: how many of each kind, in which precision."""
     counted: dict[tuple[str, str], int] = {}
     for op in compiled.get_runtime_model().get_ops():
         facts = op.get_rt_info()

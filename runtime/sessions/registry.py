@@ -15,7 +15,7 @@ REGISTRY = Registry("session", "enginecast.sessions", SESSIONS, MissingError)
 
 
 def session_class(target: str) -> type[Session]:
-    """What opens the engines of a target.
+    """The session class that opens a target's engines.
 
     Raises:
         MissingError: nothing that is installed does.

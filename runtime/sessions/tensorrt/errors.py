@@ -11,7 +11,7 @@ _KEPT = 20
 
 
 class Messages:
-    """What was reported since they were last taken; several threads may report."""
+    """Messages reported since they were last taken; several threads may report."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Any, str]] = []

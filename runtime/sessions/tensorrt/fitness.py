@@ -34,13 +34,13 @@ _KEYS: Mapping[str, Callable[[str], object]] = {
 
 
 def requirements(trt: Any, gpu: Gpu, *, hardware: str, version_compatible: bool) -> dict[str, str]:
-    """What an engine built here will ask for."""
+    """The requirements of an engine built here."""
     compatible = "yes" if version_compatible else "no"
     return {**machine(trt, gpu), "hardware": hardware, "version_compatible": compatible}
 
 
 def machine(trt: Any, gpu: Gpu) -> dict[str, str]:
-    """What is here, by the same names."""
+    """This machine's values for the same names."""
     return {
         "tensorrt": str(trt.__version__),
         "cuda": gpu.cuda,

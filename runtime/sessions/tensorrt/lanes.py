@@ -163,7 +163,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of an engine: made when runs meet, kept, and given to one thread at a time."""
+    """The lanes of an engine: created when runs overlap, kept, and used by one thread at a time."""
 
     def __init__(self, make: Callable[[], Lane], is_idle: Callable[[Any], bool]) -> None:
         """

@@ -65,7 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of the nodes of one kind."""
+    """How the nodes of one kind were compiled."""
 
     kind: str
     whole: tuple[str, ...]

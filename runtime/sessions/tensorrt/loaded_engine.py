@@ -58,7 +58,7 @@ class LoadedEngine:
     """Of what is asked of the engine itself."""
 
     def range_of(self, name: str) -> str:
-        """The shapes that an input may have, for people: "[1, 1]..[8, 512]"."""
+        """The shapes that an input may have, for messages: "[1, 1]..[8, 512]"."""
         if name in self.profile:
             found = self.profile[name]
             return f"{list(found.least)}..{list(found.greatest)}"

@@ -51,7 +51,7 @@ def called_names(version: str) -> Names:
 def check_pair(
     torch: str, torch_tensorrt: str | None, tensorrt: str | None, *, cuda: str | None = None
 ) -> list[str]:
-    """What does not go together, as sentences with both values; empty: all of it does.
+    """Incompatibilities, as sentences with both values; empty if there are none.
 
     Args:
         torch: its version: "2.13.0+cu130".
