@@ -1,4 +1,4 @@
-"""From a program after its passes to the files of an engine: a folder for each target.
+"""From a rewritten program to the files of an engine: one folder per target.
 
 Enters: targets. It imports `passes` and `runtime`, whose reader owns the bundle format; it must not
 run an engine, nor import `capture` or `verify`.

@@ -1,4 +1,4 @@
-"""The files that exporters write: all of them or none, and nothing in them names this machine."""
+"""Write an exporter's files: all or none, and without any trace of this machine in them."""
 
 import contextlib
 import logging

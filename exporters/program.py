@@ -1,4 +1,4 @@
-"""What is said of a program whose ops an engine runs one by one."""
+"""Facts about a program whose ops an engine runs one by one."""
 
 from collections import Counter
 

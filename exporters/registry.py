@@ -1,4 +1,4 @@
-"""Which targets there are: ours by name, those of other packages by entry point."""
+"""The registry of targets: ours by name, those of other packages by entry point."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a target is: everything that the compiler knows of what runs engines of one kind.
+"""The base class of targets: everything that the compiler knows about one kind of engine.
 
 The other half is its `runtime.sessions.session.Session`, by the same name, which runs the engines
 and knows neither torch nor this folder.
@@ -221,7 +221,7 @@ class Target:
             LoweringError: an op has no form in this target.  No file is left then.
             MissingError: what is needed to build the engine is not here.
         """
-        raise LoweringError(f"target '{self.name}' takes no program of torch.export")
+        raise LoweringError(f"target '{self.name}' does not support programs of torch.export")
 
     def lower_script(self, request: ScriptRequest) -> Artifact:
         """Write the files of an engine of a scripted model.
@@ -230,7 +230,7 @@ class Target:
             LoweringError: an op has no form in this target.  No file is left then.
             MissingError: what is needed to build the engine is not here.
         """
-        raise LoweringError(f"target '{self.name}' takes no TorchScript")
+        raise LoweringError(f"target '{self.name}' does not support TorchScript")
 
     def require(self, options: Any) -> None:
         """Ask for all that a build needs of this machine, before any work is done.

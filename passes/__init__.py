@@ -1,4 +1,4 @@
-"""The passes: one file a pass, the registry, the presets, and nothing else at this level.
+"""The passes: one file per pass, the registry, the presets, and nothing else at this level.
 
 What they are made of is in `ir`, what they ask in `analyses`; `precision`, `quantize` and `lower`
 are families. It knows no engine: it must not import `capture`, `exporters`, `runtime` or `verify`.

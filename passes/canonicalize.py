@@ -1,4 +1,4 @@
-"""Bring a program to one plain form, so that every later pass has one spelling to match.
+"""Bring a program into one canonical form, so that every later pass has one spelling to match.
 
     before:  %drop = aten.dropout(%x, 0.1, False)          after:  (gone)
              %to = aten.to.dtype(%x: f32, f32)                     (gone)

@@ -1,4 +1,4 @@
-"""Replace buckets of relative positions that are computed through a float logarithm by a table.
+"""Replace relative-position buckets computed with a float logarithm by a table.
 
     before:  %abs = aten.abs(%distance)                      # int [tokens, key tokens]
              %log = aten.log(aten.div(aten.to(%abs, f32), 8))
@@ -115,7 +115,7 @@ def match_bucket(log: Node) -> Bucket:
     if log not in needed:
         raise NoMatch(log, "the logarithm does not reach the bucket")
     if not _is_integer(out):
-        raise NoMatch(out, f"{op_name(out)} makes no integer of the logarithm")
+        raise NoMatch(out, f"{op_name(out)} does not convert the logarithm to an integer")
     bounds = interval(distance)
     if bounds is None or not all(abs(bound) <= FARTHEST for bound in bounds):
         raise NoMatch(

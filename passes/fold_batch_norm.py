@@ -70,9 +70,9 @@ def _refusal(norm: Node, weights: set[Node]) -> str:
     """Why a norm stays; empty: it is folded."""
     conv, *constants, training = arguments(norm)[:6]
     if training:
-        return "it takes the statistics of what it reads"
+        return "it computes statistics from its input"
     if not is_call(conv, *_CONVS, *_TRANSPOSED):
-        return "it is not behind a convolution"
+        return "it does not follow a convolution"
     if len(conv.users) > 1:
         return "something else reads the convolution, too"
     read = [*constants, *conv.args[1:3]]
@@ -83,7 +83,7 @@ def _refusal(norm: Node, weights: set[Node]) -> str:
     if len({dtype_of(found) for found in read if found is not None}) > 1:
         return "the weights have several dtypes"
     if len(shape_of(conv)) != len(shape_of(arguments(conv)[1])):
-        return "the convolution reads no batch"  # the norm takes channels for the batch
+        return "the convolution has no batch dimension"  # the norm takes channels for the batch
     return ""
 
 

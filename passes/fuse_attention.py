@@ -1,4 +1,4 @@
-"""Replace attention by one op that takes whole heads.
+"""Replace attention in plain ops by one op that takes whole heads.
 
     before:  %q4 = aten.transpose(aten.view(%q, [b, s, -1, 64]), 1, 2)
              ... %k4, %v4 likewise

@@ -1,4 +1,4 @@
-"""Replace a spelled-out GELU by `aten.gelu`.
+"""Replace a GELU written out in plain ops by `aten.gelu`.
 
     before:  %half = aten.mul(%x, 0.5)                after:  %g = aten.gelu(%x, approximate="tanh")
              %cube = aten.pow(%x, 3.0)

@@ -1,4 +1,4 @@
-"""Replace the spelled-out root-mean-square norm by one `aten.rms_norm`.
+"""Replace an RMS norm written out in plain ops by one `aten.rms_norm`.
 
     before (T5, fp16):
         %up: f32 = aten.to.dtype(%x, f32)

@@ -1,4 +1,4 @@
-"""Plan which layers are stored, or multiplied, in fp8."""
+"""Plan which layers to store, or multiply, in fp8."""
 
 from dataclasses import dataclass
 from typing import ClassVar

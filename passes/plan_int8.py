@@ -1,4 +1,4 @@
-"""Plan which layers are stored, or multiplied, in int8."""
+"""Plan which layers to store, or multiply, in int8."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Which passes there are, ours by name and third parties' by entry point, and pipelines of them.
+"""The registry of passes, ours by name and third parties' by entry point, and pipelines of them.
 
 Classes load when they are used: listing names does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Scale a residual stream down by a power of two, exactly, so that fp16 holds it.
+"""Scale a residual stream down by a power of two, exactly, so that it fits into fp16.
 
     RMSNorm(s * h, s^2 * eps) = RMSNorm(h, eps)
 

@@ -1,4 +1,4 @@
-"""Move outlier channels from what linears read into their weights, exactly.
+"""Move outlier channels from the inputs of linears into their weights, exactly.
 
     before:  %n = rms_norm(%h, %w)                after:  %n = rms_norm(%h, %w * 2^-e)
              %q = linear(%n, %wq)                         %q = linear(%n, %wq * 2^e)

@@ -1,4 +1,4 @@
-"""Give the whole program one compute dtype, with casts only where precision classes meet.
+"""Give the whole program one compute dtype, with casts only between precision classes.
 
     before (captured from a checkpoint whose `wo` is fp32, the rest fp16):
         %h: f32 = aten.mul(...)
@@ -159,8 +159,8 @@ class UnifyDtype(Pass):
         if not stream:
             raise PassError(
                 "residual=fp32 finds no residual sum in the program",
-                hint="It is for models whose layers add to a stream; leave it out, or keep modules"
-                " in fp32 by keep and keep_classes.",
+                hint="It is for models with a residual stream; leave it out, or keep modules in"
+                " fp32 with keep and keep_classes.",
             )
         return kept | stream
 

@@ -1,4 +1,4 @@
-"""Joins the requests of many callers into batches, under a bound on how long one waits."""
+"""Join the requests of many callers into batches, with a limit on how long each one waits."""
 
 import os
 import threading
@@ -84,7 +84,7 @@ class Batcher:
 
     @property
     def joins(self) -> bool | None:
-        """Whether requests run together; None: the first batch of several is still to come."""
+        """Whether requests run together; None before the first batch of several."""
         return self._joins
 
     def submit(self, feeds: Mapping[str, Any]) -> "Future[Outputs]":
@@ -114,7 +114,7 @@ class Batcher:
                 raise UsageError("the batcher is closed", hint="Make another one.")
             if len(self._waiting) >= self._max_waiting:
                 raise StoppedError(
-                    f"{len(self._waiting)} requests wait already, as many as may",
+                    f"{len(self._waiting)} requests are already waiting, the maximum",
                     hint="Try again later, or make a batcher with a larger max_waiting.",
                 )
             self._waiting.append(request)
@@ -133,7 +133,7 @@ class Batcher:
             return future.result(timeout)
         except TimeoutError as error:
             future.cancel()
-            raise StoppedError(f"the request did not end in {timeout:g} s") from error
+            raise StoppedError(f"the request did not finish in {timeout:g} s") from error
 
     async def run_async(self, feeds: Mapping[str, Any]) -> Outputs:
         """`run` for an event loop; a task that is canceled takes its request out of the queue.
@@ -244,8 +244,8 @@ class Batcher:
             if difference := self._joining.difference(one.rows, single, part):
                 self._joins = False
                 warnings.warn(
-                    f"{self._engine.folder}: in a batch a row gets other outputs than alone"
-                    f" ({difference}): requests run alone",
+                    f"{self._engine.folder}: a row has different outputs in a batch than alone"
+                    f" ({difference}), so requests run one by one",
                     EnginecastWarning,
                     stacklevel=2,
                 )

@@ -1,4 +1,4 @@
-"""An engine, ready to run: the same face whatever runs it."""
+"""A loaded engine: the same interface whatever runs it."""
 
 import functools
 import os
@@ -45,7 +45,7 @@ MOST_SMALL = 256
 
 
 class Outputs(dict[str, Any]):
-    """The outputs of a run by name, and what computed them; a dict in every other respect."""
+    """The outputs of a run by name, with the backend that computed them; otherwise a plain dict."""
 
     backend: str
     """As `load`'s `prefer` calls it: "onnxruntime-cpu"."""
@@ -59,7 +59,7 @@ class Outputs(dict[str, Any]):
 
 
 class Encoded(Outputs):
-    """The outputs of texts; `attention_mask` among them says which rows are of tokens."""
+    """The outputs of texts, with an `attention_mask` that marks the rows of tokens."""
 
     truncated: int
     """How many texts were cut to the longest that the model takes."""
@@ -143,22 +143,22 @@ class Engine:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself: model, signature, engines, verdicts."""
+        """The bundle's manifest: model, signature, engines, verdicts."""
         return self._bundle.manifest
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """Names, dtypes, shapes and ranges of what `run` takes."""
+        """Names, dtypes, shapes and ranges of the inputs of `run`."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """Names, dtypes and shapes of what `run` returns."""
+        """Names, dtypes and shapes of the outputs of `run`."""
         return self.manifest.outputs
 
     @property
     def record(self) -> EngineRecord:
-        """What the manifest says of this engine."""
+        """The manifest's record of this engine."""
         return self._record
 
     @property
@@ -168,16 +168,16 @@ class Engine:
 
     @property
     def settings(self) -> Settings:
-        """How it was opened: as `enginecast tune` chose, or as `load` was asked."""
+        """The settings it was opened with, from `enginecast tune` or the arguments of `load`."""
         return self._settings
 
     @property
     def provider(self) -> str:
-        """What runs the engine, such as "CPUExecutionProvider"."""
+        """The provider that runs the engine, such as "CPUExecutionProvider"."""
         return self._provider
 
     def layers(self) -> tuple[str, ...]:
-        """What the engine consists of, in words; empty where the runtime does not report it.
+        """A description of the engine's layers; empty if the runtime does not report them.
 
         Raises:
             UsageError: the engine is closed.
@@ -186,7 +186,7 @@ class Engine:
 
     @property
     def backend(self) -> str:
-        """What runs the engine, in the words of `load`'s `prefer`: "onnxruntime-cpu"."""
+        """The backend that runs the engine, as `load`'s `prefer` names it: "onnxruntime-cpu"."""
         return self._backend
 
     def versions(self) -> dict[str, str]:
@@ -423,7 +423,7 @@ class Engine:
         return Outputs(found, self._backend)
 
     def close(self) -> None:
-        """Give the engine's memory back, once the runs under way are done; twice does no harm."""
+        """Free the engine's memory once the current runs are done; calling it twice is harmless."""
         self._session = None
         for part in self.parts.values():
             part.close()
@@ -516,7 +516,7 @@ class Engine:
 
 
 def by_name(feeds: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call: those of a mapping and those by name.
+    """The inputs of a call, merged from a mapping and from keyword arguments.
 
     Raises:
         InputError: an input was given twice.

@@ -1,4 +1,4 @@
-"""Joins the inputs of several requests into one batch, and parts its outputs again."""
+"""Join the inputs of several requests into one batch, and split its outputs again."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Rows:
 
 
 class Joining:
-    """How requests of one engine are joined.
+    """Rules for joining requests of one engine.
 
     Rows of unequal lengths are joined where the export proved that padding changes no other row;
     all other sizes have to be equal, and inputs without a batch the same.
@@ -90,7 +90,7 @@ class Joining:
         return Rows(arrays, count, width, tuple(key))
 
     def join(self, group: Sequence[Rows]) -> dict[str, Array] | None:
-        """The inputs of a batch; None: the engine does not take these sizes together."""
+        """The inputs of a batch; None if the engine cannot run these sizes together."""
         width = max(one.width for one in group)
         sizes = {self._batch: sum(one.count for one in group), str(self._tokens): width}
         if not all(holds(one.condition, sizes) for one in self._checks()):
@@ -125,7 +125,7 @@ class Joining:
         return found
 
     def difference(self, rows: Rows, single: Mapping[str, Array], part: Mapping[str, Array]) -> str:
-        """How the outputs of a request differ, alone and in a batch; empty: they agree."""
+        """The difference between a request's outputs alone and in a batch; empty if they agree."""
         for spec in self._manifest.outputs:
             one, other = (found[spec.name].astype(np.float64) for found in (single, part))
             if self._padding is not None and spec.shape[1:2] == (self._tokens,):

@@ -1,4 +1,4 @@
-"""What a run may take: time, memory, and how many there are at once."""
+"""Limits of a run: time, memory, and how many runs are active at once."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
 
 
 class Limits:
-    """The runs of an engine that are under way.
+    """The current runs of an engine.
 
     Args:
         most: how many may be so at once; None: any number.
@@ -41,7 +41,7 @@ class Limits:
         return len(running)
 
     def run(self, timeout: float | None, stop: Stop | None = None) -> AbstractContextManager[Stop]:
-        """Wait for a place, and stop what takes longer than `timeout` seconds, waiting included.
+        """Wait for a slot, and stop a run after `timeout` seconds, waiting included.
 
         Args:
             stop: by which somebody else may stop it, too.
@@ -89,7 +89,7 @@ class Limits:
         if stop.reason and stop.reason != late:
             raise StoppedError(stop.reason)
         raise StoppedError(
-            f"no run of {most} at once ended in {timeout:g} s",
+            f"none of the {most} runs in progress ended within {timeout:g} s",
             hint="Load the engine with a larger max_runs, or wait longer.",
         )
 

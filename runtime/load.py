@@ -1,4 +1,4 @@
-"""Loading an engine of a bundle."""
+"""Load an engine from a bundle."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ MOST_THREADS = 4096
 
 @dataclass(frozen=True)
 class Backend:
-    """What runs the engines of one target on one device."""
+    """A backend: it runs the engines of one target on one device."""
 
     name: str
     session: type[Session]
@@ -45,7 +45,7 @@ class Backend:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """What `Session.open` gets, the wanted one first."""
+        """The providers for `Session.open`, the wanted one first."""
         return PROVIDERS[self.device]
 
 
@@ -132,7 +132,9 @@ def load(
     )
     if prefer is not None:
         if providers is not None or device is not None:
-            raise UsageError("prefer: its backends name the device; leave device and providers out")
+            raise UsageError(
+                "prefer: each backend includes its device; leave device and providers out"
+            )
         backends = backends_of(prefer)
         bundle = _opened(path, asked)
         engine, doubt = _first(bundle, backends, asked)
@@ -400,7 +402,7 @@ def backends_of(prefer: Sequence[str]) -> tuple[Backend, ...]:
         if name not in known:
             raise UsageError(f"prefer: no backend is called {name!r}", hint=hint)
         if name in prefer[:place]:
-            raise UsageError(f"prefer: {name} comes twice")
+            raise UsageError(f"prefer: {name} is listed twice")
     return tuple(known[name] for name in prefer)
 
 

@@ -1,4 +1,6 @@
-"""Prompts to token ids, with the `tokenizers` library alone: transformers would import torch."""
+"""Convert prompts to token ids, only with the `tokenizers` library: transformers would import
+torch.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +38,7 @@ class PromptBatches:
 
 @dataclass(frozen=True)
 class TextRules:
-    """How texts become feeds; `enginecast.serving` writes them down for other servers.
+    """Rules for turning texts into inputs; `enginecast.serving` exports them for other servers.
 
     Args:
         padding_id: fills up the token ids.

@@ -1,4 +1,4 @@
-"""Conditions on the sizes of inputs, in a small part of Python.
+"""Conditions on input sizes, in a small subset of Python.
 
 A bundle is data: nothing in it is run.  So a condition is parsed, and walked here.
 """
@@ -46,12 +46,12 @@ def check_sizes(checks: Sequence[SizeCheck], sizes: Mapping[str, int]) -> None:
             place = f" ({check.place})" if check.place else ""
             raise InputError(
                 f"inputs: expected sizes with {shortened(check.condition)}, got {found}",
-                hint=f"With others the model's code{place} may do something else.",
+                hint=f"With other sizes, the model's code{place} may take another path.",
             )
 
 
 def holds(condition: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition is true of sizes; False where it cannot be read."""
+    """Whether sizes satisfy a condition; False if the condition cannot be parsed."""
     try:
         return bool(_value(ast.parse(condition, mode="eval").body, sizes))
     except (SyntaxError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):

@@ -1,4 +1,4 @@
-"""An engine with state as inputs and outputs, called in turn: numpy alone, no torch."""
+"""Call an engine whose state is inputs and outputs, step by step; needs only numpy, no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from enginecast.runtime.values.arrays import Array
 
 
 def initial_state(engine: Engine) -> dict[str, Array]:
-    """The state that the first call of an engine is fed, by input.
+    """The state for an engine's first call, by input name.
 
     Raises:
         UsageError: the engine has no state of fixed shapes.
@@ -71,7 +71,7 @@ class Stepper:
         """
         given = [name for name in self._pairs if name in feeds]
         if given:
-            raise InputError(f"feeds: {given[0]!r} is the state, which the last call gave")
+            raise InputError(f"feeds: {given[0]!r} is state, which the stepper feeds by itself")
         outputs = self.engine.run({**feeds, **self.state}, **options)
         self.state = {
             name: outputs[output].astype(self._start[name].dtype, copy=False)

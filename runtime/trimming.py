@@ -1,4 +1,4 @@
-"""Runs an engine without the work on padding, and puts its outputs where they belong.
+"""Run an engine without the work on padding, and put its outputs back in place.
 
 Only where the manifest says that no valid row changes (`Padding`).  Columns that every row leaves
 out are cut off, and rows of very different lengths run apart.  Rows of padding come back as zeros,
@@ -49,7 +49,7 @@ class Piece:
 
 
 class Trimming:
-    """How calls of one engine are cut.
+    """Rules for trimming the calls of one engine.
 
     Args:
         on_gpu: whether the engine runs there; its calls are not split.

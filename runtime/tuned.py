@@ -1,4 +1,6 @@
-"""What `enginecast tune` chose for an engine on one machine: a file beside the bundle."""
+"""The settings that `enginecast tune` chose for an engine on one machine: a file next to the
+bundle.
+"""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checking what is fed to an engine, before the engine sees it.
+"""Check the inputs of an engine before it runs.
 
 ONNX Runtime takes much without a word (tried, 1.31): ids below zero wrap around, NaN passes
 through, a batch of 2 beside a batch of 1 broadcasts, big-endian bytes are read as little-endian.

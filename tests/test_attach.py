@@ -436,8 +436,8 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
     trained = stand_in(tmp_path / "trained", trained, parts.calls["unet"])
     decoder = parts.engines["vae.decode"]
     given: list[tuple[Any, str]] = [
-        ({"unet": other.folder}, r"the engine's unet is another .*: norm_eps 1e-05, not 0\.001"),
-        ({"unet": trained.folder}, r"other weights than the pipeline's: conv_in.weight"),
+        ({"unet": other.folder}, r"the engine's unet differs .*: norm_eps 1e-05, not 0\.001"),
+        ({"unet": trained.folder}, r"different weights from the pipeline's: conv_in.weight"),
         ({"unet": decoder.folder}, r"an engine of AutoencoderKL, and unet is a UNet2DCondition"),
         ({"vae": decoder.folder, "vae.decode": decoder.folder}, "another engine of decode"),
         ({"transformer": decoder.folder}, r"no model 'transformer'; it has .*unet"),

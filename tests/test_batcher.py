@@ -224,7 +224,7 @@ def test_rows_that_depend_on_one_another_run_alone(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default::enginecast.errors.EnginecastWarning")
 def test_that_rows_depend_on_one_another_is_reported(tmp_path: Path) -> None:
-    with pytest.warns(EnginecastWarning, match=r"'y' by .* of its length\): requests run alone"):
+    with pytest.warns(EnginecastWarning, match=r"'y' by .* of its length\), so requests run"):
         test_rows_that_depend_on_one_another_run_alone(tmp_path)
 
 
@@ -234,10 +234,10 @@ def test_waiting_has_bounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
         counted.gate.clear()
         busy = batcher.submit(feeds(1, 3))
         counted.until(1)
-        with pytest.raises(StoppedError, match=r"did not end in 0\.05 s"):
+        with pytest.raises(StoppedError, match=r"did not finish in 0\.05 s"):
             batcher.run(feeds(1, 3), timeout=0.05)
         batcher.submit(feeds(1, 3))
-        with pytest.raises(StoppedError, match="2 requests wait already"):
+        with pytest.raises(StoppedError, match="2 requests are already waiting"):
             batcher.submit(feeds(1, 3))
         counted.gate.set()
         busy.result(60)

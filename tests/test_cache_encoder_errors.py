@@ -209,7 +209,7 @@ def test_engines_that_are_not_text_encoders(
         ({"max_length": 7}, r"--max-length 7: expected 1..6, which is what tiny takes"),
         ({"max_length": 0}, r"--max-length 0: expected 1..6"),
         ({"max_length": 1}, "--max-length 1: expected more than the 1 tokens that the tokenizer"),
-        ({"outputs": ("hidden", "pooled")}, "--outputs pooled: the engine gives no output"),
+        ({"outputs": ("hidden", "pooled")}, "--outputs pooled: the engine has no output"),
         ({"precision": "bf16"}, "--precision bf16: .* is a bundle"),
         ({"random_weights": 3}, "--random-weights 3: .* is a bundle"),
         ({"template": "a photo"}, r"--template 'a photo': expected one \{\}, got 0"),

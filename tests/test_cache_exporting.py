@@ -116,7 +116,7 @@ def test_nothing_is_overwritten(encodings: Encodings, tmp_path: Path, form: str)
     for kind in ("file", "folder"):
         target = tmp_path / kind
         target.write_text("mine") if kind == "file" else target.mkdir()
-        with pytest.raises(CacheError, match="is there already"):
+        with pytest.raises(CacheError, match="already exists"):
             export(encodings, target, form)
     assert (tmp_path / "file").read_text() == "mine"
     assert list((tmp_path / "folder").iterdir()) == []

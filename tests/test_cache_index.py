@@ -235,7 +235,7 @@ def test_a_shard_that_vanishes_is_an_error_when_it_is_read(encodings: Encodings)
     path.unlink()
     place = index.find(entry(1).key)
     assert place is not None
-    with pytest.raises(CacheError, match="no such shard any more\nAnother process took it out"):
+    with pytest.raises(CacheError, match="the shard no longer exists\nAnother process removed"):
         index.shards[place.shard].outputs(place.text)
     assert len(open_index(encodings, index)) == 0
 
@@ -284,7 +284,7 @@ def test_shards_that_go_all_the_time_are_an_error(
     encodings.shard_paths()[0].unlink()
     monkeypatch.setattr(index_module, "list_shards", lambda _: stamps)  # a listing gone stale
     index = open_index(encodings)
-    assert ["no such shard any more" in error.message for error in index.errors] == [True]
+    assert ["the shard no longer exists" in error.message for error in index.errors] == [True]
 
 
 def test_an_error_ends_with_its_shard(encodings: Encodings) -> None:
@@ -380,8 +380,10 @@ def test_no_row_of_another_text_is_read_where_nothing_is_mapped(encodings: Encod
     assert shard.text(0) == entry(0).text
     encodings.commit(entries([7, 0]))  # the same keys, and so the same name
     for read in (shard.outputs, shard.entry, shard.is_whole):
-        with pytest.raises(CacheError, match=r"any more\n.*replaced it; open the cache again"):
+        with pytest.raises(
+            CacheError, match=r"no longer exists\n.*replaced it; open the cache again"
+        ):
             read(0)
     path.unlink()
-    with pytest.raises(CacheError, match=r"any more\n.*replaced it; open the cache again"):
+    with pytest.raises(CacheError, match=r"no longer exists\n.*replaced it; open the cache again"):
         shard.outputs(0)

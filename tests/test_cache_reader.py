@@ -252,7 +252,7 @@ def test_wrong_questions(root: Path) -> None:
         cache.by_row(21)
     with pytest.raises(CacheError, match="expected one row of whole numbers"):
         cache.by_ids([[1, 2]])  # type: ignore[list-item]
-    with pytest.raises(CacheError, match="it has holes"):
+    with pytest.raises(CacheError, match="the mask has gaps"):
         cache.by_ids([2, 3, 1, 0], [1, 0, 1, 0])
     with pytest.raises(CacheError, match="expected padding on the right"):
         cache.by_ids([0, 2, 3, 1], [0, 1, 1, 1])

@@ -172,7 +172,7 @@ def test_an_absent_output_fails_wherever_it_is_used() -> None:
         lambda: absent.float(),
         lambda: absent[0],
     ):
-        with pytest.raises(CacheError, match="pooler_output is not in the cache; there is last"):
+        with pytest.raises(CacheError, match="pooler_output is not in the cache, which has last"):
             use()
 
 
@@ -189,7 +189,9 @@ def test_hidden_states_of_an_unknown_number(tmp_path: Path) -> None:
     for found in (plain, moved, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         assert found[-2].dtype == torch.float32
         torch.testing.assert_close(found[-2], plain[-2], rtol=0.01, atol=0.01)
-        with pytest.raises(CacheError, match=r"hidden_states\.1 is not in the cache; there is hid"):
+        with pytest.raises(
+            CacheError, match=r"hidden_states\.1 is not in the cache, which has hid"
+        ):
             _ = found[1]
         with pytest.raises(CacheError, match="does not know how many"):
             list(found)

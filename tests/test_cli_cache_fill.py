@@ -56,7 +56,7 @@ def test_it_stores_every_text_once_and_says_how_to_read_them(
     assert done.err == ""
     lines = done.out.splitlines()
     assert lines[0] == f"{cache}: text_encoder"
-    assert lines[1] == "  texts         60; 61 different ones with the empty text"
+    assert lines[1] == "  texts         60; 61 unique with the empty text"
     assert lines[3].startswith("  stored        61, ")
     assert lines[-1] == (
         f"read it: enginecast.cache.open_cache('{cache}', 'text_encoder').by_text(TEXT)"
@@ -66,7 +66,7 @@ def test_it_stores_every_text_once_and_says_how_to_read_them(
     before = stamps(where)
     again = fill(capsys, bundle, captions, cache)
     assert again.code == 0
-    assert "  there already all of them" in again.out.splitlines()
+    assert "  already there all of them" in again.out.splitlines()
     assert stamps(where) == before
 
 

@@ -120,7 +120,7 @@ def test_merge_puts_caches_together(cache: Path, capsys: Out, tmp_path: Path) ->
     fill(tmp_path / "other", MADE[15:], entries(["w1 w80 w3"]))
     done = cast(capsys, "cache", "merge", cache, tmp_path / "other", "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
-    assert "21 texts added, 7 there already or twice, 21 in all" in done.out
+    assert "21 texts added, 7 already there or given twice, 21 in all" in done.out
     again = cast(capsys, "cache", "merge", cache, "-o", tmp_path / "out", "--json").json
     assert again["encoders"][0]["added"] == 0
     fill(tmp_path / "third", spec=spec_with(precision="bf16"))
@@ -138,7 +138,7 @@ def test_export_writes_each_format(cache: Path, capsys: Out, tmp_path: Path, for
     else:
         assert len(list(out.rglob(f"*.{form}"))) == 20
     again = cast(capsys, "cache", "export", cache, "-o", out, "--format", form)
-    assert (again.code, "is there already" in again.err) == (2, True)
+    assert (again.code, "already exists" in again.err) == (2, True)
 
 
 def test_compare_lists_the_worst_texts(cache: Path, capsys: Out, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_damaged_models(
         (2, ("--threads", "0"), "--threads"),
         (2, ("--threads", "many"), "--threads"),
         (2, ("--dynamic", "nonsense"), "--dynamic nonsense: expected NAME:DIM=MIN..MAX"),
-        (2, ("--dynamic", "nothing:0=1..4"), "no input 'nothing'; there is features, keep"),
+        (2, ("--dynamic", "nothing:0=1..4"), "no input 'nothing'; expected one of features, keep"),
         (2, ("--dynamic", "features:9=1..4"), "features has dimensions 0 to 2"),
         (2, ("--skip-modules-pattern", "wo"), "--precision fp16, bf16, mixed, int8 or fp8"),
         (2, ("--skip-modules-pattern", "(", "--precision", "fp16"), "--skip-modules-pattern ("),

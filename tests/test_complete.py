@@ -44,7 +44,7 @@ def test_a_verdict_is_not_completed_without_the_cases_that_were_not_stored(
     monkeypatch.setattr(reference_module.write_reference, "__kwdefaults__", {"budget": 3000})
     check = verify_bundle(emulated(tmp_path / "bundle"))
     assert (check.verdict.outcome, check.completed) == ("verified", False)
-    assert any("no room for: " in note for note in check.notes)
+    assert any("does not include: " in note for note in check.notes)
     [record] = open_bundle(tmp_path / "bundle").manifest.engines
     assert record.verdict.outcome == "verified-by-emulation"
 

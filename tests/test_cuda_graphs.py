@@ -84,7 +84,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again() -> None:
     log = Log(fails="operation not permitted when stream is capturing\nmore")
     cache = log.cache(after=1)
     with pytest.warns(
-        UserWarning, match="no CUDA graph can be recorded, .* not permitted"
+        UserWarning, match="cannot record a CUDA graph, .* not permitted"
     ) as reported:
         found = [cache([ones(width)]) for width in (1, 1, 2)]
     assert all((one == 2).all() for (one,) in found)

@@ -119,7 +119,7 @@ def test_a_static_dimension_becomes_dynamic_under_its_own_name() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["ids:0=1..2"], "no input 'ids'; there is input_ids, attention_mask"),
+        (["ids:0=1..2"], "no input 'ids'; expected one of input_ids, attention_mask"),
         (["input_ids:2=1..2"], "input_ids has dimensions 0 to 1"),
         (["input_ids:1=1..9", "attention_mask:1=1..8"], "attention_mask:1=1..8 contradicts"),
         (["input_ids:0=2", "attention_mask:0=3"], "contradicts --dynamic input_ids:0=2"),

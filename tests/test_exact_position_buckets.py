@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "a float at the end": (
         lambda x: torch.log(distances(x).abs() + 1.0) * 2,
-        "mul.Tensor makes no integer of the logarithm",
+        "mul.Tensor does not convert the logarithm to an integer",
     ),
     "a logarithm of the input": (
         lambda x: x.log(),

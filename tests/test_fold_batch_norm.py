@@ -75,11 +75,11 @@ def test_other_forms(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda n, x: n.norm(n.conv(x).relu()), "it is not behind a convolution"),
+        (lambda n, x: n.norm(n.conv(x).relu()), "it does not follow a convolution"),
         (lambda n, x: (y := n.conv(x), n.norm(y))[1] + y, "something else reads the convolution"),
         (
             lambda n, x: nn.functional.batch_norm(n.conv(x), None, None, training=True),
-            "it takes the statistics",
+            "it computes statistics",
         ),
         (
             lambda n, x: nn.functional.batch_norm(

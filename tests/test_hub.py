@@ -121,7 +121,7 @@ def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> No
     del hub.files["model.safetensors"]
     done = run(tmp_path, endpoint, "inspect", NAME, "--download")
     assert done.returncode == 2
-    assert "has its config, and no weights as safetensors" in done.stderr
+    assert "has its config, but no safetensors weights" in done.stderr
 
 
 def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
@@ -130,7 +130,10 @@ def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     done = run(tmp_path, endpoint, "opt", NAME, "--pipeline", "canonicalize", "--download")
     assert (done.returncode, done.stdout) == (3, "")
     assert f"error: {NAME}: {endpoint} cannot be reached: " in done.stderr
-    assert f"\nWhere it can: hf download {NAME} --local-dir tiny-bert\n" in done.stderr
+    assert (
+        f"\nOn a machine that can reach it: hf download {NAME} --local-dir tiny-bert\n"
+        in done.stderr
+    )
     assert done.stderr.count("error: ") == 1
     assert "Traceback" not in done.stderr
 

@@ -643,7 +643,7 @@ class Lengths(nn.Module):
 def test_a_module_that_nothing_quantizes_is_not_published_as_if(tmp_path: Path) -> None:
     x = torch.randn(3, 7, 16)
     request = ExportRequest(loud(Lengths), tmp_path / "b", precision="int8", example={"x": x})
-    with pytest.raises(CaptureError, match=r"int8 is for programs of torch\.export"):
+    with pytest.raises(CaptureError, match=r"int8 needs a program of torch\.export"):
         export(request)
     assert not (tmp_path / "b").exists()
 

@@ -115,7 +115,9 @@ def test_runs_wait_for_one_another(tmp_path: Path) -> None:
         long = pool.submit(engine.run, ENDLESS)
         while not engine._limits._running:
             time.sleep(0.001)
-        with pytest.raises(StoppedError, match=r"no run of 1 at once ended in 0\.1 s"):
+        with pytest.raises(
+            StoppedError, match=r"none of the 1 runs in progress ended within 0\.1 s"
+        ):
             engine.run(SHORT, timeout=0.1)
         while not long.done():
             engine.cancel()

@@ -189,11 +189,11 @@ def test_nothing_fails(plugin: Path, tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--reduce", "--watch"), "--watch runs until Ctrl-C, and --reduce does not go with it"),
-        (("--watch", "--json"), "and --json does not go with it"),
-        (("--watch", "-o", "x.pt2"), "and -o does not go with it"),
+        (("--reduce", "--watch"), "--watch cannot be combined with --reduce"),
+        (("--watch", "--json"), "cannot be combined with --json"),
+        (("--watch", "-o", "x.pt2"), "cannot be combined with -o"),
         (("--reduce", "--print-ir"), "--reduce prints no program"),
-        (("--seconds", "3"), "--seconds is the time of --reduce"),
+        (("--seconds", "3"), "--seconds limits --reduce"),
         (("--reduce", "-o", "site"), "site: exists already"),
         (("--reduce", "-o", "no/out"), "there is no folder no"),
     ],

@@ -137,7 +137,7 @@ def test_defaults_are_left_out() -> None:
 
 
 def test_value_without_a_text_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"option 'widths' of pass 'tune': \(\) has no text"):
+    with pytest.raises(SpecError, match=r"option 'widths' of pass 'tune': \(\) cannot be written"):
         spec_from_pass(Tune(widths=()))
 
 

@@ -158,7 +158,7 @@ NOT: dict[str, tuple[Forward, str]] = {
     "numbers read from it": (lambda m, h, mask: h * h.sum().item(), "read from a tensor"),
     "place in the batch as an output": (
         lambda m, h, mask: torch.arange(h.shape[0]),
-        "place of a row in the batch",
+        "position of a row in the batch",
     ),
     "a mask that wraps": (
         lambda m, h, mask: attention(h, (mask[:, None, :].to(torch.uint8) - 1).float() * 1e9),
@@ -193,7 +193,7 @@ NOT: dict[str, tuple[Forward, str]] = {
     "batch mean": (lambda m, h, mask: h - h.mean(0), "mixes rows of the batch"),
     "place in the batch": (
         lambda m, h, mask: h + torch.arange(h.shape[0])[:, None, None],
-        "place of a row in the batch",
+        "position of a row in the batch",
     ),
     "length": (lambda m, h, mask: h * h.shape[1], "number of tokens"),
     "from the end": (

@@ -301,7 +301,9 @@ class ReadSize(Pass):
 def test_a_pass_that_fixes_a_size_is_refused() -> None:
     batch = torch.export.Dim("batch", min=1, max=8)
     program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
-    with pytest.raises(PassError, match=r"'read-size': it fixes a size of 1 to 8 at 3") as caught:
+    with pytest.raises(
+        PassError, match=r"'read-size': it specializes a size from 1..8 to 3"
+    ) as caught:
         run_pipeline([ReadSize()], program, PassContext())
     assert "reads no size" in caught.value.hint
 

@@ -233,7 +233,7 @@ def other_text(folder: Path) -> None:
         (None, ("--component", "scheduler=fp16"), "has no weights"),
         (None, ("--component", "unet"), "expected NAME=VALUE"),
         (None, ("--component", "unet=fp3"), "fp3"),
-        (None, ("--max-error", "0.1"), "--max-error is the limit of a quantization plan"),
+        (None, ("--max-error", "0.1"), "--max-error limits a quantization plan"),
         (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
         (None, ("--frames", "5"), "StableDiffusionPipeline has no num_frames"),
         (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),

@@ -140,7 +140,7 @@ def test_a_damaged_bundle_is_never_stepped_over(tmp_path: Path, check: Any) -> N
         ({"prefer": ["tensorrt", "npu"]}, "no backend is called 'npu'\nThere are tensorrt, "),
         ({"prefer": []}, "prefer: expected a list of backends"),
         ({"prefer": "tensorrt"}, "prefer: expected a list of backends, got 'tensorrt'"),
-        ({"prefer": ["tensorrt", "tensorrt"]}, "tensorrt comes twice"),
+        ({"prefer": ["tensorrt", "tensorrt"]}, "tensorrt is listed twice"),
         ({"prefer": ["tensorrt"], "device": "cuda"}, "leave device and providers out"),
         ({"prefer": ["tensorrt"], "providers": [CPU]}, "leave device and providers out"),
     ],

@@ -117,7 +117,7 @@ def test_a_plan_of_another_model_is_refused(
         (("--precision", "fp8", "--arch", "sm80"), "It can do: storage."),
         (("--precision", "fp8", "--device", "cuda"), "--arch sm90"),
         (("--precision", "fp8", "--arch", "hopper"), "--arch hopper: expected a GPU architecture"),
-        (("--precision", "fp16", "--max-error", "0.1"), "--max-error is the limit of a"),
+        (("--precision", "fp16", "--max-error", "0.1"), "--max-error limits a"),
         (("--precision", "int8", "--max-error", "2"), "--max-error 2: expected a number between"),
         (("--precision", "int8", "--max-error", "cos=x"), "--max-error cos=x: expected a number"),
         (("--precision", "int8", "--skip-modules-pattern", "nope"), "it matches no layer"),

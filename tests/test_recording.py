@@ -269,7 +269,7 @@ def test_recordings_that_are_not_of_one_component_are_refused() -> None:
 def test_what_is_no_tensor_and_no_number_is_refused() -> None:
     with pytest.raises(SourceError, match=r"the example's a\.0 is a slice, expected tensors"):
         call_of({"x": torch.ones(2), "a": [slice(2)]}, "it")
-    with pytest.raises(SourceError, match="two tensors of the example would be the input 'a_b'"):
+    with pytest.raises(SourceError, match="two tensors of the example map to the input 'a_b'"):
         call_of({"a_b": torch.ones(2), "a": {"b": torch.zeros(2)}}, "it")
 
 

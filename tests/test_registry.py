@@ -241,7 +241,7 @@ def test_a_model_that_ends_python_is_bad_input(
     monkeypatch.syspath_prepend(str(tmp_path))
     done = cast(capsys, "export", "ending_model:make", "-o", tmp_path / "b", "--json")
     assert done.code == 2
-    assert f"{tmp_path / 'ending_model.py'}:7: the model's code ended Python" in done.err
+    assert f"{tmp_path / 'ending_model.py'}:7: the model's code exited Python" in done.err
     assert done.json["error"] == "SourceError"
 
 

@@ -117,7 +117,7 @@ def copied(program: ExportedProgram) -> ExportedProgram:
 @pytest.mark.parametrize(
     ("model_class", "config", "reason"),
     [
-        (BertModel, models.bert_config(), "linear reads the stream itself"),
+        (BertModel, models.bert_config(), "linear reads the stream directly"),
         (CLIPTextModel, clip_text(), "layer_norm reads the stream: it subtracts the mean"),
     ],
 )
@@ -221,7 +221,7 @@ def test_an_output_that_is_the_stream_gets_its_power_back_where_fp16_holds_it() 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "layer norm": (lambda n, x: n.norms[2](x) + n.plain(x), "layer_norm reads the stream"),
-    "linear": (lambda n, x: (n.norms[2](x), n.out(x)), "linear reads the stream itself"),
+    "linear": (lambda n, x: (n.norms[2](x), n.out(x)), "linear reads the stream directly"),
     "tanh": (lambda n, x: (n.norms[2](x), x.tanh()), "tanh.default reads the stream, and is not"),
     "number": (lambda n, x: n.norms[2](x + 1.0), "add.Tensor reads the stream, and is not"),
     "guard": (lambda n, x: n.norms[2](x.clamp(-6e4, 6e4)), "clamp.default reads the stream: a gua"),
@@ -311,7 +311,7 @@ def test_bad_input() -> None:
     with pytest.raises(SpecError, match="headroom: expected 0 to 63, got -1"):
         build("rescale-residual{headroom=-1}")
     before.state_dict["down.weight"].data[0, 0] = float("inf")
-    with pytest.raises(PassError, match="not finite in fp32 already"):
+    with pytest.raises(PassError, match="already non-finite in fp32"):
         rewritten(before, "rescale-residual", calibrated(before))
 
 

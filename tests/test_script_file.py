@@ -145,9 +145,9 @@ def test_what_a_file_holds_is_told_without_running_it(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("junk.pt", b"PK\x03\x04junk", "no zip file of torch's"),
-        ("old.pt", pickle.dumps({"a": 1}), "no zip file of torch's"),
-        ("empty.pt", b"", "no zip file of torch's"),
+        ("junk.pt", b"PK\x03\x04junk", "not a zip file that torch wrote"),
+        ("old.pt", pickle.dumps({"a": 1}), "not a zip file that torch wrote"),
+        ("empty.pt", b"", "not a zip file that torch wrote"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

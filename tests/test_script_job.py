@@ -269,7 +269,7 @@ def test_a_branch_on_a_shape_is_scripted_when_its_trace_is_wrong(tmp_path: Path)
     done = made_of("IfShape", tmp_path / "shape.bundle")
     assert done.report.verdict.outcome == "verified"
     log = (done.folder / "build.log").read_text(encoding="utf-8")
-    assert "scripting what it warned of" in log
+    assert "scripting the modules it warned about" in log
     assert "scripted the whole model" in log
 
 
@@ -287,7 +287,7 @@ def test_a_loop_over_a_shape_is_found_in_the_source_and_scripted(tmp_path: Path)
     example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
     done = export(ExportRequest(Recurrence(), tmp_path / "b", "torchscript", example=example))
     assert done.report.verdict.outcome == "verified"
-    assert "scripting what decides by sizes" in text_of(done)
+    assert "scripting the modules that branch on sizes" in text_of(done)
     assert done.ops["prim::Loop"] == 1
 
 
@@ -480,6 +480,6 @@ def test_a_read_that_is_not_scripted_is_unverified(tmp_path: Path) -> None:
     verdict = export(request).report.verdict
     assert verdict.outcome == "rejected"
     assert verdict.reasons[0].startswith("unverified branch: ")
-    assert "the trace keeps what 'samples = x.numpy()' reads" in verdict.reasons[0]
+    assert "the trace fixes what 'samples = x.numpy()' reads" in verdict.reasons[0]
     allowed = ModelOptions(allow_unverified_branches=True)
     assert export(replace(request, options=allowed)).bundle is not None

@@ -349,7 +349,7 @@ def test_other_zip_files_are_not_programs(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is an AOTInductor package: machine code"):
         open_source(str(file), allow_code=True)
     file.write_bytes(b"no zip")
-    with pytest.raises(SourceError, match=r"engine\.pt2 is no \.pt2 file"):
+    with pytest.raises(SourceError, match=r"engine\.pt2 is not a \.pt2 file"):
         open_source(str(file), allow_code=True)
 
 

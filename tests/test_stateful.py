@@ -165,7 +165,7 @@ def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
     stored = load_file(engine.folder / STATE_NAME)
     assert stored["state_inner_n"] == 3
     assert (stored["state_inner_past"] == 0.5).all()
-    with pytest.raises(InputError, match="'state_inner_n' is the state"):
+    with pytest.raises(InputError, match="'state_inner_n' is state"):
         stepper({"x": x, "state_inner_n": stored["state_inner_n"]})
     with pytest.raises(InputError, match="'x' was given twice"):
         stepper({"x": x}, x=x)
@@ -224,14 +224,14 @@ def test_a_wrong_state_is_rejected(
         return made
 
     monkeypatch.setattr(stateful.StatefulSource, "_fed", fed)
-    with pytest.raises(VerificationError, match="calls in turn: "):
+    with pytest.raises(VerificationError, match="consecutive calls: "):
         export(Smoothed(), tmp_path / "bundle", {"x": torch.randn(3, 8)})
     assert not (tmp_path / "bundle").exists()
 
 
 def test_what_has_no_such_state_is_refused(tmp_path: Path) -> None:
     x = {"x": torch.randn(3, 8)}
-    with pytest.raises(UsageError, match="its calls write to no buffer"):
+    with pytest.raises(UsageError, match="its forward writes to no buffer"):
         export(Outer(nn.Linear(8, 8)), tmp_path / "none", x)
     with pytest.raises(SourceError, match=r"forward makes the buffer last torch.float32 \[16\]"):
         export(Grows(), tmp_path / "grows", x)
@@ -326,9 +326,13 @@ def test_modules_may_return_a_buffer_and_share_it(tmp_path: Path) -> None:
 def test_buffers_that_are_not_state_of_their_own_are_refused(tmp_path: Path) -> None:
     one = torch.zeros(4)
     for step, buffers, text in (
-        (_parts, {"inner__h": one, "other__h": one}, "are one buffer, and forward replaces one"),
+        (
+            _parts,
+            {"inner__h": one, "other__h": one},
+            "are the same buffer, and forward replaces only",
+        ),
         (_names_its_output, {"h": torch.zeros(4)}, "would be the output 'next_h', which forward"),
-        (_makes, {"h": None}, "makes the buffer h, which was nothing before"),
+        (_makes, {"h": None}, "makes the buffer h, which was None before"),
         (_turns, {"h": torch.ones(4, dtype=torch.complex64)}, "engines take no complex state"),
         (_writes_to_a_view, {"h": one, "first": one[:1]}, "shares its memory with first"),
     ):
@@ -397,7 +401,7 @@ def test_what_was_not_called_in_turn_is_rejected(
 ) -> None:
     make, example = CASES["smoothed"]
     monkeypatch.setattr(type(target_of("onnxruntime")), "open_twin", lambda *_: None)
-    with pytest.raises(VerificationError, match="no calls in turn were compared"):
+    with pytest.raises(VerificationError, match="no consecutive calls were compared"):
         export(seeded(make), tmp_path / "bundle", example, precision="bf16")
 
 

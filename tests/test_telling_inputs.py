@@ -96,7 +96,7 @@ def test_floats_are_the_examples_where_the_model_refuses_others(tmp_path: Path) 
     bundle = enginecast.compile(OfProbabilities(), tmp_path / "b", example=example)
     [found] = bundle.manifest.notes
     assert found.startswith(
-        "floats were compared at the example's values alone: the captured program"
+        "floats were compared only at the example's values: the captured program"
     )
 
 
@@ -111,4 +111,4 @@ class OfPositives(nn.Module):
 def test_floats_are_the_examples_where_the_model_asserts_something_of_them(tmp_path: Path) -> None:
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
     bundle = enginecast.compile(OfPositives(), tmp_path / "b", example={"x": x})
-    assert any("at the example's values alone" in note for note in bundle.manifest.notes)
+    assert any("only at the example's values" in note for note in bundle.manifest.notes)

@@ -275,7 +275,7 @@ def test_no_builder(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             raise TypeError("pybind11::init(): factory function returned nullptr")
 
     monkeypatch.setattr(newest.fake, "Builder", Nothing)
-    with pytest.raises(MissingError, match="gives no builder: CUDA initialization failure"):
+    with pytest.raises(MissingError, match="cannot create a builder: CUDA initialization failure"):
         lower_to_tensorrt(newest.order())
     assert newest.files == []
 

@@ -126,7 +126,7 @@ def test_a_machine_without_a_driver_says_so(
 ) -> None:
     monkeypatch.setattr(gpu, "_NVML", "libno-such-library.so.1")
     monkeypatch.setattr(gpu, "_KERNEL_MODULE", tmp_path / "version")
-    with pytest.raises(MissingError, match="version of NVIDIA's driver: neither"):
+    with pytest.raises(MissingError, match="version of NVIDIA's driver: found in neither"):
         driver_version()
     (tmp_path / "version").write_text("Kernel Module  570.1.2  x")
     assert driver_version() == "570.1.2"

@@ -62,7 +62,7 @@ def test_sizes(text: str, size: int) -> None:
         ({"opt_shape": ["input_ids"]}, "--opt-shape input_ids: expected NAME=1x128"),
         ({"opt_shape": ["=1x2"]}, "--opt-shape =1x2: expected NAME=1x128"),
         ({"opt_shape": ["x=1x"]}, "--opt-shape x=1x: expected NAME=1x128"),
-        ({"opt_shape": ["x=1x2", "x=1x3"]}, "--opt-shape x=1x3: x has a shape already, 1x2"),
+        ({"opt_shape": ["x=1x2", "x=1x3"]}, "--opt-shape x=1x3: x already has a shape, 1x2"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:

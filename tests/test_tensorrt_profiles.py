@@ -72,6 +72,6 @@ def test_one_input_may_not_give_one_symbol_two_sizes() -> None:
 
 def test_a_range_needs_an_end() -> None:
     ranges = {"batch": (1, 8), "sequence": (2, 2**63 - 1)}
-    with pytest.raises(UsageError, match="'input_ids': sequence has no greatest size") as caught:
+    with pytest.raises(UsageError, match="'input_ids': sequence has no upper bound") as caught:
         profile_of([IDS], ranges, TensorRTOptions())
     assert caught.value.hint == "Give one: --dynamic input_ids:1=2..512."

@@ -173,7 +173,9 @@ def test_no_context_is_to_be_had(
     tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake.ICudaEngine, "create_execution_context", lambda self: None)
-    with pytest.raises(MissingError, match=r"engine\.plan: TensorRT makes no execution context"):
+    with pytest.raises(
+        MissingError, match=r"engine\.plan: TensorRT cannot create an execution context"
+    ):
         opened(tmp_path, fake)
 
 
@@ -206,7 +208,7 @@ def test_where_no_graph_can_be_recorded_runs_go_on(
     feeds = small.feeds()
     with (
         opened(tmp_path, fake) as engine,
-        pytest.warns(UserWarning, match="no CUDA graph can be recorded, runs go on without"),
+        pytest.warns(UserWarning, match="cannot record a CUDA graph, so runs continue without"),
     ):
         found = [engine.run(feeds)["y"] for _ in range(5)]
     for one in found:
@@ -219,7 +221,9 @@ def test_where_there_is_no_memory_for_a_graph_runs_go_on(
     feeds = small.feeds()
     with opened(tmp_path, fake) as engine:
         monkeypatch.setattr(fake.ICudaEngine, "create_execution_context", lambda self: None)
-        with pytest.warns(UserWarning, match=r"go on without: .* makes no execution context"):
+        with pytest.warns(
+            UserWarning, match=r"continue without one: .* cannot create an execution context"
+        ):
             found = [engine.run(feeds)["y"] for _ in range(5)]
     np.testing.assert_allclose(found[-1], small.wanted(**feeds), rtol=1e-5, atol=1e-6)
 

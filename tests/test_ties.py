@@ -137,7 +137,7 @@ def test_an_engine_may_choose_any_of_values_that_tie(score: Choose, choose: Choo
     assert verdict == "verified"
     if found.reference is not None:
         assert "ties at" in found.notes[0]
-        assert "compared with what the model makes of" in found.notes[0]
+        assert "compared with the model run with its choices" in found.notes[0]
 
 
 def test_of_values_that_tie_an_engine_may_choose_others_than_eager() -> None:

@@ -236,7 +236,7 @@ def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> 
     tuned_path(bundle).mkdir()
     ran = cast(capsys, "tune", bundle)
     assert ran.code == 2
-    assert f"{tuned_path(bundle)}: cannot be written there" in ran.err
+    assert f"{tuned_path(bundle)}: is not writable" in ran.err
     assert not list(bundle.parent.glob(".*"))
 
 

@@ -177,7 +177,7 @@ def test_a_tensor_on_a_gpu_where_torch_has_none() -> None:
 
 def test_a_tensor_on_a_gpu_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_tensor, "can_view", lambda: False)
-    with pytest.raises(MissingError, match="torch is not installed, which looks at it there"):
+    with pytest.raises(MissingError, match="a tensor on a GPU needs torch, which is not installed"):
         check(PIXELS, pixels=Elsewhere(2))
 
 

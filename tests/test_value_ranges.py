@@ -127,9 +127,9 @@ def test_values_that_were_asked_for() -> None:
     ("values", "message"),
     [
         ("timestep=5", "expected NAME=MIN..MAX"),
-        ("step=0..5", "no input 'step'; there is x, timestep"),
+        ("step=0..5", "no input 'step'; expected one of x, timestep"),
         ("timestep=5..0", "expected -9223372036854775808 <= MIN <= MAX"),
-        ("x=0..5", "x is float32; only an input of integers has a range"),
+        ("x=0..5", "x is float32; only integer inputs have a range"),
         ("timestep=0..9", "timestep: expected values in 0..9, got 500"),
     ],
 )
@@ -140,7 +140,7 @@ def test_values_that_are_refused(values: str, message: str) -> None:
 
 
 def test_values_that_the_model_does_not_take() -> None:
-    with pytest.raises(UsageError, match=r"--values a=0\.\.99: the model does not take 99"):
+    with pytest.raises(UsageError, match=r"--values a=0\.\.99: the model fails on 99"):
         prepared(Added(), ("a=0..99",), a=IDS, b=IDS)
 
 

@@ -133,7 +133,7 @@ def test_a_case_that_was_not_compared_does_not_agree() -> None:
     [
         (np.zeros((2, 3)), "the reference is all zero in every case, which proves little"),
         (np.full((2, 3), np.nan), "the reference is not finite in every case"),
-        (np.zeros((0, 3)), "is empty in every case: its sizes alone were compared"),
+        (np.zeros((0, 3)), "is empty in every case: only its sizes were compared"),
     ],
 )
 def test_a_reference_without_numbers_proves_little_and_says_so(values: Array, said: str) -> None:

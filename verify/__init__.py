@@ -1,4 +1,4 @@
-"""Compares programs and engines with eager, and judges them.
+"""Compare programs and engines with eager, and judge them.
 
 `metrics` measure arrays; the noise `floor` is eager's own error by them; a `reference` holds the
 cases with eager's outputs and the floor; `verdict` judges by it, and `engine` runs an engine for

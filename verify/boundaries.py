@@ -1,5 +1,6 @@
-"""What leaves each module while a program runs: the values at which two programs of one model can
-be compared."""
+"""The outputs of each module while a program runs: the values at which two programs of one model
+can be compared.
+"""
 
 import math
 from collections import defaultdict

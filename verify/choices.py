@@ -1,4 +1,4 @@
-"""Ties: places where a program chooses among values that rounding tells apart, or nothing does.
+"""Ties: places where a program chooses among values that are equal, or differ only by rounding.
 
 `topk` of a detector's scores decides which boxes come next, and in which order.  Where two scores
 are equal, or nearer than rounding, torch, fp64 and an engine may each take another one, and none of
@@ -260,9 +260,9 @@ def rejudge(
     try:
         made, added = _made(program, cases, edges, (*outputs, *sources), choices, before)
     except (EnginecastError, IndexError, RuntimeError, ValueError) as error:
-        return Rejudged(None, (f"with what the engine chose, the program does not run: {error}",))
+        return Rejudged(None, (f"the program does not run with the engine's choices: {error}",))
     if {case.name for case in made.edges} != {case.name for case in edges}:
-        return Rejudged(None, ("with what the engine chose, not all edges run",))
+        return Rejudged(None, ("not all edges run with the engine's choices",))
     notes, wrong = [], []
     for name, source in zip(names, sources, strict=True):
         note, worse = _ties_at(found[name], source, made, choices, own)
@@ -346,7 +346,7 @@ def _ties_at(
             at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
             wrong.append(
                 f"{place}, case {case.name!r}: the engine chose a value that is worse by"
-                f" {off[at]:.2g} than the one to be chosen, rounding allows {allowed[at]:.2g}"
+                f" {off[at]:.2g} than the right one; rounding allows {allowed[at]:.2g}"
             )
         ties += 1
         rows += int(np.atleast_1d(chosen != own[case.name][name]).any(axis=-1).sum())
@@ -355,8 +355,8 @@ def _ties_at(
         return [], wrong
     apart = f"at most {widest:.2g} apart, which is within rounding" if widest else "equal ones"
     note = (
-        f"ties at {place}: in {rows} rows of {ties} cases the engine chose other values than"
-        f" eager, {apart}; it was compared with what the model makes of these"
+        f"ties at {place}: in {rows} rows of {ties} cases the engine chose different values"
+        f" from eager, {apart}; it was compared with the model run with its choices"
     )
     return [note], wrong
 

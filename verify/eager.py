@@ -1,4 +1,4 @@
-"""Runs eager and the captured program: what a reference and its noise floor are made of.
+"""Run eager and the captured program, to build a reference and its noise floor.
 
 Memory stays small: one eager module exists at a time, and the fp64 reference is the captured
 program interpreted with its weights raised to fp64 one by one, right before they are used.
@@ -503,9 +503,9 @@ def _compared(
         measured = reference.compare(case, outputs[case.name])
     except VerificationError as error:
         raise VerificationError(
-            f"case {case.name!r}: eager does not give what the captured program does: "
+            f"case {case.name!r}: eager's output does not have the captured program's form: "
             f"{error.message}",
-            hint="Where values decide a size, a precision may change it.",
+            hint="If values decide a size, the precision may change it.",
         ) from error
     return {
         name: replace(metrics, degenerate="zero by construction")

@@ -1,4 +1,4 @@
-"""Compares an engine with eager at the edges: zeros, tiny, large and shifted values, whole and half
+"""Compare an engine with eager at the edges: zeros, tiny, large and shifted values, whole and half
 numbers.
 
 There eager fp32 and the fp64 reference may differ for good reasons: a step is taken on either side

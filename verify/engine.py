@@ -1,4 +1,4 @@
-"""Runs a loaded engine over the stored cases and judges it.  Needs neither torch nor the model."""
+"""Run a loaded engine over the stored cases and judge it.  Needs neither torch nor the model."""
 
 import platform
 from collections.abc import Mapping, Sequence

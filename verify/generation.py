@@ -1,4 +1,4 @@
-"""Follows `generate` of a model with an engine, token by token.  Needs neither torch nor the model.
+"""Follow a model's `generate` with an engine, token by token.  Needs neither torch nor the model.
 
 At each step the engine has to choose the token that the model chose.  It may choose another one
 only where the two are a tie: where the model's logits of both are nearer to each other than what

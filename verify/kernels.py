@@ -1,4 +1,4 @@
-"""What other kernels than eager's may lose: the program run with noise in every value.
+"""Estimate the error of kernels other than eager's: run the program with noise in every value.
 
 Eager is one sample of what fp32 loses, and now and then a lucky one.  A backend adds in another
 order and has an exp of its own.  So every value that an op rounds gets noise as large as the error

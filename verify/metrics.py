@@ -1,4 +1,4 @@
-"""How far arrays are from their reference, and the metrics of several cases pooled.
+"""Errors of arrays against their reference, and metrics pooled over several cases.
 
 Every measure is relative to the size of the reference, so that an output cannot agree by being
 small (the neck of a randomly initialized SAM has values around 3e-21).  Numbers stay finite and go

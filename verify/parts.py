@@ -1,4 +1,4 @@
-"""Finds the row or the channel of an output that is farther off than eager is there.
+"""Find a row or channel of an output whose error exceeds eager's error there.
 
 One norm over an output shows what is large in it: beside boxes in pixels a confidence may be
 anything.  So each vector along the last axis, and each index of the last axis and of axis 1, is

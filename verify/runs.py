@@ -1,4 +1,4 @@
-"""The runs of one program, so that what it gives for a case is computed once."""
+"""Cached runs of one program: the results of each case are computed once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

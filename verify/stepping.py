@@ -1,4 +1,6 @@
-"""Calls an engine with state in turn, fed what it gave.  Needs neither torch nor the model."""
+"""Call an engine with state repeatedly, and feed it its own outputs.  Needs neither torch nor the
+model.
+"""
 
 from itertools import count, takewhile
 
@@ -39,4 +41,4 @@ def step_failures(engine: Engine, reference: Reference) -> tuple[str, ...]:
     )
     if names and verdict.outcome == "rejected":
         failures += verdict.reasons
-    return tuple(f"calls in turn: {each}" for each in failures)
+    return tuple(f"consecutive calls: {each}" for each in failures)

@@ -1,5 +1,4 @@
-"""Judges an engine: its error may be a few times the error that eager itself has in the same dtype,
-and no more.
+"""Judge an engine: its error may be at most a few times eager's own error in the same dtype.
 
 The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error of eager bf16"
 and there is no constant to argue about.
@@ -258,7 +257,7 @@ def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
 def _coverage_notes(outputs: Sequence[_Judged]) -> Iterator[str]:
     for output in outputs:
         if not output.pooled.rows:
-            yield f"output {output.name!r} is empty in every case: its sizes alone were compared"
+            yield f"output {output.name!r} is empty in every case: only its sizes were compared"
         elif output.pooled.degenerate:
             yield (
                 f"output {output.name!r}: the reference is {output.pooled.degenerate} in every"

@@ -59,8 +59,8 @@ class EngineModel:
         given = {output.name: output for output in self._engine.outputs}
         for name in (one for one in names if one not in given):
             raise UsageError(
-                f"--outputs {name}: the engine gives no output {name!r}",
-                hint=f"It gives {', '.join(given)}; export again for others.",
+                f"--outputs {name}: the engine has no output {name!r}",
+                hint=f"It has {', '.join(given)}; export again for others.",
             )
         return tuple(
             stored_output(

@@ -128,8 +128,8 @@ def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         content = json.loads(read.backend_tokenizer.to_str())
     except ImportError as error:
         raise MissingError(
-            f"{folder}: the tokenizer has no {FILE}, and what reads its own format is lacking: "
-            f"{first_line(error)}",
+            f"{folder}: the tokenizer has no {FILE}, and the package that reads its own format"
+            f" is missing: {first_line(error)}",
             hint="pip install sentencepiece, or save the tokenizer with save_pretrained.",
         ) from error
     except Exception as error:  # any kind: it depends on the tokenizer

@@ -183,7 +183,7 @@ def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterato
         why = lines[-1] if lines else "it does not say why"
         raise MissingError(
             f"Ray gave up: {type(error).__name__}: {why}",
-            hint="What was committed is safe; the same command goes on there.",
+            hint="What was committed is safe; the same command resumes there.",
         ) from error
 
 

@@ -215,7 +215,7 @@ def _read_csv(path: Path, column: str | None, into: Texts) -> None:
                 raise InputError(
                     f"{path}:{line}: expected {len(header)} fields as in the header, got "
                     f"{len(record)}",
-                    hint="A text with commas, quotes or line ends stands in double quotes.",
+                    hint="A text with commas, quotes or line ends must be in double quotes.",
                 )
             if record:
                 into.take(record[place], line)
@@ -307,7 +307,7 @@ def _required(package: str, path: Path) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingError(
-            f"{path}: reading it takes {package}, which is not installed",
+            f"{path}: reading it needs {package}, which is not installed",
             hint="pip install 'enginecast[cache]'",
         ) from error
 

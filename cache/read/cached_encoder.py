@@ -151,8 +151,8 @@ class CachedEncoder(nn.Module):
             if name.startswith("_") or "cache" not in vars(self):
                 raise
             raise AttributeError(
-                f"CachedEncoder.{name}: it has the outputs of {self.cache.about.encoder}, and "
-                "none of its parts: the weights were not loaded"
+                f"CachedEncoder.{name}: it has only the outputs of {self.cache.about.encoder},"
+                " whose weights are not loaded"
             ) from error
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -228,7 +228,9 @@ def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
     counted = torch.arange(ids.shape[1]).expand(ids.shape)
     given = position_ids.detach().cpu()
     if given.ndim > 2 or given.shape[-1:] != counted.shape[-1:] or (given != counted[:1]).any():
-        raise UsageError("position_ids: the cached outputs were computed with those from 0 on")
+        raise UsageError(
+            "position_ids: expected those that count from 0, as when the cache was filled"
+        )
 
 
 def _config(cache: EmbeddingCache) -> Any:
@@ -255,7 +257,7 @@ def absent_output(name: str, there: str) -> CacheError:
             hint="Give the model's config.json beside the bundle when the cache is filled.",
         )
     return AbsentOutputError(
-        f"{name} is not in the cache; there is {there}",
+        f"{name} is not in the cache, which has {there}",
         hint=f"Fill a cache with --outputs {name} besides what is needed.",
     )
 

@@ -309,7 +309,7 @@ def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
             hint="Give no mask, as the fill did, or fill a cache with --mask.",
         )
     if len(kept) and kept[-1] - kept[0] + 1 != len(kept):
-        raise CacheError("attention_mask: expected the tokens in one piece, but it has holes")
+        raise CacheError("attention_mask: expected contiguous tokens, but the mask has gaps")
     begins = len(row) - len(kept) if spec.padding_side == "left" else 0
     if len(kept) and kept[0] != begins:
         raise CacheError(

@@ -284,8 +284,8 @@ def _unreadable(path: Path, error: OSError) -> CacheError:
     if not isinstance(error, FileNotFoundError):
         return CacheError(f"{path}: {error.strerror or error}")
     return CacheError(
-        f"{path}: there is no such shard any more",
-        hint="Another process took it out or replaced it; open the cache again.",
+        f"{path}: the shard no longer exists",
+        hint="Another process removed or replaced it; open the cache again.",
     )
 
 

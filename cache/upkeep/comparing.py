@@ -138,7 +138,7 @@ def _require_alike(first: Encodings, second: Encodings) -> list[OutputSpec]:
     layout = [one for one in differences(*specs) if one.partition(":")[0] in names]
     if layout:
         raise CacheError(
-            f"{where}: keep other rows of a text, so that rows cannot be compared:"
+            f"{where}: keep different rows of a text, so rows cannot be compared:"
             f" {'; '.join(layout)}",
             hint="Fill one of them again with the options of the other.",
         )

@@ -65,7 +65,7 @@ def export(
     with disk_errors(output):
         if os.path.lexists(output):
             raise CacheError(
-                f"{output}: is there already; nothing is overwritten",
+                f"{output}: already exists; nothing is overwritten",
                 hint="Name another one, or remove it first.",
             )
         if not output.resolve().parent.is_dir():
@@ -155,7 +155,7 @@ def _publish(staged: Path, output: Path) -> None:
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
     if os.path.lexists(output):
-        raise CacheError(f"{output}: appeared meanwhile; nothing is overwritten")
+        raise CacheError(f"{output}: was created meanwhile; nothing is overwritten")
     staged.rename(output)
     flush_folder(output.resolve().parent)
 
@@ -171,7 +171,7 @@ def write_parquet(path: Path, encodings: Encodings, entries: Iterable[Entry], re
         from pyarrow import parquet
     except ImportError as error:
         raise MissingError(
-            "a parquet file takes pyarrow, which is not installed",
+            "a parquet file needs pyarrow, which is not installed",
             hint="pip install 'enginecast[cache]', or --format safetensors, pt or npz.",
         ) from error
     schema = _schema(pyarrow, encodings.spec)

@@ -112,14 +112,14 @@ def _all_shards(encodings: Encodings) -> list[Shard]:
         if one.problem is not None or one.shard is None:
             raise CacheError(
                 f"{one.path}: damaged: {one.problem}; nothing was merged",
-                hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
+                hint=f"`enginecast cache verify {encodings.folder.parent}` removes it.",
             )
         shards.append(one.shard)
     read = {shard.path for shard in shards}
     gone = (set(before) - read) | (read - set(encodings.shard_paths()))
     if gone:
         raise CacheError(
-            f"{encodings.folder}: {len(gone)} of its shards were taken out meanwhile; nothing was"
+            f"{encodings.folder}: {len(gone)} of its shards were removed meanwhile; nothing was"
             " merged",
             hint="Run the same command again.",
         )

@@ -49,7 +49,7 @@ def only_keeper(encodings: Encodings) -> Iterator[None]:
     try:
         if try_lock(descriptor) is False:
             raise CacheError(
-                f"{encodings.folder}: another verify, prune or merge is at work on it",
+                f"{encodings.folder}: another verify, prune or merge is running on it",
                 hint="Wait until it has ended.",
             )
         yield

@@ -1,4 +1,4 @@
-"""Control flow of a model's Python code: found, covered by inputs, and rewritten.
+"""Control flow in a model's Python code: found, covered by inputs, and rewritten.
 
 Its folders: `detect`, `cover`, `converters`, `operators`. No file stands at this level, and none of
 the folders traces a whole model.

@@ -1,5 +1,5 @@
-"""Seeded inputs: the example that is traced, the cases that an engine is verified on, and inputs
-near given ones, in search of those with which a model takes another path.
+"""Seeded inputs: the example to trace, the cases to verify an engine on, and variations of given
+inputs, in search of those that take another path.
 """
 
 import math

@@ -54,7 +54,7 @@ def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
             f"{origin}: {source.name} takes no input {unknown[0]!r}",
             hint=f"It takes {', '.join(source.forward_arguments)}."
             if source.forward_arguments
-            else "Its forward names no arguments: name them.",
+            else "Its forward must name its arguments, not take *args or **kwargs.",
         )
 
 
@@ -256,7 +256,9 @@ def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
     spec = next((spec for spec in specs if spec.name == option.input), None)
     if spec is None:
         names = ", ".join(spec.name for spec in specs)
-        raise UsageError(f"--dynamic {option.text}: no input {option.input!r}; there is {names}")
+        raise UsageError(
+            f"--dynamic {option.text}: no input {option.input!r}; expected one of {names}"
+        )
     if option.dim >= len(spec.dims):
         raise UsageError(
             f"--dynamic {option.text}: {spec.name} has dimensions 0 to {len(spec.dims) - 1}"
@@ -309,9 +311,11 @@ def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[In
         spec = by_name.get(match["input"])
         if spec is None:
             names = ", ".join(by_name)
-            raise UsageError(f"--values {text}: no input {match['input']!r}; there is {names}")
+            raise UsageError(
+                f"--values {text}: no input {match['input']!r}; expected one of {names}"
+            )
         if spec.name in asked:
-            raise UsageError(f"--values {text}: {spec.name} has a range already")
+            raise UsageError(f"--values {text}: {spec.name} already has a range")
         asked[spec.name] = _with_values(spec, low, high, text)
     return tuple(asked.get(spec.name, spec) for spec in specs)
 
@@ -320,7 +324,7 @@ def _with_values(spec: InputSpec, low: int, high: int, text: str) -> InputSpec:
     if not spec.is_whole:
         kind = str(spec.dtype).removeprefix("torch.")
         raise UsageError(
-            f"--values {text}: {spec.name} is {kind}; only an input of integers has a range"
+            f"--values {text}: {spec.name} is {kind}; only integer inputs have a range"
         )
     limits = torch.iinfo(spec.dtype)
     least, most = (0, 1) if spec.kind == "attention_mask" else (limits.min, limits.max)

@@ -1,4 +1,4 @@
-"""Narrow dimensions that nobody asked for to what the model's code takes.
+"""Narrow dimensions that the user did not set to the sizes that the model's code accepts.
 
 A default range is a guess.  Where the code of a model takes another path at some size, or unrolls
 a loop over a dimension, torch.export refuses the guess and says which sizes it cannot vouch for;
@@ -315,6 +315,6 @@ def _note(specs: tuple[InputSpec, ...], name: str, sizes: range, line: str) -> s
             f"--dynamic {place}=K fixes another one"
         )
     return (
-        f"{name} takes {new}, not {dim.shown}: at other sizes {code} does something else; "
-        f"--dynamic {place}={new} says so"
+        f"{name} takes {new}, not {dim.shown}: at other sizes {code} takes another path; "
+        f"--dynamic {place}={new} sets this range"
     )

@@ -1,4 +1,4 @@
-"""What a model returns: names for it, and which of it an engine gives.
+"""The outputs of a model: their names, and which of them an engine returns.
 
 Enters: what is the same for eager and for a trace. It imports `enginecast.errors` and no other
 folder of ours.

@@ -1,4 +1,4 @@
-"""What a model returns, by name, and which of it an engine gives.
+"""The outputs of a model by name, and which of them an engine returns.
 
 Names are fields of ModelOutput, dict and dataclass, and numbers in tuples.  A cache gives the keys
 and values of each layer: `past_key_values.0.key`.

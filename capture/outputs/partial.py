@@ -1,4 +1,4 @@
-"""Outputs of a model of which some are not there: using one of those is an error that says so."""
+"""A model's output object with some fields missing: reading one of those raises a clear error."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -83,7 +83,7 @@ class UncountedHiddenStates(dict[int, Tensor]):
     @staticmethod
     def refuse(name: str, there: str) -> Exception:
         """As a method, for what moves outputs makes another one of the items alone."""
-        return UsageError(f"{name} is not there; there is {there}")
+        return UsageError(f"{name} is not available; available: {there}")
 
     def __missing__(self, index: int) -> NoReturn:
         there = (f"{HIDDEN_STATES}.{one}" for one in self.keys())

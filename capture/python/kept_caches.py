@@ -1,5 +1,5 @@
-"""What the model's code remembers is kept as it is while a model is traced: the tensors of a trace
-are fakes, and a cache would hand them to every later call, in the caller's own model, too.
+"""Protect the caches of the model's code during a trace: a trace's tensors are fake, and a cache
+would return them to every later call, even in the caller's own model.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Lines of source code, and whose code they are.
+"""Source locations, and whether the code there belongs to the user or to a library.
 
 Whose a line is, is decided by the module that its file was imported as, and by the folder of
 `sys.path` that this module was found in. Paths alone cannot say it: environments and packages may

@@ -1,4 +1,4 @@
-"""Keep what libraries print away from the user's terminal: stdout belongs to results."""
+"""Keep libraries' output off the user's terminal: stdout is for results."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""Swap attributes, or the code of functions, for a `with` block: source -> syntax tree -> code.
+"""Swap attributes, or the code of functions, within a `with` block: source -> syntax tree -> code.
 
 Only `function.__code__` is exchanged. So a function keeps its identity, its defaults and its
 closure, and whoever holds it (a module's class, a decorator, a name imported elsewhere) runs the

@@ -1,4 +1,5 @@
-"""Why torch.export refused a model: the line of the user's code, the reason, and what to do.
+"""Explain why torch.export refused a model: the line of the user's code, the reason, and what to
+do.
 
 The facts are those of torch 2.13: a non-strict export names the culprit in the traceback, dynamo
 in the text of the message. Of a dimension that cannot vary, the message lists the guards that not

@@ -1,4 +1,4 @@
-"""How named tensors become what a method of a model takes: nested arguments, and constants.
+"""Map named tensors to the arguments of a model's method: nested arguments, and constants.
 
 Engines take tensors by name.  A model may take them in dicts, lists, tuples and dataclasses, beside
 numbers: `added_cond_kwargs={"text_embeds": t}` is the input `added_cond_kwargs_text_embeds`, and
@@ -111,7 +111,7 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
             name = "_".join(path)
             if name in tensors:
                 raise SourceError(
-                    f"{owner}: two tensors of the example would be the input {name!r}, one of"
+                    f"{owner}: two tensors of the example map to the input {name!r}, one of"
                     f" them {'.'.join(path)}",
                     hint="Rename an argument or a key.",
                 )

@@ -1,5 +1,5 @@
-"""The weight files of a folder, one safetensors or shards with an index, and the names that a model
-of transformers has for their tensors, each in the dtype it is stored in.
+"""The weight files of a folder, one safetensors file or shards with an index: the name that a
+transformers model has for each tensor, and the dtype it is stored in.
 
 transformers renames keys, adds and drops prefixes, and merges or splits tensors on the way from a
 file to a model, and it converts dtypes while it does.  Here it does the first without the second:

@@ -1,4 +1,4 @@
-"""Copies of modules, with what `copy.deepcopy` refuses or leaves at the original.
+"""Copy modules completely, including what `copy.deepcopy` refuses or shares with the original.
 
 Tensors that were computed, as those of `torch.nn.utils.weight_norm`, are copied by value, and a
 module whose own `__deepcopy__` may return another one by what it holds.

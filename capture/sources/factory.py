@@ -1,4 +1,4 @@
-"""`package.module:factory`: a function of the user that returns a module, or (module, example)."""
+"""`package.module:factory`: a user's function that returns a module, or (module, example)."""
 
 import hashlib
 import importlib

@@ -1,5 +1,5 @@
-"""Weights must be numbers: an infinite or NaN weight makes an engine that agrees with nothing, and
-the error should name the tensor, not a row of an output.
+"""Refuse infinite and NaN weights: an engine made from them agrees with nothing, and the error
+should name the tensor, not a row of an output.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def require_finite(lost: Lost, what: str, *, is_buffer: bool = False) -> None:
         SourceError: names the tensor, and says how many elements of which kind.
     """
     if lost.nan or (lost.infinite and not is_buffer):
-        raise SourceError(f"{what} has elements that are not numbers: {lost}", hint=HINT)
+        raise SourceError(f"{what} has non-finite elements: {lost}", hint=HINT)
 
 
 def require_finite_module(module: nn.Module, name: str) -> None:

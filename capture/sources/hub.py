@@ -1,4 +1,4 @@
-"""Models that are named as the Hugging Face hub names them: what they look like, how they come."""
+"""Models given by their name on the Hugging Face hub: recognize the name, download the files."""
 
 import re
 import sys
@@ -45,7 +45,7 @@ def fetch(name: str) -> Path:
             hint="Check the name; private models need `hf auth login` or HF_TOKEN.",
         ) from error
     except errors.HFValidationError as error:
-        raise SourceError(f"{name}: not a name of the hub's: {error}") from error
+        raise SourceError(f"{name}: not a valid name on the Hugging Face hub: {error}") from error
     # Whatever else: a refused or silent connection, a 5xx, HF_HUB_OFFLINE, a cut download.
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         raise _unreachable(name, error) from error
@@ -55,7 +55,7 @@ def fetch(name: str) -> Path:
         raise _unreachable(name, error) from error
     if not any(folder.rglob("*.safetensors")) and any(folder.rglob("config.json")):
         raise SourceError(
-            f"{name}: {_hub()} has its config, and no weights as safetensors",
+            f"{name}: {_hub()} has its config, but no safetensors weights",
             hint="Convert it at https://huggingface.co/spaces/safetensors/convert.",
         )
     return folder
@@ -81,5 +81,5 @@ def _unreachable(name: str, error: Exception) -> MissingError:
     reason = (str(cause) or type(cause).__name__).splitlines()[0]
     return MissingError(
         f"{name}: {_hub()} cannot be reached: {reason}",
-        hint=f"Where it can: {download_line(name)}",
+        hint=f"On a machine that can reach it: {download_line(name)}",
     )

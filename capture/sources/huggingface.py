@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json with safetensors weights, or with seeded random ones."""
+"""Hugging Face folders: config.json with safetensors weights, or with seeded random weights."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""`.pt2` files: programs of torch.export.  Packages of AOTInductor look alike and are refused."""
+"""`.pt2` files: torch.export programs.  AOTInductor packages look alike and are refused."""
 
 import inspect
 import zipfile
@@ -123,7 +123,7 @@ def sniff(path: Path) -> str:
     except FileNotFoundError as error:
         raise SourceError(f"{path} does not exist") from error
     except (zipfile.BadZipFile, OSError) as error:
-        raise SourceError(f"{path} is no .pt2 file: {error}") from error
+        raise SourceError(f"{path} is not a .pt2 file: {error}") from error
     if any("/aotinductor/" in name for name in names):
         return "an AOTInductor package"
     if any("/models/" in name or "serialized_exported_program" in name for name in names):

@@ -1,4 +1,4 @@
-"""A model that is called in another way than by its `forward`: as recorded, or with constants."""
+"""A model that is not called through its plain `forward`: as recorded, or with constants."""
 
 import inspect
 from collections.abc import Mapping

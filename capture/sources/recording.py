@@ -1,4 +1,4 @@
-"""What a pipeline calls its components with, kept while it runs."""
+"""Record the calls of a pipeline to its components while it runs."""
 
 import inspect
 import math

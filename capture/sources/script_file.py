@@ -1,4 +1,4 @@
-"""Files of TorchScript: a module that torch.jit.save wrote, scripted or traced.
+"""TorchScript files: modules that torch.jit.save wrote, scripted or traced.
 
 The names in the zip directory of a file and in its pickle say what it holds.  The pickle is never
 run, so a checkpoint or a pickled module is refused by name before anything of it is loaded.
@@ -117,7 +117,7 @@ def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
     """
     kind = sniff(path)
     if kind != _SCRIPT:
-        raise SourceError(f"{path} is {kind}: no model that can be run", hint=f"{_AS_FACTORY}.")
+        raise SourceError(f"{path} is {kind}: not a model that can run", hint=f"{_AS_FACTORY}.")
     if not allow_code:
         raise UsageError(
             f"{path} is {kind}: loading it can run code",
@@ -151,7 +151,7 @@ def sniff(path: Path) -> str:
         raise SourceError(f"{path} does not exist") from error
     except zipfile.BadZipFile as error:
         raise SourceError(
-            f"{path} is no zip file of torch's: damaged, or written before torch 1.6",
+            f"{path} is not a zip file that torch wrote: damaged, or written before torch 1.6",
             hint=f"Save it again with a newer torch. {_AS_FACTORY}.",
         ) from error
     except OSError as error:

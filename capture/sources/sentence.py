@@ -1,4 +1,5 @@
-"""Folders of sentence-transformers: a transformer, and what makes one vector of its tokens.
+"""sentence-transformers folders: a transformer, and the layers that turn its tokens into one
+vector.
 
 `modules.json` lists the parts (https://sbert.net/docs/sentence_transformer/usage/custom_models.html).
 The engine has the transformer's outputs and one more, `sentence_embedding` [batch, width]: what
@@ -396,7 +397,7 @@ def _require_known(parts: Sequence[_Part]) -> None:
     kinds = [part.kind for part in parts]
     if kinds[:1] != ["Pooling"]:
         got = kinds[0] if kinds else "nothing"
-        raise _UnknownPartError(f"a Pooling is expected after the Transformer, and {got} follows")
+        raise _UnknownPartError(f"expected a Pooling after the Transformer, got {got}")
     known = (*STORED, "Normalize")
     for part in parts:
         if part.kind not in known and part is not parts[0]:

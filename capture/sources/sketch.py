@@ -1,4 +1,4 @@
-"""A few values of a model's weights: enough to tell it from another one of its class."""
+"""A few values of a model's weights: enough to tell it from another model of its class."""
 
 import math
 from collections.abc import Mapping

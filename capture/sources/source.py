@@ -1,5 +1,5 @@
-"""What a MODEL argument may be: a folder, a config alone, a factory, a `.pt2` program, or a file of
-TorchScript.
+"""What a MODEL argument may be: a folder, a config alone, a factory, a `.pt2` program, or a
+TorchScript file.
 """
 
 import inspect

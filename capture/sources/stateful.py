@@ -1,4 +1,4 @@
-"""A module that writes to its buffers, with these buffers as inputs and outputs.
+"""A module that writes to its buffers, which become inputs and outputs.
 
     before  forward(x): self.n += 1; return x * self.n
     after   forward(x, state_n): n = state_n + 1; return {"output_0": x * n, "next_n": n}
@@ -151,14 +151,14 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
 
     Raises:
         SourceError: the module does not run, or a buffer gets another shape or dtype.
-        UsageError: its calls write to no buffer, or it is a program or of TorchScript.
+        UsageError: its forward writes to no buffer, or it is a program or of TorchScript.
     """
     if source.given_program() is not None:
         raise UsageError(f"--state {INPUTS} does not fit {source.name}, which is a program")
     if source.given_script() is not None:
         raise UsageError(
             f"--state {INPUTS} does not fit {source.name}, which is a TorchScript module",
-            hint="Export the module that it was made of; or take the state, and return it.",
+            hint="Export the module it was made from, or make the state an input and an output.",
         )
     module = source.eager()
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
@@ -175,8 +175,8 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
                 module(**{name: tensor.clone() for name, tensor in inputs.items()})
         except Exception as error:  # the model's own code
             raise SourceError(
-                f"{source.name}: call {len(seen)} in turn fails: {type(error).__name__}: {error}",
-                hint="Give inputs that it takes again and again: --inputs FILE.safetensors.",
+                f"{source.name}: call {len(seen)} in a row failed: {type(error).__name__}: {error}",
+                hint="Give inputs that the model accepts in every call: --inputs FILE.safetensors.",
             ) from error
         for name in _written(source.name, module, found, versions, seen[-1], one):
             written[name] = None
@@ -195,7 +195,7 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
             )
     if not written:
         raise UsageError(
-            f"--state {INPUTS} does not fit {source.name}: its calls write to no buffer",
+            f"--state {INPUTS} does not fit {source.name}: its forward writes to no buffer",
             hint="Leave it out; or register what forward keeps: self.register_buffer(NAME, ...).",
         )
     started = StatefulSource(source, {name: before[name] for name in written}, ())
@@ -229,15 +229,15 @@ def _written(
     new = next((name for name in after if name not in one), None)
     if new is not None:
         raise SourceError(
-            f"{model}: forward makes the buffer {new}, which was nothing before",
+            f"{model}: forward makes the buffer {new}, which was None before",
             hint="Let it start from a value: self.register_buffer(NAME, torch.zeros(...)).",
         )
     for name, tensor in found.items():
         now = after.get(name)
         if after.get(one[name]) is not now:
             raise SourceError(
-                f"{model}: {one[name]} and {name} are one buffer, and forward replaces one of them"
-                " alone",
+                f"{model}: {one[name]} and {name} are the same buffer, and forward replaces only"
+                " one of them",
                 hint="Write into it in place, or keep two buffers from the start.",
             )
         if now is tensor and tensor._version == versions[name] and _is_same(values[name], tensor):

@@ -1,4 +1,4 @@
-"""What a config says of token ids: the longest sequence, blocks, padding, end of text."""
+"""What a config says about token ids: the longest sequence, blocks, padding, end of text."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which class of transformers a config means.  Without torch: readers of a cache want to know."""
+"""Which transformers class a config means.  Needs no torch, because cache readers use it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Eager in fp32 from weights that are stored in 16 bits, without a second copy of them in memory.
+"""Run eager in fp32 from weights that are stored in 16 bits, without a second copy in memory.
 
 Widening a model of five billion parameters takes 19 GB, which is more than many a machine has that
 holds the model itself.  A `WidenedWeight` says of itself that it is float32, and hands the function

@@ -1,4 +1,4 @@
-"""The base of sources whose model is that of another source, called in another way."""
+"""The base class of sources that wrap another source's model and call it differently."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Code that asks whether it is TorchScript, and may then compute something else than in eager.
+"""Code that asks whether it runs as TorchScript, and may then compute something other than eager.
 
 Such code makes a script differ from eager where nothing else does: torchvision's detectors compute
 the size of their images from a factor in fp32 in a script, and in fp64 in eager.

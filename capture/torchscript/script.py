@@ -1,4 +1,4 @@
-"""TorchScript: script the smallest submodules that hold a data-dependent branch, trace the rest.
+"""Script the smallest submodules that contain a data-dependent branch; trace the rest.
 
 A trace bakes every branch that it takes, and says nothing of most of them; a script holds both
 paths, and refuses much of Python.  So the two are mixed, and what comes out is never trusted before
@@ -240,7 +240,7 @@ class _Scripting:
             return _reason(error)
         if found != self.returned:  # code may ask torch.jit.is_scripting()
             self._put(scripted, before)
-            return f"as a script it returns {_outputs(found)}, and else {_outputs(self.returned)}"
+            return f"as a script it returns {_outputs(found)}, otherwise {_outputs(self.returned)}"
         self.done = [found for found in self.done if path and not found.startswith(f"{path}.")]
         self.done.append(path)
         return ""
@@ -296,9 +296,9 @@ def _notes(
     what = ", ".join(path or "the whole model" for path in scripted)
     traced = f"scripted {what}; the rest is traced" if scripted else "all of the model is traced"
     if was_script and not scripted:
-        traced = "what the model has as TorchScript stays so; the rest is traced"
+        traced = "TorchScript modules in the model stay as they are; the rest is traced"
     left = (
-        f"TorchScript: what {place} decides is traced, not scripted: {reason}"
+        f"TorchScript: the branch at {place} is traced, not scripted: {reason}"
         for place, reason in missed.items()
     )
     return (f"TorchScript: {traced}", *left)

@@ -1,4 +1,4 @@
-"""Tracing a model with torch.export: from a source to a program that is bound to its weights.
+"""Trace a model with torch.export: from a source to a program bound to its weights.
 
 Enters: what puts the folders together (`export.py`). They may import each other in this order:
 `patches`, `answers`, `program` and `state`; `ladder`; `checks`. Beside them they import `passes.ir`

@@ -1,4 +1,4 @@
-"""Capture a model as a program: torch.export without weights, then the weights bound to it."""
+"""Capture a model as a program: torch.export without weights, then bind the weights to it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

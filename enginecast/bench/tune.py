@@ -145,7 +145,7 @@ def tune_bundle(
     place = tuned_path(Path(path).resolve())
     if write and (place.is_dir() or not os.access(place.parent, os.W_OK)):
         raise BundleError(
-            f"{place}: cannot be written there",
+            f"{place}: is not writable",
             hint="Copy the bundle to a folder of your own, or measure alone: --dry-run.",
         )
 

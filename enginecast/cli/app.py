@@ -191,7 +191,7 @@ def left(error: SystemExit) -> SourceError:
     """A model's code that ends Python."""
     *_, last = traceback.extract_tb(error.__traceback__)
     return SourceError(
-        f"{last.filename}:{last.lineno}: the model's code ended Python: SystemExit: {error}",
+        f"{last.filename}:{last.lineno}: the model's code exited Python: SystemExit: {error}",
         hint="It must not call sys.exit.",
     )
 

@@ -288,7 +288,7 @@ def _show_check(check: "CheckOutcome") -> None:
     if rows:
         print_table(console, ("whole pipeline", "relative error", "allowed"), rows)
         psnr = "equal" if check.psnr is None else f"PSNR {check.psnr:.1f} dB"
-        parted = f"they part at {check.parts_at}" if check.parts_at else "they do not part"
+        parted = f"they diverge at {check.parts_at}" if check.parts_at else "they do not diverge"
         say(console, f"pictures: {psnr}; worst: {check.worst}; {parted}")
     if check.max_error is not None:
         say(console, f"quantized: by the plans latents may be off by {check.max_error:.2g}")

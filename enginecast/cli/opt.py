@@ -158,11 +158,11 @@ def _check_modes(
     """Refuse options that do not go together, and a folder that is in the way."""
     if watch and (reduce or as_json or output is not None):
         other = "--reduce" if reduce else "--json" if as_json else "-o"
-        raise UsageError(f"--watch runs until Ctrl-C, and {other} does not go with it")
+        raise UsageError(f"--watch cannot be combined with {other}")
     if reduce and prints:
         raise UsageError("--reduce prints no program: leave --print-ir and --print-diff out")
     if seconds is not None and not reduce:
-        raise UsageError("--seconds is the time of --reduce, and --reduce is not there")
+        raise UsageError("--seconds limits --reduce, which is not given")
     if output is not None and not reduce:
         _require_pt2(output)
     folder = output or Path(REDUCED)

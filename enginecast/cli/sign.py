@@ -38,7 +38,7 @@ def sign(
     from enginecast.runtime.bundle import signature
 
     if chain and certificate is None:
-        raise UsageError("--chain: expected with --certificate")
+        raise UsageError("--chain: expected only with --certificate")
     signer = signature.Signer(key, _password(key), certificate, tuple(chain or ()))
     file = signature.sign(bundle, signer)
     if as_json:

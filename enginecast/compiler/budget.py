@@ -1,4 +1,4 @@
-"""What an export will take of disk and memory, said before it begins.
+"""Estimate the disk and memory that an export needs, before it begins.
 
 The figures are least ones: what is known to be taken, without what the steps need for themselves.
 So a refusal is never a guess, and an export that is let through may still be a tight fit.

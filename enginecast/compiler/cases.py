@@ -1,5 +1,5 @@
-"""The inputs that a model is compared on: corners of its ranges, what the user gave, and what takes
-the other paths of its branches.
+"""The verification inputs: corners of the ranges, the user's inputs, and inputs that take the other
+paths of branches.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -274,7 +274,7 @@ def cover_branches(
     """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
     found = cover(source.eager(), specs, cases, places, SEED, settled)
     verified = [f"both paths verified: {', '.join(found.verified)}"] if found.verified else []
-    verified += [f"in a library, so it rejects nothing: {u}" for u in found.in_libraries]
+    verified += [f"in a library, so it does not reject the engine: {u}" for u in found.in_libraries]
     inputs = tuple(widened(spec, found.cases) for spec in specs)
     return Covered(inputs, (*cases, *found.cases), tuple(verified), found.unverified)
 

@@ -1,4 +1,4 @@
-"""The search for what makes a rewritten program wrong, and the passes run again without it."""
+"""Search for the cause of an error in a rewritten program, and run the passes again without it."""
 
 from collections.abc import Sequence
 from dataclasses import replace

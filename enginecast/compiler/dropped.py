@@ -1,4 +1,4 @@
-"""Compare a program that keeps a tensor with eager, which drops it on one path.
+"""Compare a program that keeps a tensor on both paths with eager, which drops it on one.
 
 `if not mask.any(): mask = None` has no operator: the program computes with the mask on both paths.
 That is the same only where a mask that masks nothing changes nothing, whatever the other inputs
@@ -98,7 +98,7 @@ def dropped_failures(
     most = FEW_TRIALS if elements * parameters > WORK else MOST_TRIALS
     for case in islice(_changed(specs, bases), most):
         if why := _difference(module, forward, plain, exact, case):
-            yield f"{said}, which is another model: {why}"
+            yield f"{said}, which changes the results: {why}"
             return
 
 
@@ -138,14 +138,14 @@ def _difference(module: nn.Module, forward: Forward, plain: Runs, exact: Runs, c
         try:
             [outputs] = plain.outputs([case.inputs])
         except FAILS as error:
-            return f"case {case.name!r}: eager runs, and the program does not: {error}"
+            return f"case {case.name!r}: eager runs, but the program does not: {error}"
         found, known = as_arrays(outputs), wanted[case.name]
         if all(_is_equal(found[name], array) for name, array in known.items()):
             return ""  # fp64 takes longer
         try:
             [wide] = exact.outputs([case.inputs])
         except FAILS:
-            return f"case {case.name!r}: eager runs, and the program in fp64 does not"
+            return f"case {case.name!r}: eager runs, but the program in fp64 does not"
         arrays = as_arrays(case.inputs)
         reference = ReferenceCase(case.name, arrays, known, as_arrays(wide))
         compared = Reference((reference,), Floor("fp32", {}))

@@ -1,4 +1,6 @@
-"""The engines of a bundle: what a target is asked for, and the first run of what it made."""
+"""The engines of a bundle: the lowering requests to their targets, and the first run of each
+result.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,8 +53,8 @@ from enginecast.verify.verdict import judge
 
 LOW = ("float16", "bfloat16")
 NOT_FOLLOWED = (
-    "no calls in turn were compared, for this machine runs neither the engine nor its file in fp32:"
-    " export it where the engine runs"
+    "no consecutive calls were compared: this machine runs neither the engine nor its file in"
+    " fp32: export it where the engine runs"
 )
 Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
 """What an engine does in calls in turn beside the model, and what is wrong with it."""

@@ -1,4 +1,4 @@
-"""The run of `generate` that an engine of a language model has to follow."""
+"""The run of `generate` that a language model's engine has to reproduce."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the manifest says of a model and its engines: inputs, outputs, symbols, passes, text."""
+"""Describe a model and its engines for the manifest: inputs, outputs, symbols, passes, text."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a step takes of this machine's memory, and what the machine has."""
+"""How much memory a step uses, and how much this machine has."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""From a MODEL argument to a captured program: the start of export, inspect and opt."""
+"""From a MODEL argument to a captured program: the first steps of export, inspect and opt."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -401,7 +401,7 @@ def _settled(
     if halves := in_halves(captured.program):
         run_pipeline(build("unify-dtype{to=fp32}"), captured.program, PassContext())
         found = "; ".join(sorted({_dtype_and_line(*each) for each in halves.items()}))
-        said = f"the model computes in 16 bits by itself, and its fp32 engine rounds alike: {found}"
+        said = f"the model computes in 16 bits itself, and its fp32 engine rounds alike: {found}"
         captured = replace(captured, notes=(*captured.notes, said))
     for note in captured.notes:
         steps.say(note)
@@ -598,8 +598,8 @@ def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
     ):
         off = f"is off by {floor.largest:.2g}" if floor.largest < BEYOND else "leaves its range"
         yield (
-            f"the model computes in fp64, and eager fp32 {off}: an engine would be another model;"
-            " convert it with .float() where that is meant"
+            f"the model computes in fp64, and eager fp32 {off}: an engine would compute"
+            " something else; call .float() on it if that is acceptable"
         )
 
 
@@ -828,8 +828,8 @@ def _check_structure(program: ExportedProgram) -> None:
         if runs and not node.target.name().startswith("wrap"):
             place = source_line(node) or node.name
             raise CaptureError(
-                f"{node.target} at {place} runs a graph in a way that engines do not have",
-                hint="Of torch's structured operators take cond, while_loop and scan.",
+                f"{node.target} at {place} is a structured operator that engines do not support",
+                hint="Use cond, while_loop or scan instead.",
             )
 
 

@@ -1,4 +1,4 @@
-"""What an export leaves behind: a bundle, or the reports beside where it would be."""
+"""Publish the result of an export: a bundle, or the reports of a rejection next to its place."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

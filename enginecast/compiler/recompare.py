@@ -1,4 +1,4 @@
-"""The reference of a bundle, made anew from the model."""
+"""Compute the reference of a bundle again, from the model."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a user asks for (`ExportRequest`), and what is decided for each engine (`EngineConfig`)."""
+"""What the user asks for (`ExportRequest`), and what it means for each engine (`EngineConfig`)."""
 
 import math
 import os
@@ -239,8 +239,8 @@ class ExportRequest:
         self._check_quantized(quantized, given)
         if self._turns and quantized:
             raise UsageError(
-                f"{self._turns} does not go with --precision {quantized}: what a quantized engine"
-                " does in calls in turn is not compared yet",
+                f"{self._turns} does not go with --precision {quantized}: consecutive calls of a"
+                " quantized engine are not compared yet",
                 hint="Use --precision fp32, fp16 or bf16.",
             )
         if quantized and device == "cuda" and self.pipeline is None:
@@ -320,7 +320,7 @@ class ExportRequest:
         """Refuse options of a plan where there is none."""
         if self.max_error is not None and (not quantized or self.pipeline is not None):
             raise UsageError(
-                "--max-error is the limit of a quantization plan, and there is none here",
+                "--max-error limits a quantization plan, and nothing is quantized here",
                 hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
                 " plan-int8{max_error=0.05}.",
             )
@@ -346,7 +346,7 @@ class ExportRequest:
         if unfit:
             raise UsageError(
                 f"{unfit} does not fit --target {target.name}: passes rewrite programs of"
-                " torch.export, and this engine is made of the model itself",
+                " torch.export, and this engine is made from the module itself",
                 hint="Leave it out, or use --target onnxruntime.",
             )
         device = self.device or target.default_device(precision, self.arch)
@@ -372,8 +372,8 @@ class ExportRequest:
         kinds = kinds - {UnifyDtype} or kinds
         if not kinds:
             raise UsageError(
-                "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and"
-                " nothing else is computed in this pipeline",
+                "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and this"
+                " pipeline computes everything in fp32",
                 hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
             )
         chosen = (_skipping(p, skips) if type(p) in kinds else p for p in passes)

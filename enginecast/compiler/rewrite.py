@@ -1,5 +1,5 @@
-"""The passes of an export, each compared with eager as it runs: those of the pipeline, and then for
-each engine those that lower the program.
+"""Run the passes of an export, and compare the program after each: first the pipeline, then the
+lowering passes of each engine.
 """
 
 from collections.abc import Sequence

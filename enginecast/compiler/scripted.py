@@ -1,5 +1,5 @@
-"""Engines made of the module itself, as a hybrid of script and trace: inputs, cases and reference,
-what its code decides, and the engines, written and run: TorchScript, and ONNX from it.
+"""Make engines from the module itself, as a hybrid of script and trace (TorchScript, or ONNX from
+it): inputs, cases, reference, and the paths through its code.
 
 There is no program here.  So nothing proves what sizes an engine takes: the ranges in its manifest
 are those that it was compared over, at their ends and at the sizes at which code is likely to do
@@ -192,9 +192,9 @@ def output_specs(
         ranks = sorted({len(shape) for shape in shapes})
         if len(ranks) > 1:
             raise CaptureError(
-                f"the output {name!r} has {ranks} dimensions,"
-                " by the input, and an engine's outputs have one number of them",
-                hint="Return it in one rank.",
+                f"the output {name!r} has {ranks} dimensions, depending on the input, and an"
+                " engine's output has a fixed number",
+                hint="Return it with a fixed number of dimensions.",
             )
         columns = zip(*shapes, strict=True)
         dims = tuple(_dim(tuple(c), sizes, f"{name}_{axis}") for axis, c in enumerate(columns))
@@ -281,7 +281,7 @@ class Explored:
             elif first.kind == "bool":
                 continue
             else:
-                found = f"the trace keeps what {first.code!r} reads, and code may decide by it"
+                found = f"the trace fixes what {first.code!r} reads, and code may branch on it"
             unseen.setdefault(place, str(Unverified(str(place), found)))
         return tuple(unseen.values())
 
@@ -346,7 +346,7 @@ class ScriptEngines:
             except CaptureError as error:
                 if engine is None:
                     raise
-                self.steps.log(f"with more that is scripted: {error.message}")
+                self.steps.log(f"with more modules scripted: {error.message}")
                 break  # what there is says more: it was compared with eager
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
@@ -372,14 +372,18 @@ class ScriptEngines:
         warned = {s.place.resolved for s in tried[-1].suspects}
         suspects = warned - {*met, *self.places}
         if suspects:
-            self.steps.log("the trace does not agree with eager: scripting what it warned of")
+            self.steps.log(
+                "the trace does not agree with eager: scripting the modules it warned about"
+            )
             yield (*met, *sorted(suspects))
         # A loop over a shape is traced without a warning; only its source shows it.
         example = {name: tensor.cpu() for name, tensor in self._example.items()}
         sizes = sizes_decide(self.model.source.eager(), example)
         found = {*sizes} - {*met, *self.places, *suspects}
         if found:
-            self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
+            self.steps.log(
+                "the trace does not agree with eager: scripting the modules that branch on sizes"
+            )
             yield (*met, *sorted(suspects), *sorted(found))
 
     def _refuse_questions(self, made: Hybrid) -> None:
@@ -403,8 +407,8 @@ class ScriptEngines:
             return
         names = [name for name, dim in dims.items() if len(dim.sizes) > 1]
         raise SizesDecideError(
-            f"{asked[0]} asks whether it is TorchScript, and may then compute something else than"
-            f" eager: of the sizes {', '.join(names)}, only those that are compared can be taken",
+            f"{asked[0]} asks whether it is TorchScript, and may then compute something other than"
+            f" eager: of the sizes {', '.join(names)}, only those compared can be accepted",
             hint="Keep the sizes fixed, or ask for so few that all are compared.",
         )
 

@@ -232,7 +232,7 @@ class ExportSession:
             if not model.captured.is_widened:
                 raise
             self.steps.say(
-                f"rewritten for more sizes, the model does not get to an engine: {error}"
+                f"rewritten for more sizes, the model does not become an engine: {error}"
             )
         return self._of_program(self._capture(widens=False))
 
@@ -339,7 +339,7 @@ class ExportSession:
                 reference = refer(model, notes=notes)
             except EnginecastError:
                 raise error from None
-            notes.append(f"floats were compared at the example's values alone: {error.message}")
+            notes.append(f"floats were compared only at the example's values: {error.message}")
             return model, reference
 
     def _rewrite(
@@ -458,8 +458,8 @@ class ExportSession:
         """
         if self.config.quantized:
             raise LoweringError(
-                f"{self.config.quantized} is for programs of torch.export, and this engine would be"
-                " made of the module itself, which nothing quantizes",
+                f"{self.config.quantized} needs a program of torch.export, and this engine would be"
+                " made from the module itself",
                 hint="Use --precision fp32.",
             )
         require_torchscript()

@@ -1,4 +1,4 @@
-"""Judge the sizes at which a model's code takes another path than its trace, by what it returns.
+"""Judge sizes at which a model's code takes another path than its trace, by comparing the results.
 
 Another path that comes to the same values is no reason for anything.  Where the values differ, a
 range that nobody asked for is narrowed, and one that the user asked for is refused.  What no range

@@ -1,4 +1,4 @@
-"""What a report shows besides the verdict: where it comes from, and the quantization plan."""
+"""What a report shows besides the verdict: the origin of the bundle, and the quantization plan."""
 
 import math
 import os

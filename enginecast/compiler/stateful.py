@@ -1,4 +1,4 @@
-"""Calls in turn of a module with state, which its engine has to follow."""
+"""Consecutive calls of a module with state, which its engine has to reproduce."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,13 +108,13 @@ def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
         error=pool_output(measured, worst).relative,
         floor=run.floor.of(worst),
     )
-    return checked, tuple(f"calls in turn: {each}" for each in failures)
+    return checked, tuple(f"consecutive calls: {each}" for each in failures)
 
 
 def step_note(checked: StepCheck) -> str:
     """What was compared, as a sentence."""
     return (
-        f"{checked.calls} calls in turn give what the model gives that keeps its own state:"
+        f"{checked.calls} consecutive calls match the module, which keeps its own state:"
         f" {times(ratio(checked.error, checked.floor))} the model's own error"
     )
 

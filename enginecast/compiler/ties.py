@@ -1,4 +1,4 @@
-"""What an engine that was rejected chose at ties, and the reference with these choices."""
+"""Find what a rejected engine chose at ties, and compute the reference with these choices."""
 
 import tempfile
 from collections.abc import Sequence

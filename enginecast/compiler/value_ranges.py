@@ -1,4 +1,4 @@
-"""Which whole numbers a model takes, where nothing but an example says so.
+"""Which integers a model accepts, if only an example says so.
 
 An example with `timestep=500` says little of other steps.  What the numbers decide is run on
 others, further and further from the example, until it raises an error, as a lookup in a table does,
@@ -132,7 +132,7 @@ def _in_sizes(
             )
             for spec in specs
         )
-        notes.append(f"{name} takes {least} and more: the values of the example fit no smaller one")
+        notes.append(f"{name} takes {least} and more: the values of the example need that")
     return specs, tuple(notes)
 
 
@@ -219,7 +219,7 @@ class _Search:
         for value in (spec.low, spec.high):
             if value is not None and not self._runs(spec, value):
                 raise UsageError(
-                    f"--values {spec.name}={spec.low}..{spec.high}: the model does not take {value}"
+                    f"--values {spec.name}={spec.low}..{spec.high}: the model fails on {value}"
                 )
 
     def widened(self, spec: InputSpec) -> InputSpec:

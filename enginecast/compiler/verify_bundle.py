@@ -34,8 +34,8 @@ from enginecast.verify.verdict import verdict_line
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
 NOT_STORED = (
-    "the stored reference has no room for: {0}.  With --model they are compared, too, and a verdict"
-    " by emulation becomes one of the engine"
+    "the stored reference does not include: {0}.  With --model they are compared, too, and a"
+    " verdict by emulation becomes one of the engine"
 )
 
 SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"

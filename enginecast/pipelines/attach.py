@@ -229,12 +229,12 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
     stored = bundle.root / CONFIG_FILE
     if found := differences(component, read_json(stored)) if stored.is_file() else []:
         raise UsageError(
-            f"{bundle.root}: the engine's {name} is another one than the pipeline's:"
-            f" {'; '.join(found)}",
+            f"{bundle.root}: the engine's {name} differs from the pipeline's: {'; '.join(found)}",
             hint=AGAIN,
         )
     if weight := unlike(component.state_dict(), manifest.call.weights):
         raise UsageError(
-            f"{bundle.root}: the engine's {name} has other weights than the pipeline's: {weight}",
+            f"{bundle.root}: the engine's {name} has different weights from the pipeline's:"
+            f" {weight}",
             hint=AGAIN,
         )

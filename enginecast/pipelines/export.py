@@ -124,7 +124,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     asked = {request.precision, *request.precisions.values()}
     if request.max_error is not None and not asked & QUANTIZED.keys():
         raise UsageError(
-            "--max-error is the limit of a quantization plan, and there is none here",
+            "--max-error limits a quantization plan, and nothing is quantized here",
             hint=f"It goes with --component NAME={'|'.join(QUANTIZED)}.",
         )
     for precision in asked:

@@ -1,4 +1,4 @@
-"""Run Inductor ahead of time: settings, compiler, package.  All that names torch._inductor is here.
+"""Run Inductor ahead of time: settings, compiler, package.  All uses of torch._inductor are here.
 
 The package is made to be the same from run to run and to say nothing of the machine that made it:
 a fresh cache, numbers of threads left to the run, no source files, and no paths in the code.

@@ -1,5 +1,5 @@
-"""Compile a program ahead of time with Inductor: one package of machine code, one safetensors with
-the weights that it reads.
+"""Compile a program ahead of time with Inductor: one package of machine code, and one safetensors
+file with its weights.
 
 The weights stay outside of the package: they are written one at a time, never linked, and loading
 maps them.  The compiler sees tensors without values in their place, except for the small ones,

@@ -1,4 +1,4 @@
-"""What a user may ask of AOTInductor, beyond precision and device."""
+"""The user's options for AOTInductor, beyond precision and device."""
 
 from dataclasses import dataclass
 

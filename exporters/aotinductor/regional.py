@@ -1,4 +1,5 @@
-"""Split a program into pieces: of equal regions one is compiled, and run with the weights of each.
+"""Split a program into pieces: one of several equal regions is compiled, and runs with the weights
+of each.
 
     %h  = glue0(%x, %w1, ...)           what lies between the regions is a piece, too
     %h1 = region1(%h, %w2, ...)

@@ -1,4 +1,4 @@
-"""The target of Inductor's machine code."""
+"""The AOTInductor target."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The target of ONNX Runtime."""
+"""The ONNX Runtime target."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lower a program to an ONNX graph that OpenVINO reads: one graph file, one file of weights."""
+"""Lower a program to an ONNX graph for OpenVINO: one graph file, one weights file."""
 
 import re
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Refuse numbers that OpenVINO's CPU plugin computes in less than they are: it takes int32 for
-int64, and fp32 for fp64, and says nothing.
+"""Refuse values that OpenVINO's CPU plugin would silently compute in a narrower dtype: int64 in
+int32, and fp64 in fp32.
 
 The range of an integer follows from those of the inputs, step by step.  What a float was rounded
 to, and what an op gives that is not listed, is taken to be within int32: where it is not, the

@@ -1,4 +1,4 @@
-"""The target of OpenVINO."""
+"""The OpenVINO target."""
 
 from typing import Any
 

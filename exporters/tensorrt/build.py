@@ -107,7 +107,7 @@ def _builder(trt: Any, logger: Any, messages: Messages) -> Any:
     except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
         said = messages.take() if len(messages) else str(error)
         raise MissingError(
-            f"TensorRT {trt.__version__} gives no builder: {said}",
+            f"TensorRT {trt.__version__} cannot create a builder: {said}",
             hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
         ) from error
 

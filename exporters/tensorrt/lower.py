@@ -1,4 +1,5 @@
-"""Lower a program to a TensorRT plan: our ONNX through TensorRT's parser, or torch_tensorrt.
+"""Lower a program to a TensorRT plan: from our ONNX through TensorRT's parser, or with
+torch_tensorrt.
 
 A plan is machine code for one GPU model, made on it.  None of this was run on real TensorRT by us
 yet.

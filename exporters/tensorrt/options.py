@@ -1,4 +1,4 @@
-"""What a user may ask of a TensorRT build, beyond precision and shapes."""
+"""The user's options for a TensorRT build, beyond precision and shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

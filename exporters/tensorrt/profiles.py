@@ -83,7 +83,7 @@ def _require_ends(inputs: Sequence[Input], ranges: Ranges) -> None:
         for index, dim in enumerate(one.shape):
             if isinstance(dim, str) and ranges[dim][1] > LARGEST:
                 raise UsageError(
-                    f"input '{one.name}': {dim} has no greatest size, and TensorRT reserves memory"
+                    f"input '{one.name}': {dim} has no upper bound, and TensorRT reserves memory"
                     " for the largest shape",
                     hint=f"Give one: --dynamic {one.name}:{index}={ranges[dim][0]}..512.",
                 )

@@ -1,4 +1,4 @@
-"""What a TensorRT build tells while it runs, and how it is stopped.
+"""Progress of a TensorRT build, and how to stop it.
 
 TensorRT calls back from C++, where an exception of Python must not go: what is raised in a callback
 is kept, the build is asked to stop, and it is raised again after the build has returned.

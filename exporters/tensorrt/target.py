@@ -1,4 +1,4 @@
-"""The target of TensorRT."""
+"""The TensorRT target."""
 
 from typing import Any
 
@@ -25,9 +25,8 @@ class TensorRT(Target):
     def check_precision(self, precision: str) -> None:
         if precision in QUANTIZED and QUANTIZED[precision].format != "fp8":
             raise UsageError(
-                f"--precision {precision} does not fit --target tensorrt: its scales are computed"
-                " from each row as it comes, or lie in packed blocks of integers, and the engine"
-                " has neither",
+                f"--precision {precision} does not fit --target tensorrt: it needs dynamic scales"
+                " for each row, or packed blocks of integers, and TensorRT has neither",
                 hint="Use --precision fp8, fp8-storage, fp16, bf16 or fp32.",
             )
 

@@ -1,4 +1,4 @@
-"""What earlier TensorRT builds on this machine measured: the timing cache, and how long they took.
+"""Measurements of earlier TensorRT builds on this machine: the timing cache, and build times.
 
     ~/.cache/enginecast/tensorrt/NVIDIA-H200_sm90_tensorrt-11.0.0.114_cuda-13_driver-580.95.05.cache
     ~/.cache/enginecast/tensorrt/NVIDIA-H200_sm90_....history.json

@@ -1,4 +1,4 @@
-"""The route to TensorRT by torch_tensorrt: the whole program, converted op by op.
+"""Build a TensorRT engine with torch_tensorrt: the whole program, converted op by op.
 
 The plan's inputs have the program's names.  Its outputs are called output0, output1 and so on
 (torch_tensorrt: dynamo/conversion/_TRTInterpreter.py), in the program's order.

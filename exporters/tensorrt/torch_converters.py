@@ -1,4 +1,4 @@
-"""What torch_tensorrt is to make of our ops: converters that it is given when the route runs.
+"""Converters of our ops for torch_tensorrt, registered when that route runs.
 
 TensorRT 10.15 and 11.0 have no layer that normalizes by root mean squares: INormalizationLayer
 takes the mean off (its documentation in the Python API reference).  So a norm is written as a

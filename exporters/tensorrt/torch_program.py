@@ -1,4 +1,4 @@
-"""What torch_tensorrt has to be spared: programs that it would not build, or build wrongly."""
+"""Keep from torch_tensorrt what it would not build, or would build wrongly."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The target of TorchScript."""
+"""The TorchScript target."""
 
 from enginecast.errors import UsageError
 from enginecast.exporters.target import Artifact, ScriptRequest, Target, require_gpu_of_torch
@@ -20,7 +20,7 @@ class TorchScript(Target):
     def check_precision(self, precision: str) -> None:
         if precision == "mixed" or precision in QUANTIZED:
             raise UsageError(
-                f"--precision {precision} does not fit --target torchscript: a pass makes it, and"
+                f"--precision {precision} does not fit --target torchscript: it needs passes, and"
                 " passes need a program of torch.export",
                 hint="Use --precision fp32, fp16 or bf16.",
             )

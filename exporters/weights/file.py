@@ -1,4 +1,4 @@
-"""Write tensors into one safetensors file, each as it is computed.
+"""Write tensors into one safetensors file, each as soon as it is computed.
 
 `safetensors.torch.save_file` wants every tensor in memory at once; the format does not: the header
 needs names, dtypes and shapes only.  Source: https://github.com/huggingface/safetensors#format

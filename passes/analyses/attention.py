@@ -1,4 +1,4 @@
-"""Attention where it is spelled out, and the views around its heads.
+"""Find attention written out in plain ops, and the views around its heads.
 
 Heads first is [batch, heads, tokens, size], tokens first [batch, tokens, heads * size].
 """

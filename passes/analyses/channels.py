@@ -1,5 +1,5 @@
-"""The channels of a value: which linears read them, and where they can be scaled: in the weights of
-what makes it.
+"""Find which linears read the channels of a value, and which weights upstream can absorb a scale
+for each channel.
 
     norm:       %x = rms_norm(%h, %w)                      %w (of a LayerNorm, and its bias)
     linear:     %x = linear(%h, %w, %b)                    the rows of %w, and %b

@@ -1,4 +1,4 @@
-"""What divides a value by its root mean square, where it is spelled out."""
+"""Find where a value is divided by its root mean square in plain ops."""
 
 from torch.fx import Node
 

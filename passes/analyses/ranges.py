@@ -1,5 +1,5 @@
-"""What is known of an integer value from how it was made: enough to see that a comparison always
-holds.
+"""Ranges of integer values, derived from how they are computed: enough to prove that a comparison
+always holds.
 """
 
 import math

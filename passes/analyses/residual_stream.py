@@ -227,7 +227,7 @@ class _Streams:
         if is_call(user, *GUARDS):
             return f"{op_name(user)} reads the stream: a guard against overflow, which has a limit"
         if is_call(user, aten.linear.default):
-            return "linear reads the stream itself: a norm stands on the stream, or there is none"
+            return "linear reads the stream directly: the norm is on the stream, or there is none"
         return f"{op_name(user)} reads the stream, and is not the same at another scale"
 
 

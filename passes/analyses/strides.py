@@ -1,5 +1,5 @@
-"""Where other strides go: a value that lies otherwise in memory has the same elements, but what is
-computed from it may round otherwise.
+"""Where changed strides propagate: a value with another memory layout has the same elements, but
+results computed from it may round differently.
 
 Products, convolutions, sums and norms take another kernel for other strides, which adds in another
 order; even an elementwise op such as GELU computes the elements that fill a vector and the rest by

@@ -1,5 +1,5 @@
-"""How large values are over the calibration inputs, and how large one can get for any input at all,
-from the weights alone.
+"""How large values get over the calibration inputs, and a bound for any input, from the weights
+alone.
 
 A root-mean-square norm gives a row no longer than sqrt(size), whatever it reads; a linear gives no
 element longer than a row of its weight times that; attention averages the values; a gate is at most
@@ -191,8 +191,9 @@ def largest_values(
         if not math.isfinite(size):
             place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
             raise PassError(
-                f"values at {place} are not finite in fp32 already",
-                hint="Look for inputs that the model cannot take: no precision holds these.",
+                f"values at {place} are already non-finite in fp32",
+                hint="Look for inputs that the model cannot handle: no precision can represent"
+                " these values.",
             )
         found[node] = max(found.get(node, 0.0), size)
 

@@ -1,4 +1,4 @@
-"""What one run of a program takes: products of numbers, and elements that are held at once.
+"""The cost of one run of a program: multiplications, and elements live at once.
 
 Elements of the inputs times parameters say little of a convolution, whose weights are used at every
 place, or of a decoder, which makes many places of one.

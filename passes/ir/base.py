@@ -1,4 +1,4 @@
-"""What a pass is, and what it reports."""
+"""The base classes of passes, and the sites they report."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""See one block as a program is seen, so that what edits programs edits it too."""
+"""Present one block as a program, so that code that edits programs can edit it, too."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
-"""What a program computes: equal for two programs that differ in the names and order of nodes, or
-in where the expressions of weights stand, or in ops that give their input, and in nothing else.
+"""A normal form of what a program computes: equal for two programs that differ only in the names
+and order of nodes, in where weight expressions are, or in ops that return their input.
 
 For given cases, integers, booleans and sizes count by the values that they have there, and a mask
 by what broadcasting makes of it.

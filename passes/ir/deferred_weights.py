@@ -1,4 +1,4 @@
-"""Weights whose values are computed when somebody asks: expressions that travel beside a program.
+"""Weights computed on demand: expressions that are stored next to a program.
 
 The program's own state holds stand-ins for them, of the right shape and dtype and without data.
 """

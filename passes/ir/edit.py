@@ -1,4 +1,4 @@
-"""The few edits every pass needs: insert with meta, erase, add weights, copy without weights."""
+"""Edits that every pass needs: insert with meta, erase, add weights, copy without weights."""
 
 import copy
 import itertools

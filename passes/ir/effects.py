@@ -1,4 +1,4 @@
-"""Which nodes may be dropped when nothing uses them, or merged with equal ones."""
+"""Which nodes may be dropped when they are unused, or merged with equal ones."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""Runs an exported program node by node, with little memory, and lets somebody watch.
+"""Run an exported program node by node, with little memory and an optional observer.
 
 `program.module()` evaluates every weight expression (the casts of an fp64 reference, say) before
 the first layer runs. Here a weight expression is evaluated right before its first use, and every
@@ -342,7 +342,7 @@ def run_number(node: Node, case: int, call: Callable[[], Any]) -> Any:
         raise AssertionFailedError(
             f"the program fails at {place}: {error}",
             case,
-            hint="torch.export followed the way that does not fail; rewrite what is tried there.",
+            hint="torch.export captured only the path that does not fail; rewrite the `try` there.",
         ) from error
 
 
@@ -358,7 +358,7 @@ def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
         place = source_line(node) or node.name
         said = next(iter(str(error).splitlines()), "")
         raise AssertionFailedError(
-            f"the assertion at {place} does not hold: {said}",
+            f"the assertion at {place} fails: {said}",
             case,
-            hint="Give inputs that it holds for: --inputs; or narrow the sizes: --dynamic.",
+            hint="Give inputs that satisfy it (--inputs), or narrow the sizes (--dynamic).",
         ) from error

@@ -1,5 +1,5 @@
-"""The values of what a program computes from integers, booleans and sizes alone: positions, masks,
-indices.  They cost nothing to compute, and say what two programs have in common that write their
+"""The values that a program computes only from integers, booleans and sizes: positions, masks,
+indices.  They are cheap to compute, and show what two programs have in common that build their
 masks in different ways.
 """
 

@@ -1,4 +1,4 @@
-"""What matchers ask of single nodes; what spans several is a pattern (`passes.ir.pattern`)."""
+"""Predicates on single nodes, for matchers; `passes.ir.pattern` matches several nodes."""
 
 from collections.abc import Callable
 from typing import Any, TypeGuard

@@ -1,4 +1,4 @@
-"""The fields of a pass as options in a pipeline spec, and back.
+"""Convert the fields of a pass to options in a pipeline spec, and back.
 
 fuse-thing{size=8}            size: int = 1
 fuse-thing{keep=a,b}          keep: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
             continue
         if value is None or value == ():
             raise SpecError(
-                f"option '{key}' of pass '{pass_.name}': {value!r} has no text in a spec"
+                f"option '{key}' of pass '{pass_.name}': {value!r} cannot be written in a spec"
             )
         options.append((key, value if isinstance(value, tuple) else (value,)))
     return PassSpec(pass_.name, tuple(options))

@@ -1,4 +1,4 @@
-"""Patterns over graphs that read as algebra, and say where and why they did not match.
+"""Patterns over graphs that read like algebra, and report where and why they did not match.
 
     @pattern
     def gelu(x: Value) -> Pattern:

@@ -86,9 +86,9 @@ def _require_values(program: ExportedProgram) -> None:
         if has(node, Trait.WRITES):
             place = source_line(node) or node.name
             raise PassError(
-                f"{node.target} at {place} writes in place, and passes take values alone",
-                hint="enginecast.capture.tracing.program.functionalize makes values of what a"
-                " program writes; every capture does so.",
+                f"{node.target} at {place} writes in place, and passes expect a functional program",
+                hint="enginecast.capture.tracing.program.functionalize makes a program functional;"
+                " every capture calls it.",
             )
 
 
@@ -150,8 +150,8 @@ def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
     for symbol, size in fixed_sizes(program).items() - before.items():
         low, high = program.range_constraints[symbol].lower, program.range_constraints[symbol].upper
         raise PassDefectError(
-            f"it fixes a size of {low} to {high} at {size}",
-            hint="Compute fake values by enginecast.passes.ir.edit.insert, which reads no size.",
+            f"it specializes a size from {low}..{high} to {size}",
+            hint="Compute fake values with enginecast.passes.ir.edit.insert, which reads no size.",
         )
 
 

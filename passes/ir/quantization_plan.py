@@ -1,4 +1,4 @@
-"""What is quantized, and how: one decision for each layer, apart from the rewriting.
+"""The quantization plan: one decision per layer, separate from the rewriting.
 
 A plan is data.  A planning pass (`plan-fp8`, `plan-int8`) makes one and leaves it on the program;
 `fp8-matmul` and `int8-matmul` carry it out; a user may read it, change it, and hand it in again

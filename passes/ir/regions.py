@@ -1,4 +1,4 @@
-"""Regions: parts of a program that compute the same with different weights.
+"""Regions: parts of a program that compute the same function with different weights.
 
     transformer_blocks.0: %add_7, %silu -> %add_12      a region is the nodes of one call of a
     transformer_blocks.1: %add_12, %silu -> %add_17     module; these two are equal

@@ -1,4 +1,4 @@
-"""Rewrite every node that has a rule: the shape of most lowering passes.
+"""Rewrite every node that has a rule; most lowering passes work this way.
 
 RULES: Rules[Rewrite] = Rules()
 

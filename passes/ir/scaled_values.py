@@ -1,4 +1,5 @@
-"""Values that a pass has scaled by powers of two: how much, for whoever compares them with others.
+"""Values that a pass has scaled by powers of two, with the power, so that they can be compared at
+their original scale.
 
 The exponents stand in the node's metadata.  `graph_edit.take_place` hands them on, so that a node
 which a later pass puts in place of another says the same of its value.

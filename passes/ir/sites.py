@@ -1,4 +1,4 @@
-"""Record what a pass did at each place it looked at, with keys that hold from run to run."""
+"""Record what a pass did at each place it looked at, with keys that are stable between runs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -66,8 +66,8 @@ class SiteLog:
         for node, site in self._found.items():
             if node not in self._settled:
                 raise PassError(
-                    f"site {site.key} (node '{site.node}') was looked at, "
-                    "and then neither done nor refused"
+                    f"site {site.key} (node '{site.node}') was visited, but neither done nor"
+                    " refused"
                 )
         return list(self._found.values())
 

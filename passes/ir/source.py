@@ -1,4 +1,4 @@
-"""Where a node comes from: the module that made it and the line of the user's model code."""
+"""Where a node comes from: the module that created it and the line of the user's model code."""
 
 import re
 from collections.abc import Mapping

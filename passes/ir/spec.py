@@ -1,4 +1,4 @@
-r"""The text of a pipeline: parse it, print it, point at a place in it.  No torch.
+r"""The text of a pipeline: parse it, print it, point at a place in it.  Needs no torch.
 
     pipeline ::= (pass ("," pass)*)?
     pass     ::= NAME ("{" option (" " option)* "}")?

@@ -1,4 +1,4 @@
-"""Print a program as stable text, one node a line; diff two such texts.
+"""Print a program as stable text, one node per line, and diff two such texts.
 
     %p_wo_weight: f32[32, 64] = parameter "encoder.block.0.layer.1.DenseReluDense.wo.weight"
     %x: f32[s0, 64] = input "x"

@@ -1,4 +1,4 @@
-"""What each op is: the one table that passes, analyses, exporters and the emulator ask.
+"""The traits of each op: one table that passes, analyses, exporters and the emulator query.
 
 Torch's schemas and tags say which ops write, alias, draw random numbers and work element by
 element; the rest stands here, by name of the op.  An op that works in place is as the one that does

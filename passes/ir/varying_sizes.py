@@ -1,5 +1,5 @@
-"""Sizes that vary in a program.  Code that reads a symbolic size as a number fixes it, in each
-program that shares the symbol, and torch says nothing.
+"""Sizes that vary in a program.  Code that reads a symbolic size as a number specializes it, in
+every program that shares the symbol, and torch reports nothing.
 """
 
 from collections.abc import Iterator

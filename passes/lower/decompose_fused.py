@@ -1,4 +1,4 @@
-"""Rewrite our fused ops into plain ones of aten, for compilers that fuse by themselves.
+"""Decompose our fused ops into plain aten ops, for compilers that do their own fusion.
 
     before:  %a = enginecast.attention(%q, %k, %v, ...)
              %n = enginecast.skip_rms_norm(%x, %y, %w, 1e-6)

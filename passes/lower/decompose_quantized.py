@@ -1,4 +1,4 @@
-"""Quantized operators in torch's own: `torch._scaled_mm` and what rounds for it.
+"""Decompose quantized operators into torch's own: `torch._scaled_mm` and the rounding around it.
 
     enginecast.quantize(%x, %s, fp8)     %w = aten.to.dtype(%x, f32)
                                          %d = aten.div.Tensor(%w, %s)

@@ -1,4 +1,4 @@
-"""Take assertions out of a program: an engine computes, and has nowhere to fail.
+"""Remove assertions from a program: an engine has no way to raise an error.
 
     before:  %_ = aten._assert_scalar.default(%nonzero, "...")      after:  (gone)
 

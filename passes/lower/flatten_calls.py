@@ -1,5 +1,4 @@
-"""Take containers off the inputs and outputs of a program: an engine is called with tensors in
-order.
+"""Flatten the inputs and outputs of a program: an engine takes a flat list of tensors.
 
     before:  program({"ids": %ids, "mask": %mask}) -> {"hidden": %h}
     after:   program(%ids, %mask) -> (%h,)

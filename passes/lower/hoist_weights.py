@@ -1,5 +1,4 @@
-"""Take the weight expressions out of a program: each is computed when the engine is written, one
-after the other, and never again.
+"""Take the weight expressions out of a program: each is computed once, when the engine is written.
 
     before:  %p: f32[128, 64] = parameter "q.weight"  after:  %w: f16[64, 128] = deferred "q.weight"
              %low = aten.to.dtype(%p, f16)

@@ -1,4 +1,4 @@
-"""Take weight expressions out of blocks, where each would be computed whenever the block runs.
+"""Move weight expressions out of blocks, where they would be computed each time the block runs.
 
     before:  %true_graph_0 = attribute "true_graph_0"      after:  %w_f16 = aten.to.dtype(%w, f16)
                  %w: f32[8, 8] = input                             %true_graph_0 = ...

@@ -1,4 +1,5 @@
-"""Which casts between float dtypes a program may have: those that say which border they stand at.
+"""Which casts between float dtypes a program may have: only those marked with the classes they
+join.
 
 `unify-dtype` drops every cast of the source and marks each one that it puts in.  A cast without a
 mark was put in by nobody who knew why: by a pass that mixed two dtypes up, or one that lost what it

@@ -1,4 +1,4 @@
-"""Which dtypes a program holds, and where two float dtypes meet in it.
+"""Which dtypes a program contains, and where two float dtypes meet.
 
 The dtype of a model is not a single thing: `model.dtype` of a T5 loaded in float16 says float16
 while its `wo` is float32, and then so is every value of the residual stream from the first layer

@@ -1,5 +1,4 @@
-"""Sort every float value of a program by the precision it needs, from what its source says and what
-it computes.
+"""Sort every float value of a program by the precision it needs, from its source and its use.
 
 The program may be captured in fp32 (where the source's upcasts are no-op casts, still in the graph)
 or in a mix.  The classes:

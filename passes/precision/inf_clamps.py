@@ -1,4 +1,4 @@
-"""Clamps that transformers puts around fp16 only, and that torch.export bakes into a program.
+"""Clamps that transformers applies only to fp16, and that torch.export bakes into a program.
 
     if hidden_states.dtype == torch.float16:                 (modeling_t5.py)
         clamp_value = torch.where(torch.isinf(hidden_states).any(), max - 1000, max)

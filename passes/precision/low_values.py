@@ -1,4 +1,4 @@
-"""Which values of a program would have to fit into the range of a low dtype."""
+"""Which values of a program must fit into the range of a low-precision dtype."""
 
 from collections.abc import Iterator, Mapping, Set
 

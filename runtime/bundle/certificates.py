@@ -1,4 +1,4 @@
-"""What is asked of a certificate besides what OpenSSF model signing asks of it.
+"""Checks of a certificate beyond those of OpenSSF model signing.
 
 That library looks at a chain as of the day on which its certificate began to be valid, so that an
 expired one passes, and takes a certificate for any purpose, such as that of a web server, if its

@@ -1,4 +1,5 @@
-"""A folder that is opened once, so that what was checked is what is used.
+"""A folder that is opened only once, so that the files that were checked are the files that are
+used.
 
 Between the check of a bundle and its use another process may publish a new one under the name, or
 swap a file.  The folder is therefore held open: what is read through its descriptor stays the same

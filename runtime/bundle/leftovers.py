@@ -1,4 +1,4 @@
-"""What exports that were killed left beside bundles, and how it is put right."""
+"""Find and clean up what killed exports left next to bundles."""
 
 import os
 import re
@@ -19,7 +19,7 @@ Kind = Literal["unfinished", "put aside"]
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder or file that a process made beside a bundle, and did not take away."""
+    """A folder or file that a process created next to a bundle and did not remove."""
 
     path: Path
     target: Path

@@ -1,4 +1,4 @@
-"""What the `manifest.json` of a bundle may say.  `manifest_json` writes and reads it."""
+"""The schema of a bundle's `manifest.json`.  `manifest_json` writes and reads it."""
 
 import re
 from typing import Annotated, Literal
@@ -60,14 +60,14 @@ class Output(Record, frozen=True, kw_only=True):
 
 
 class Model(Record, frozen=True, kw_only=True):
-    """Which model the bundle was made from."""
+    """The model that the bundle was made from."""
 
     name: str
     fingerprint: dict[str, str]
 
 
 class Call(Record, frozen=True, kw_only=True):
-    """How Python code calls the method that the engines stand for.
+    """How Python code calls the method that the engines replace.
 
     What is in a dict or a tuple is called by its path: "added_cond_kwargs.text_embeds".
     """
@@ -106,7 +106,7 @@ class Rung(Record, frozen=True, kw_only=True):
 
 
 class Guard(Record, frozen=True, kw_only=True):
-    """An output of the engine that is true where it takes the path that the model would."""
+    """An output that is true if the engine took the path that the model would take."""
 
     output: str
     place: str
@@ -117,7 +117,7 @@ class Guard(Record, frozen=True, kw_only=True):
 
 
 class SizeCheck(Record, frozen=True, kw_only=True):
-    """What the sizes of inputs have to be, besides within their ranges."""
+    """A condition on input sizes, beyond their ranges."""
 
     condition: str
     """In Python, with the names of symbols: `height * width != 1369`."""
@@ -135,7 +135,7 @@ class PassRecord(Record, frozen=True, kw_only=True):
 
 
 class Fusion(Record, frozen=True, kw_only=True):
-    """How many fused operators were expected, and how many there are at each stage."""
+    """The number of fused operators: expected, and found at each stage."""
 
     kind: str
     expected: Count
@@ -155,7 +155,7 @@ class Text(Record, frozen=True, kw_only=True):
 
 
 class Padding(Record, frozen=True, kw_only=True):
-    """Whether rows that count stay the same when columns of padding are cut off.
+    """Whether valid rows stay the same when columns of padding are cut off.
 
     It was proved on the program, for masks of zeros and ones with a valid token in each row.
     """
@@ -171,7 +171,7 @@ class Padding(Record, frozen=True, kw_only=True):
 
 
 class State(Record, frozen=True, kw_only=True):
-    """What a call leaves to the next one: an output that is fed as an input."""
+    """State between calls: an output that becomes an input of the next call."""
 
     input: str
     output: str
@@ -182,7 +182,7 @@ class State(Record, frozen=True, kw_only=True):
 
 
 class GenerationCheck(Record, frozen=True, kw_only=True):
-    """How an engine that generates text went along with `generate` of the model."""
+    """The comparison of an engine that generates text with the model's `generate`."""
 
     prompts: Count
     steps: Count
@@ -199,7 +199,7 @@ class GenerationCheck(Record, frozen=True, kw_only=True):
 
 
 class StepCheck(Record, frozen=True, kw_only=True):
-    """How an engine did in calls in turn, each fed the state that the last one gave."""
+    """The comparison of an engine with its module over consecutive calls with state."""
 
     calls: Count
     error: float
@@ -240,7 +240,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
 
 class Where(Record, frozen=True, kw_only=True):
-    """On what a verdict was reached."""
+    """Where a verdict was reached: hardware and software."""
 
     provider: Word
     device: Word
@@ -271,7 +271,7 @@ class OutputVerdict(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """Whether an engine agrees with eager, and how that was found out."""
+    """Whether an engine agrees with eager, and the evidence."""
 
     outcome: Outcome
     engine: Literal["ran", "not run on target"]
@@ -323,7 +323,7 @@ class EngineRecord(Record, frozen=True, kw_only=True):
 
 
 class Quantization(Record, frozen=True, kw_only=True):
-    """What is quantized in the engines, in short; the plan has it layer by layer."""
+    """A summary of what is quantized in the engines; the plan has each layer."""
 
     precision: str
     """As it was asked for, such as "int8-storage"."""
@@ -339,7 +339,7 @@ class Quantization(Record, frozen=True, kw_only=True):
 
 
 class Part(Record, frozen=True, kw_only=True):
-    """A bundle within the bundle: a folder of it, such as that of an encoder beside its decoder."""
+    """A bundle within the bundle, in a folder of its own, such as the encoder of a decoder."""
 
     name: str
     sha256: Digest
@@ -414,7 +414,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @property
     def engine_outputs(self) -> tuple[Output, ...]:
-        """What an engine file gives: the outputs and the guards."""
+        """The outputs of an engine file, including the guards."""
         guards = [Output(name=guard.output, dtype="bool", shape=()) for guard in self.guards]
         return (*self.outputs, *guards)
 

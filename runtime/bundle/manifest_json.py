@@ -1,4 +1,4 @@
-"""Writing and reading `manifest.json`.
+"""Write and read `manifest.json`.
 
 A manifest is written the same, byte for byte, whenever its content is the same: keys are sorted,
 and nothing in it depends on when or how fast it was made.  Reading is strict, because a manifest

@@ -1,4 +1,4 @@
-"""Checking an ONNX file before a runtime parses it.
+"""Check an ONNX file before a runtime parses it.
 
 Neither ONNX Runtime nor onnx's own checker is a gate: the checker accepts data past the end of a
 file and sizes that overflow, and both follow what the graph says about other files.  So the file

@@ -1,4 +1,5 @@
-"""Reading a bundle from disk: all its files are there, nothing else is, and no byte has changed.
+"""Read a bundle from disk, and check that every file is there, that there are no others, and that
+no byte has changed.
 
 No weight format notices damage by itself (flipped bits in a safetensors file load without an
 error), so digests are checked before any other library opens a file.

@@ -122,7 +122,7 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
             hint="Nothing was loaded; get the bundle from a source you trust.",
         ) from error
     if listed != _digests(bundle):
-        raise BundleError(f"{place}: signed for other files than those of the bundle")
+        raise BundleError(f"{place}: signed for different files than the bundle has")
 
 
 class _Computed:

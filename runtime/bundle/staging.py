@@ -1,4 +1,4 @@
-"""Publishing a bundle: all of it under its final name, or nothing.
+"""Publish a bundle atomically: all of it under its final name, or nothing.
 
 Files are written into `.NAME.tmp-<id>` beside the target, flushed, listed in the manifest (which
 comes last), and the folder is renamed.  A reader sees the old bundle or the new one, never a
@@ -158,7 +158,7 @@ def stage(
     marker: str = MANIFEST_NAME,
     what: str = "bundle",
 ) -> Iterator[Staging]:
-    """Open a staging folder beside `target`; whatever was not published by the end is removed.
+    """Open a staging folder next to `target`; whatever is not published by the end is removed.
 
     Args:
         target: the folder the bundle will be; a link is followed.
@@ -204,7 +204,7 @@ class _Marks(msgspec.Struct):
 
 
 def bundle_around(path: Path) -> Path | None:
-    """The bundle that a file or folder would be inside of, which would break it; None: it is free.
+    """The bundle that a file or folder would be inside of, and would break; None if there is none.
 
     Args:
         path: it may be a link, or not exist.
@@ -237,7 +237,7 @@ def require_free(
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
-    """Refuse to begin what the disk cannot hold.
+    """Refuse to begin if the disk is too small.
 
     Args:
         folder: where the files will go; it need not exist yet.

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: as numpy arrays, or what their header says of them.
+"""Read safetensors files: tensors as numpy arrays, or only the header.
 
 bfloat16 is included, which safetensors.numpy 0.8 writes and cannot read.
 """

@@ -1,4 +1,4 @@
-"""The bundles that a user trusts on this machine, by the digest of their manifest.
+"""The bundles that the user trusts on this machine, by the digest of their manifest.
 
 A file of the user alone: ~/.config/enginecast/trusted.json ($XDG_CONFIG_HOME).  The manifest has
 the digests of all files, so one digest stands for every byte of a bundle; whoever changes one has
@@ -106,7 +106,7 @@ def trust(bundle: Bundle) -> None:
 
 
 def distrust(sha256: str) -> bool:
-    """Take a bundle off the list; whether it was on it."""
+    """Remove a bundle from the list; return whether it was there."""
     with _alone():
         before = trusted()
         after = tuple(one for one in before if one.sha256 != sha256)

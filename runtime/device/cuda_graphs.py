@@ -1,4 +1,4 @@
-"""Runs whose shapes repeat, recorded once and replayed: a CUDA graph for each set of shapes.
+"""Record runs with recurring shapes once and replay them: one CUDA graph per set of shapes.
 
     1st, 2nd run of (8, 512)     as it is
     3rd                          recorded
@@ -28,12 +28,12 @@ _COUNTED = 256
 
 
 def key_of(tensors: Tensors) -> Key:
-    """What a recorded graph is bound to: dtypes and shapes."""
+    """The key of a recorded graph: dtypes and shapes."""
     return tuple((str(one.dtype), tuple(one.shape)) for one in tensors)
 
 
 class GraphCache:
-    """Calls `run`, or replays what was recorded of it; several threads take turns."""
+    """Calls `run`, or replays its recording; threads take turns."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class GraphCache:
 
     @property
     def recorded(self) -> tuple[Key, ...]:
-        """What there are graphs of, the one not used for longest first."""
+        """The keys of the recorded graphs, least recently used first."""
         return tuple(self._graphs)
 
     def __call__(self, tensors: Tensors) -> list[Any]:
@@ -96,7 +96,8 @@ class GraphCache:
             # What one run does that no graph can hold, such as reading a size, others do too.
             self.refused = first_line(error)
             warnings.warn(
-                f"no CUDA graph can be recorded, runs go on without: {self.refused}", stacklevel=4
+                f"cannot record a CUDA graph, so runs continue without one: {self.refused}",
+                stacklevel=4,
             )
             return None
         del self._counts[key]

@@ -1,8 +1,7 @@
-"""What machine code compiled ahead of time asks of the machine that runs it, and whether it is
-there.
+"""What ahead-of-time compiled code requires of a machine, and whether this one meets it.
 
-    {"torch": "2.13", "platform": "linux x86_64", "cpu": "avx512 avx512_vnni"}
-    {..., "cuda": "13", "gpu": "sm90"}                    of code for a GPU
+{"torch": "2.13", "platform": "linux x86_64", "cpu": "avx512 avx512_vnni"}
+{..., "cuda": "13", "gpu": "sm90"}                    of code for a GPU
 """
 
 import platform
@@ -32,7 +31,7 @@ _LEVELS = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}
 
 
 def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
-    """What code that is compiled on this machine will ask for.
+    """The requirements of code compiled on this machine.
 
     Args:
         isa: the vector instructions that the compiler may use, as Inductor calls them:
@@ -61,7 +60,7 @@ def require_fit(torch: Any, needs: Needs, name: str) -> None:
 
 
 def refuse_misfit(name: str, problems: Iterable[str], hint: str) -> None:
-    """Refuse a file for what does not fit here.
+    """Refuse a file whose requirements this machine does not meet.
 
     Raises:
         MissingError: there are problems; it has a sentence for each.

@@ -1,4 +1,4 @@
-"""The GPU that an engine runs on: what it is, its memory and its streams, by way of torch."""
+"""The GPU that an engine runs on: its identity, memory and streams, through torch."""
 
 import ctypes
 import re
@@ -139,8 +139,8 @@ def driver_version() -> str:
         version = module_version(_KERNEL_MODULE.read_text(encoding="utf-8"))
     if not version:
         raise MissingError(
-            f"the version of NVIDIA's driver: neither {_NVML} nor {_KERNEL_MODULE} says it",
-            hint="Is the driver installed, and handed into this container?",
+            f"the version of NVIDIA's driver: found in neither {_NVML} nor {_KERNEL_MODULE}",
+            hint="Is the driver installed, and exposed to this container?",
         )
     return version
 

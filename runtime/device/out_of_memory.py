@@ -1,4 +1,4 @@
-"""Telling a lack of memory from a defect: each library says it in its own words."""
+"""Tell out-of-memory errors from other errors: each library words them differently."""
 
 _WORDS = (
     "out of memory",  # CUDA, torch.OutOfMemoryError

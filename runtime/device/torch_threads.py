@@ -1,4 +1,4 @@
-"""How many threads torch takes within an operator: one number for the whole process."""
+"""How many threads torch uses within an operator: one number for the whole process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Let torch take so many threads within the block; None: as many as it does.
+    """Set the number of torch threads within the block; None leaves it unchanged.
 
     Not around a compiler: Inductor writes the number of threads into the code.
     """

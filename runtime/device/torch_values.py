@@ -1,4 +1,4 @@
-"""Arrays as tensors of torch, and back.
+"""Convert arrays to torch tensors, and back.
 
 torch is imported when one is made, and not before.
 """

@@ -1,4 +1,4 @@
-"""Sessions: what runs the engine file of each target.
+"""Sessions: they run the engine file of each target.
 
 Enters: a `Session` for each target, and a line in `registry`. A session imports its engine's
 library when it is opened.

@@ -1,4 +1,4 @@
-"""Running a package of AOTInductor: machine code, with the weights of the bundle beside it.
+"""Run an AOTInductor package: machine code, with the bundle's weights next to it.
 
 torch is imported when such an engine is opened.
 """
@@ -77,7 +77,7 @@ class AOTInductorSession(TorchSession):
 
     @property
     def graphs(self) -> GraphCache | None:
-        """The CUDA graphs of runs that repeat; None: they are off, or there is no GPU."""
+        """The CUDA graphs of recurring runs; None if they are off, or there is no GPU."""
         return self._call if isinstance(self._call, GraphCache) else None
 
     def compute(self, tensors: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Running an engine with ONNX Runtime."""
+"""Run an engine with ONNX Runtime."""
 
 import json
 import tempfile

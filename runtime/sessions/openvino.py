@@ -1,4 +1,4 @@
-"""Running an engine with OpenVINO on the CPU.
+"""Run an engine with OpenVINO on the CPU.
 
 OpenVINO is free to compute in less than the file says: on CPUs that have bf16 it takes that for
 fp32, it quantizes activations before packed weights, and for int64 it takes int32.  So every
@@ -124,7 +124,7 @@ class OpenVINOSession(Session):
         openvino = require_openvino(record.file, record.minimum_runtime)
         wanted = _COMPUTED.get(record.precision)
         if wanted is None:
-            raise BundleError(f"{record.file}: no engine for OpenVINO is in {record.precision}")
+            raise BundleError(f"{record.file}: OpenVINO engines do not support {record.precision}")
         chosen = {
             **_SETTINGS,
             "INFERENCE_PRECISION_HINT": wanted,
@@ -264,14 +264,14 @@ def computes_bf16() -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """What OpenVINO says, without the lines of its own source files."""
+    """OpenVINO's error message, without the lines of its own source files."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return told[-1] if told else first_line(error)
 
 
 def layers_of(compiled: Any) -> tuple[str, ...]:
-    """What a compiled model runs: how many layers of which kind, in which precision."""
+    """The layers of a compiled model: how many of each kind, in which precision."""
     counted: dict[tuple[str, str], int] = {}
     for op in compiled.get_runtime_model().get_ops():
         facts = op.get_rt_info()

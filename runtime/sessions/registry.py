@@ -1,4 +1,4 @@
-"""Which sessions there are: ours by target, those of other packages by entry point."""
+"""The registry of sessions: ours by target, those of other packages by entry point."""
 
 from enginecast.errors import MissingError
 from enginecast.plugins import Registry
@@ -15,7 +15,7 @@ REGISTRY = Registry("session", "enginecast.sessions", SESSIONS, MissingError)
 
 
 def session_class(target: str) -> type[Session]:
-    """What opens the engines of a target.
+    """The session class that opens a target's engines.
 
     Raises:
         MissingError: nothing that is installed does.

@@ -1,4 +1,4 @@
-"""What every session is: the class that a target's engines are opened and run with."""
+"""The base class of sessions: it opens and runs the engines of one target."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ PROVIDERS = {
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """How long the nodes of an engine took, as its runtime's profiler has it."""
+    """The times of an engine's nodes, from its runtime's profiler."""
 
     runs: int
     nodes: tuple[tuple[str, str, float], ...]
@@ -91,7 +91,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def provider(self) -> str:
-        """What runs the engine, such as "CPUExecutionProvider" or "torch-cuda"."""
+        """The provider that runs the engine, such as "CPUExecutionProvider" or "torch-cuda"."""
 
     @abstractmethod
     def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Session(ABC):
         raise NotImplementedError
 
     def layers(self) -> tuple[str, ...]:
-        """What the engine consists of, one fact a line; empty: the runtime says nothing."""
+        """The engine's layers in words, one fact per line; empty if the runtime reports none."""
         return ()
 
     def versions(self) -> dict[str, str]:
@@ -158,7 +158,7 @@ class Session(ABC):
 
     @classmethod
     def provider_for(cls, provider: str) -> str:
-        """What runs an engine of this target where a provider of ONNX Runtime was asked for."""
+        """The provider of this target that corresponds to a provider of ONNX Runtime."""
         return cls.providers.get(provider, provider)
 
     @classmethod

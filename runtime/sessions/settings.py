@@ -1,4 +1,4 @@
-"""How a session computes what its engine says: nothing of it changes an output but in rounding."""
+"""Settings of a session that affect speed and memory; they change outputs only by rounding."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from enginecast.runtime.bundle.manifest import Record
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """What differs from a session as it is by default."""
+    """Settings of a session that differ from its defaults."""
 
     threads: Annotated[int, Meta(ge=1)] | None = None
     """Within one operator; None: as many as there are cores."""

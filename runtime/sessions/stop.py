@@ -1,4 +1,4 @@
-"""Stopping a run that is under way."""
+"""Stop a run in progress."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What sessions that run an engine with torch have in common: providers, devices, threads, tensors.
+"""Common parts of sessions that run an engine with torch: providers, devices, threads, tensors.
 
 torch is imported when such an engine is opened or run, and not before.
 """
@@ -140,6 +140,6 @@ def require_device(torch: Any, record: EngineRecord, provider: str, why: str) ->
 
 
 def reason_of(error: BaseException) -> str:
-    """What torch says, in a line: a TorchScript error says it last, after its own traceback."""
+    """Torch's error in one line: a TorchScript error puts it last, after its own traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if "TorchScript" in lines[0] else lines[0]

@@ -1,4 +1,4 @@
-"""Arrays and tensors that go into engines and come out of them.
+"""Arrays and tensors that are passed to engines and returned by them.
 
 Enters: conversions without copies. It imports `enginecast.errors` and no other folder of ours;
 torch only for a tensor on a GPU.

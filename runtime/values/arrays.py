@@ -1,4 +1,4 @@
-"""Numpy arrays in and out of ONNX Runtime, bfloat16 included, without copies.
+"""Pass numpy arrays to and from ONNX Runtime, bfloat16 included, without copies.
 
 Numpy has no bfloat16 of its own: `numpy.from_dlpack` and `OrtValue.numpy` both refuse it (tried
 with numpy 2.4 and onnxruntime 1.31), so such tensors go by address, as arrays of

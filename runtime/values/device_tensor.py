@@ -1,4 +1,4 @@
-"""Tensors that are fed from where they lie on a GPU: by address, without a way through the host.
+"""GPU tensors as inputs: passed by address, without a copy through the host.
 
 torch is imported when there is such a tensor, and not before.
 """
@@ -130,7 +130,7 @@ def view(value: Any) -> DeviceTensor:
         return value
     if not can_view():
         raise MissingError(
-            "a tensor on a GPU, and torch is not installed, which looks at it there",
+            "a tensor on a GPU needs torch, which is not installed",
             hint="pip install torch, or pass arrays in CPU memory.",
         )
     import torch

@@ -1,4 +1,4 @@
-"""The pass, the site and the module where accuracy is lost.
+"""Find the pass, the site and the module where accuracy is lost.
 
 Called when a comparison failed; it imports no exporter, and publishes nothing.
 """

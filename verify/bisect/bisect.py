@@ -1,4 +1,4 @@
-"""Names the pass, the rewrite and the module that do harm.
+"""Find the pass, the rewrite and the module that cause an error.
 
 Most of the answer is known before: every pass was compared with what was there before it, so a
 broken promise has its pass already, and its rewrites are searched by bisection.  Where all passes

@@ -1,4 +1,4 @@
-"""What a bisection ends in, as data and in words."""
+"""The result of a bisection, as data and in words."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

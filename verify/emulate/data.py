@@ -1,4 +1,4 @@
-"""What an emulated run found: plain data for reports, filled by `emulate.record`."""
+"""The findings of an emulated run: plain data for reports, filled by `emulate.record`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Runs a program in the arithmetic of a target: real rounding, overflow and saturation on the CPU.
+"""Run a program in the arithmetic of a target: real rounding, overflow and saturation on the CPU.
 
 Every value of a low dtype is a `Twin`: what the target stores, and what the same program has in
 fp32.  Both are computed node by node, side by side, so that an overflow, a clamp or a loss is seen

@@ -1,5 +1,5 @@
-"""What a target's kernels compute: rounding to a storage dtype, composite kernels that round on the
-way where a profile says so, and quantized operators.
+"""Emulate a target's kernels: rounding to a storage dtype, composite kernels that round in between
+if a profile says so, and quantized operators.
 
 The kernels take and return tensors of the storage dtype. torch's elementwise ops on the CPU compute
 one op in fp32 and round it, so a kernel whose every step is rounded is written as plain torch; sums

@@ -1,5 +1,5 @@
-"""How the kernels of a target compute in low precision: what they keep in fp32, and what they round
-on the way.  Data, with a source for every entry.
+"""How a target's kernels compute in low precision: what they keep in fp32, and what they round in
+between.  Data, with a source for every entry.
 
 A kernel reads values of the storage dtype and writes its result rounded to it.  What differs is
 what lies between: whether the steps of a norm, a softmax or an attention are rounded one by one.

@@ -1,4 +1,4 @@
-"""Measures what an emulated run stores, op by op, and sums it up by module."""
+"""Measure the values that an emulated run stores, op by op, and summarize them by module."""
 
 import math
 import operator

@@ -1,5 +1,5 @@
-"""What a program gives whose 16-bit values are widened: weights keep the rounding that they are
-stored with, and all that is computed from them and from inputs is computed in fp32, or fp64.
+"""Run a program with its 16-bit values widened: weights keep the rounding of their stored dtype,
+and everything else is computed in fp32, or fp64.
 
 An engine file whose 16-bit values are widened must give the same, up to the rounding of fp32.  What
 a number in the program becomes is for the file to say: a constant of 16 bits, or an attribute of

@@ -1,4 +1,4 @@
-"""Keeps what each pass made of the program: its sites, the difference of the text, drawings.
+"""Record what each pass changed in the program: its sites, the text diff, drawings.
 
 A report shows these; they are capped here, so that a large model makes no large report.
 """

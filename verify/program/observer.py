@@ -1,4 +1,4 @@
-"""Compares the program after every pass with what it was and with an fp64 reference.
+"""Compare the program after every pass with the program before, and with an fp64 reference.
 
 Each promise of a pass has its measure: bit-equal, no worse than before, or no worse than eager in
 the new dtype.

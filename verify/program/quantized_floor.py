@@ -1,4 +1,4 @@
-"""The noise floor of a quantized engine: eager's, and the error of its plan.
+"""The noise floor of a quantized engine: eager's error and the error of its plan.
 
 The plan is simulated on the program as it stands before it is rewritten, by code that shares
 nothing with the rewriting.  A wrong scale in the rewritten program is therefore no part of the

@@ -1,4 +1,4 @@
-"""Two reports side by side: one precision beside another, or a version beside the next."""
+"""Compare two reports: one precision with another, or a version with the next."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

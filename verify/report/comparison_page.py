@@ -1,4 +1,4 @@
-"""The page of a comparison."""
+"""The HTML page of a comparison."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a report is made of: plain data, filled by the driver, printed and written by `report`.
+"""The contents of a report: plain data, filled by the compiler, printed and written by `report`.
 
 What grows with the model is capped where it is collected, and says how much was left out; the build
 log has all of it.

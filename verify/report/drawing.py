@@ -1,4 +1,4 @@
-"""Draws a small graph in layers, as inline SVG: values flow from the top down.
+"""Draw a small graph in layers, as inline SVG; values flow from top to bottom.
 
 The method is Sugiyama's: layers by longest path, order by the mean place of the neighbors, edges
 that cross layers bent around what stands there.

@@ -1,4 +1,4 @@
-"""Builds HTML and SVG from Python: text is escaped, elements are values."""
+"""Build HTML and SVG from Python: text is escaped, elements are values."""
 
 from collections.abc import Iterable
 from html import escape

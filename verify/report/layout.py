@@ -1,4 +1,4 @@
-"""Tables on a terminal that never cut a name: where one has no room, its rows become lists."""
+"""Terminal tables that never cut a name: if one is too wide, its rows become lists."""
 
 import textwrap
 from collections.abc import Iterable, Sequence

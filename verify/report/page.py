@@ -1,4 +1,4 @@
-"""The page of a report: one static file of HTML."""
+"""The HTML page of a report, one static file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

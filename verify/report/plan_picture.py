@@ -1,4 +1,4 @@
-"""The picture of a quantization plan: bytes, error and gain, a row for each layer or group."""
+"""Draw a quantization plan: bytes, error and gain, one row per layer or group."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Writes a report, `report.json` and one static `report.html`, and reads it again."""
+"""Write a report as `report.json` and one static `report.html`, and read it again."""
 
 import json
 from dataclasses import dataclass

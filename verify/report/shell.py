@@ -1,4 +1,4 @@
-"""What every page has around it: one file that loads nothing, readable without scripts.
+"""The frame of every page: one file that loads nothing and is readable without scripts.
 
 The policy in its head forbids the browser whatever a page could load.
 """

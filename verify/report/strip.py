@@ -1,4 +1,4 @@
-"""The error strip: for each pass the error that every module has after it, on one axis.
+"""Draw the error strip: for each pass, the error of every module after it, on one axis.
 
 A bar is a module, in order of execution; its height is the error on a logarithmic axis. What is
 equal has no bar, and what is not finite has a color that no error has.

@@ -1,4 +1,4 @@
-"""The tables of a report, and how a terminal shows them."""
+"""The tables of a report, and their terminal form."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

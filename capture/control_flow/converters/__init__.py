@@ -1,4 +1,4 @@
-"""Rewrites the syntax trees of a model's functions: control flow becomes calls of `operators`.
+"""Rewrite the syntax trees of a model's functions: control flow becomes calls to `operators`.
 
 Enters: converters, one for each kind of statement or expression. They know no types and run
 nothing.

@@ -1,4 +1,4 @@
-"""Expressions that decide by the truth of a value: `and`, `or`, `not`, ternaries, `int()`.
+"""Convert expressions that depend on the truth of a value: `and`, `or`, `not`, ternaries, `int()`.
 
 Beginning with the pieces that new code is made of.
 """

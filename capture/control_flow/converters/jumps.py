@@ -1,4 +1,4 @@
-"""Early returns, `break` and `continue` without jumps: both paths run to their end.
+"""Remove the jumps of early returns, `break` and `continue`, so that both paths run to the end.
 
     if p:                   if p:
         return a      ->        return a

@@ -1,4 +1,5 @@
-"""Statements of one function: every `if`, `while`, `for` and `assert` that may depend on data.
+"""Convert the statements of one function: every `if`, `while`, `for` and `assert` that may depend
+on data.
 
 if p:                       def _ec_then_1(x):
     x = x + 1                   x = x + 1

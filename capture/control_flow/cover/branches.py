@@ -1,4 +1,4 @@
-"""Find inputs for both paths of every branch: a path that nobody took was not verified.
+"""Find inputs for both paths of every branch: a path that never ran is not verified.
 
 The tests of `if`, `while` and conditional expressions, the iterables of `for`, and the ends of
 `try` are wrapped where they stand in the source; the wrapped code runs for the time of a `with`

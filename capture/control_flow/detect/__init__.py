@@ -1,4 +1,4 @@
-"""Where a model's Python code decides by the values of tensors: what witnesses saw.
+"""Where a model's Python code branches on tensor values, as the witnesses saw it.
 
 Enters: recorders of runs and readers of torch's reports. They decide nothing, and must not import
 converters or operators.

@@ -1,4 +1,4 @@
-"""All that is known of a model's control flow: the witnesses' findings, united line by line.
+"""Everything known about a model's control flow: the witnesses' findings, merged line by line.
 
 The recorder sees what Python reads in a run, torch.export what it refused and where its trace
 decided by sizes, and Dynamo where it breaks.

@@ -1,4 +1,4 @@
-"""Stop a run of the model's code that does not end.
+"""Stop a run of the model's code that does not terminate.
 
 The recorder stops a loop that reads tensors (`recorder.MOST_READS`). A loop that reads none, such
 as `while True`, is stopped by the clock: a thread looks at where the run is, and raises in it.

@@ -1,4 +1,4 @@
-"""What a capture meets in a model's Python code: one `Finding` for each source line.
+"""Findings about a model's Python code during capture: one `Finding` per source line.
 
 Several witnesses look at the same model (the recorder of a run, torch.export, Dynamo), and each of
 them may meet a line many times.  `merge` makes one finding of all that they say of a line.

@@ -1,4 +1,4 @@
-"""The statements of a model's source: which one stands at a line, and what it decides by.
+"""The statements of a model's source: which statement is at a line, and what it branches on.
 
 Only what a witness has named is looked up here; nothing is interpreted.
 """

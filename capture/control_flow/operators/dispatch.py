@@ -1,4 +1,5 @@
-"""What rewritten code calls instead of `if`, `while`, `for`, `and`, `assert` and the like.
+"""The functions that rewritten code calls instead of `if`, `while`, `for`, `and`, `assert` and so
+on.
 
 Everything is decided when it runs: a predicate that is a plain value, or a tensor with data, stays
 plain Python, and so does a size whose truth follows from the range of its dimension. Only a

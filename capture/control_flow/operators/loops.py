@@ -1,4 +1,4 @@
-"""Loops of which the number of rounds is data or a dynamic size: `while_loop` and `scan`.
+"""Loops whose number of iterations depends on data or a dynamic size: `while_loop` and `scan`.
 
 A list that grows in such a loop becomes one tensor with a row for each round.
 """

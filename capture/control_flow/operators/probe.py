@@ -1,4 +1,5 @@
-"""Subgraphs: what a piece of Python reads, writes and returns, and what is active in its trace.
+"""Probe a piece of Python before it becomes a subgraph: what it reads, writes and returns, and
+which modes are active.
 
 A branch that becomes a subgraph takes every tensor from outside as an operand. Which ones these
 are is found by running it once on fake tensors where nothing is traced.

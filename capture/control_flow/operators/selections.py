@@ -1,4 +1,5 @@
-"""Which mask the places in a tensor come from: a loop over them is one over all places.
+"""Track which mask the indices in a tensor come from: a loop over them becomes a loop over all
+positions.
 
 The rows of `mask.nonzero()` are as many as the mask has true elements, and an index in a round of
 a loop over them is data.  Where the mask has a known size, the loop is as well one over all its

@@ -1,4 +1,4 @@
-"""Where code was rewritten, and what became of each place when it ran."""
+"""Where code was rewritten, and the result at each place when it ran."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What Python values become when they go through structured control flow."""
+"""Convert Python values that pass through structured control flow."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Inputs of the components of diffusion pipelines, a function for each class.
+"""Inputs of the components of diffusion pipelines, one function per class.
 
 Names are paths: `added_cond_kwargs.text_embeds` is the input `added_cond_kwargs_text_embeds`.  An
 image has the size of its latents, or of its pixels for an encoder.

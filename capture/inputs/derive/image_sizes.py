@@ -1,4 +1,4 @@
-"""Arguments that say how large images are: they decide the sizes of other tensors.
+"""Arguments that give image sizes: they decide the sizes of other tensors.
 
 A model that takes images cut into patches reads their grid in Python, so that an engine is for one
 grid.  The grid is then part of the engine, as a number would be.

@@ -1,4 +1,4 @@
-"""Each input that a config describes: text, images and videos, sound, and series and other rows."""
+"""Inputs that a config describes: text, images and videos, audio, and time series."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What is known of a model before it is built: its config, its forward, and what that documents."""
+"""Facts about a model before it is built: its config, its forward, and its documentation."""
 
 import inspect
 import re

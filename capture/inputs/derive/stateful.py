@@ -1,4 +1,4 @@
-"""Inputs that hold the state of a module."""
+"""Inputs that carry the state of a module."""
 
 from collections.abc import Sequence
 

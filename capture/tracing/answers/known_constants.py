@@ -1,4 +1,4 @@
-"""Small tensors of numbers that the code has written out, whose values a trace knows.
+"""Small tensors that the code writes out as numbers, whose values a trace knows.
 
 `torch.tensor([(height, width)])` is the same in every call, and so is what is computed from it.
 torch remembers that of tensors with one element alone, so that a size that is read out of the grid

@@ -1,4 +1,4 @@
-"""Tests that come out the same for all values that an input may have.
+"""Tests that have the same result for all values that an input may have.
 
 A mask holds zeros and ones, and code that knows of more, such as a two that marks a token which all
 others attend to, asks whether there is one.  Here all values that an element may have are followed

@@ -1,4 +1,4 @@
-"""Code that asks whether it is traced, and is answered as eager answers it."""
+"""Answer code that asks whether it is being traced as eager would."""
 
 import sys
 from collections.abc import Callable, Iterator

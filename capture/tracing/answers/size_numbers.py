@@ -1,4 +1,4 @@
-"""Numbers that a model keeps in tensors without dimensions, computed from sizes.
+"""Numbers that a model keeps in zero-dimensional tensors, computed from sizes.
 
 Audio codecs keep the stride of a convolution in a buffer, and compute from it and from the length
 of a signal how much padding is needed.  Read while tracing, such a tensor is a number that torch

@@ -1,4 +1,4 @@
-"""Code that knows that it is traced: what it does then is not what eager does.
+"""Find code that detects tracing: its behavior then differs from eager's.
 
 `torch.compiler.is_exporting()` can be answered as eager answers it.  A test of a tensor's type or
 of how it prints cannot, and shows only where eager runs on real tensors.

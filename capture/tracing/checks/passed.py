@@ -1,4 +1,4 @@
-"""Code that asks which modes of torch are active, or whether something is exported.
+"""Find code that asks which torch modes are active, or whether something is exported.
 
 Eager is compared with a program in a mode of our own, which such code can tell from plain eager, as
 it can tell a trace.  So the steps of the user's code are counted in both: where they differ, it is

@@ -1,4 +1,4 @@
-"""Walk through the sizes that a program is to take, and find those at which eager does otherwise.
+"""Try the sizes that a program is to accept, and find those at which eager behaves differently.
 
 A guard tells of the sizes that a model's code asked about in a way that torch sees. It does not see
 a size that is printed, tested for its type, or compared with one, which a trace takes for any size.

@@ -1,4 +1,4 @@
-"""What a model computes at given sizes, as numbers that are equal when the computation is.
+"""Fingerprint what a model computes at given sizes: equal fingerprints mean equal computations.
 
 Eager and its program run on fake tensors, which have shapes and no values.  Each operator gives its
 result a number made from its name, its arguments and the numbers of what it reads; so two outputs

@@ -1,5 +1,5 @@
-"""The ladder: strategies to capture a model, tried in order, each with the reason why the one above
-failed.
+"""The ladder: strategies to capture a model, tried in order, each with the reason why the one
+before it failed.
 
     export      torch.export, not strict
     bake        the same, with predicates answered that depend on weights alone

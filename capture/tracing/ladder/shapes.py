@@ -1,4 +1,4 @@
-"""Compare the dimensions that were asked for with those that a program kept.
+"""Compare the requested dimensions with those that the program kept.
 
 torch.export also keeps what the code decided by sizes as guards.  Those that are not a range of one
 dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor in the program.

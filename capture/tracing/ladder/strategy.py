@@ -1,4 +1,4 @@
-"""How a model is traced, and what became of it."""
+"""Tracing strategies, and the outcome of each."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack

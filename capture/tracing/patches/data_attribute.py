@@ -1,4 +1,4 @@
-"""`tensor.data` in a trace that is not strict: torch.export sees neither reading nor setting it.
+"""Trace `tensor.data`: torch.export, when not strict, sees neither reads nor writes of it.
 
 What is read shares its memory with the tensor, and so does `detach()`.
 """

@@ -1,4 +1,4 @@
-"""Sizes that data decides, from none on.
+"""Data-dependent sizes, including 0.
 
 Fake kernels of custom operators that give as many rows as data says, such as the boxes that a
 suppression keeps, may use an older function of torch's, by which there are two rows or more: a

@@ -1,4 +1,4 @@
-"""Forwards of library classes, written again for torch.export: the same results, from operators.
+"""Forwards of library classes, rewritten for torch.export: the same results, from plain operators.
 
 They are for code that reads sizes out of values, which no range of sizes says.  What they compute
 is checked as everything is: engines are compared with the library's own code.

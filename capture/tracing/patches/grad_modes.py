@@ -1,4 +1,4 @@
-"""Switches of autograd, which change no value: they are made in a trace, and leave nothing in it.
+"""Switches of autograd modes, which change no value: a trace runs them, but does not record them.
 
 torch.export would put them into the program, and then split it at each into subgraphs.  It does not
 find its way in a program that has branches besides.

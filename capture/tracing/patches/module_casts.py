@@ -1,4 +1,4 @@
-"""`module.to(dtype)` in a forward, where the module has that dtype already.
+"""`module.to(dtype)` in a forward whose module already has that dtype.
 
 Eager does nothing then.  torch's `Module.to` replaces each parameter nevertheless, and a trace,
 whose parameters are fake, does not let it.

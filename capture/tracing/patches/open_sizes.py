@@ -1,4 +1,4 @@
-"""Tracing without asking whether a size is 1.
+"""Trace without specializing on whether a size is 1.
 
 torch.export guards each computed size against 1, where it would broadcast, so that `x[-10:]`,
 `x[n // 2:]`, `x[::3]` or `unfold` are refused for ranges in which one of them becomes 1.  Left

@@ -1,4 +1,4 @@
-"""Regions of `torch.autocast`, which torch.export captures as graphs of their own.
+"""Regions of `torch.autocast`, which torch.export captures as subgraphs.
 
     before:  %mul = wrap_with_autocast(cpu, bfloat16, False, False, %submod_1, %x)
     after:   what submod_1 holds

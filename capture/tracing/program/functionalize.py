@@ -1,4 +1,5 @@
-"""Rewrite what writes in place: the same values, and no two of them share memory that changes.
+"""Functionalize in-place writes: the values stay the same, and no two of them share memory that
+changes.
 
     before  %y = aten.mul(%x, 2)                 after  %y = aten.mul(%x, 2)
             %row = aten.select(%y, 1, 0)                %row = aten.select(%y, 1, 0)

@@ -1,4 +1,4 @@
-"""What a model keeps from call to call, and what it draws at random: an engine would lose both.
+"""State that a model keeps between calls, and random numbers it draws: an engine would lose both.
 
 Enters: what finds such state, in a program or in Python, and what makes it harmless or refuses it.
 """

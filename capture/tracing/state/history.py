@@ -1,4 +1,4 @@
-"""State that a model's Python code keeps from call to call, and random numbers.
+"""Detect state that a model's Python code keeps between calls, and random numbers.
 
 A counter that scales the result is a constant in the program, and so is what the last call left.
 So eager is called on some inputs, on others, and on the first ones again, which must give the same;

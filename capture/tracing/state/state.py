@@ -1,4 +1,4 @@
-"""State that a program keeps from call to call: an engine would drop the writes without a word.
+"""Detect state that a program keeps between calls: an engine would silently drop the writes.
 
 A program shows what writes to a parameter or buffer.  What Python keeps is looked for in
 `capture.tracing.state.history`.

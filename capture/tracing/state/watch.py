@@ -1,5 +1,5 @@
-"""What Python keeps from call to call: attributes of modules and of their classes, globals, and
-variables of outer functions.
+"""Watch the Python state that lives between calls: attributes of modules and of their classes,
+globals, and closure variables.
 """
 
 import array

@@ -273,11 +273,11 @@ def show_filled(where: Encodings, filled: Filled) -> None:
 
 def _lines(filled: Filled) -> Iterator[tuple[str, str]]:
     schedule, done = filled.schedule, filled.done
-    yield "texts", f"{schedule.texts:,}; {schedule.unique:,} different ones with the empty text"
+    yield "texts", f"{schedule.texts:,}; {schedule.unique:,} unique with the empty text"
     if not schedule.to_do:
-        yield "there already", "all of them"
+        yield "already there", "all of them"
         return
-    yield "there already", f"{schedule.cached:,}"
+    yield "already there", f"{schedule.cached:,}"
     yield "stored", f"{done.texts:,}, {decimal(done.bytes)}"
     if filled.by_others:
         yield "by others", f"{filled.by_others:,}, meanwhile"
@@ -331,8 +331,8 @@ def show_estimate(where: Encodings, schedule: FillSchedule, disk: int, seconds: 
     lengths = f"{schedule.shortest} to {schedule.longest}"
     shards = counted(len(schedule.chunks), "shard")
     lines = {
-        "texts": f"{schedule.texts:,}; {schedule.unique:,} different ones with the empty text",
-        "there already": f"{schedule.cached:,}",
+        "texts": f"{schedule.texts:,}; {schedule.unique:,} unique with the empty text",
+        "already there": f"{schedule.cached:,}",
         "to encode": f"{schedule.to_do:,} with {schedule.tokens:,} tokens",
         "tokens a text": f"{lengths}, half of them up to {schedule.median:g}",
         "cut": f"{len(schedule.cut):,} that are too long" if schedule.cut else "none is too long",

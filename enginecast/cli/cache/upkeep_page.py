@@ -144,8 +144,8 @@ def show_merged(one: Merged, console: Console) -> None:
     """One encoder of `cache merge`."""
     say(
         console,
-        f"{one.name}: {counted(one.added, 'text')} added, {one.there:,} there already or twice,"
-        f" {one.texts:,} in all",
+        f"{one.name}: {counted(one.added, 'text')} added, {one.there:,} already there or given"
+        f" twice, {one.texts:,} in all",
     )
     shards = f"{one.shards} taken whole, of {one.rewritten} what was lacking"
     say_lines(console, [("shards", shards)])

@@ -111,6 +111,6 @@ def _opt_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
             raise UsageError(f"--opt-shape {text}: expected NAME=1x128")
         if name in found:
             first = "x".join(map(str, found[name]))
-            raise UsageError(f"--opt-shape {text}: {name} has a shape already, {first}")
+            raise UsageError(f"--opt-shape {text}: {name} already has a shape, {first}")
         found[name] = tuple(int(size) for size in shape.split("x"))
     return found

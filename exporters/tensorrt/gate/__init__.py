@@ -1,4 +1,4 @@
-"""Whether TensorRT's parser is documented to take an ONNX model, found without TensorRT.
+"""Check, without TensorRT, whether its parser is documented to accept an ONNX model.
 
 Enters: rules with their sources. It imports no TensorRT.
 """

@@ -1,4 +1,4 @@
-"""Whether TensorRT's parser is documented to take an ONNX model, found without TensorRT.
+"""Check, without TensorRT, whether its parser is documented to accept an ONNX model.
 
 Nothing here was seen to build: the rules are what NVIDIA and the parser's project publish, with
 their sources in `operators.json` and in the files of the rules.

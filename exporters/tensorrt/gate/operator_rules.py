@@ -1,4 +1,4 @@
-"""Operators: in which forms the parser takes them."""
+"""Rules for operators: the forms that the parser accepts."""
 
 from collections.abc import Callable, Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Which ONNX operators TensorRT's parser takes: `operators.json`, with its sources."""
+"""Which ONNX operators TensorRT's parser accepts: `operators.json`, with its sources."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""Quantized values: what TensorRT asks of scales, zero points and of where fp8 goes.
+"""Rules for quantized values: TensorRT's requirements for scales, zero points and the use of fp8.
 
 Sources: https://docs.nvidia.com/deeplearning/tensorrt/operators/docs/Quantize.html (symmetric,
 scales of the input's type that are known when the engine is built),

@@ -1,4 +1,5 @@
-"""Shapes: each has a range of sizes that TensorRT takes.  "2*sequence + 1" has that of its symbols.
+"""Rules for shapes: each size has a range that TensorRT accepts.  The range of "2*sequence + 1"
+follows from its symbols.
 
 Sources: https://docs.nvidia.com/deeplearning/tensorrt/11.0.0/inference-library/work-dynamic-shapes.html
 (a least, best and greatest size of each dynamic dimension); the operators' pages for the volume,

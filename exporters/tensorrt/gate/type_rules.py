@@ -1,4 +1,4 @@
-"""Element types: those that an operator takes, and that a node does not mix them.
+"""Rules for element types: each operator accepts certain types, and a node may not mix them.
 
 TensorRT types a network strongly: nothing is cast that the graph does not cast.
 Source: https://docs.nvidia.com/deeplearning/tensorrt/11.0.0/_static/c-api, and the table's.

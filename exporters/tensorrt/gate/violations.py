@@ -1,4 +1,4 @@
-"""What the gate finds, and what its rules ask of a graph."""
+"""The violations that the gate reports, and helpers that its rules use on a graph."""
 
 from dataclasses import dataclass
 

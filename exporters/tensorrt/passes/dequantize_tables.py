@@ -1,4 +1,4 @@
-"""Dequantize tables whole, and pick rows from the result.
+"""Dequantize embedding tables whole, and select rows from the result.
 
     before:  %q = aten.embedding(%w8, %ids)        after:  %w = enginecast.dequantize(%w8, %s, f16)
              %t = aten.embedding(%s, %ids)                 %r = aten.embedding(%w, %ids)

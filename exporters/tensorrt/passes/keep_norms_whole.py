@@ -1,4 +1,4 @@
-"""Give norms a name that torch_tensorrt does not know, for a converter of ours.
+"""Give norms a name that torch_tensorrt does not know, so that our converter gets them whole.
 
     before:  %n = aten.rms_norm(%x, [d], %w, 1e-6)
     after:   %n = enginecast.whole_rms_norm(%x, 1, %w, 1e-6)

@@ -1,4 +1,4 @@
-"""Which outputs do not change when columns that the attention mask leaves out are cut off.
+"""Which outputs keep their values when the columns that the attention mask excludes are cut off.
 
 Enters: a captured program, `proof.padding_of`. It imports `passes.ir`; it must not import passes.
 """

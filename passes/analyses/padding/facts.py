@@ -1,4 +1,4 @@
-"""What is known of a value, row by row of its tokens, when padding is cut off."""
+"""Facts about a value, for each row of tokens, when padding is cut off."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Proves which outputs are the same, wherever a token is valid, when padding is cut off.
+"""Prove which outputs keep their values at valid tokens when padding is cut off.
 
 Every value is followed through the program with what is known of it where a token is valid and
 where it is padding (`facts`, `rules`).  Taken for granted: what the model computes is finite, and

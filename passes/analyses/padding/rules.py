@@ -1,5 +1,5 @@
-"""What each op does to rows of tokens: it keeps them apart, or mixes them in a way that padding has
-no part in, or it is not known to.
+"""What each op does to rows of tokens: it keeps them apart, mixes them without any influence from
+padding, or is unknown.
 """
 
 import itertools
@@ -209,7 +209,7 @@ class Rules:
         if isinstance(found, Tensor):
             labels = self._labels.of(found)
             if any("t" in label for label in labels):
-                raise Unproved("it is made of sizes")
+                raise Unproved("it is computed from sizes")
             return Fact(labels, span=ANYTHING, here=ANYTHING)
         return tuple(self._plain(one) for one in found)  # type: ignore[misc]
 
@@ -219,7 +219,7 @@ class Rules:
             filling = node.args[1] if len(node.args) > 1 else node.kwargs["fill_value"]
             filling = value(filling) if isinstance(filling, Node) else filling
         if not isinstance(filling, int | float):
-            raise Unproved("it is filled with a number that is computed")
+            raise Unproved("it is filled with a computed number")
         return of_constant(float(filling), float(filling), self._labels.of(value(node)))
 
     def _arange(self, node: Node) -> Fact:
@@ -448,7 +448,7 @@ class Rules:
         fact, diagonal = given["self"], given.get("diagonal", 0)
         labels = fact.labels
         if labels[-2:] != ("t", "t"):
-            raise Unproved("it is a triangle of other sizes than the tokens'")
+            raise Unproved("it is a triangle whose sizes are not those of the tokens")
         rows, columns = ((0,) * (len(labels) - 2) + last for last in ((1, 0), (0, 1)))
         steps = tuple(c - r for c, r in zip(columns, rows, strict=True))
         away = position(labels, steps, -diagonal, self._side, self._labels.longest)
@@ -462,7 +462,7 @@ class Rules:
         found = [one for one in indices if one is not None]
         masks = (torch.bool, torch.uint8)
         if any(value(one).dtype in masks for one in node.all_input_nodes[1:]):
-            raise Unproved("it takes as many rows as a mask says")
+            raise Unproved("it selects rows by a mask")
         self.require_still(fact)
         if not any(fact.labels):  # a table
             self.require_still(*found)
@@ -477,7 +477,7 @@ class Rules:
         ]
         known = [place for place in places if place is not None]
         if not full or width != len(labels) or not all(meets) or len(set(known)) != len(known):
-            raise Unproved("it takes rows from places that are computed")
+            raise Unproved("it selects rows by computed indices")
         pads: list[Interval] = []
         for place in (dim for dim, label in enumerate(labels) if "t" in label):
             pads.append(fact.pad(places.index(place)) if place in places else fact.here)
@@ -489,7 +489,7 @@ class Rules:
         self.require_still(places)
         pairs = enumerate(zip(fact.labels, places.labels, strict=True))
         if fact.labels[dim] or any(one != other for at, (one, other) in pairs if at != dim):
-            raise Unproved("it takes rows from places that are computed")
+            raise Unproved("it selects rows by computed indices")
         return Fact(places.labels, fact.span, (fact.span,) * _tokens(places.labels), fact.span)
 
     def op_embedding(self, node: Node, given: Given) -> Fact:
@@ -577,13 +577,13 @@ class Rules:
         dim = given.get("dim", 0) % len(labels)
         start = 0 if given["start"] is None else given["start"]
         if not isinstance(start, int):
-            raise Unproved("it starts at a place that is computed")
+            raise Unproved("it starts at a computed position")
         whole = start == 0 and _is_number(given["step"], 1)
         if fact.labels[dim] and labels[dim] == fact.labels[dim] and whole:
             return fact
         if not fact.labels[dim] and labels[dim] == "t":  # a table of positions
             if self._side == "any" or start < 0 or not _is_number(given["step"], 1):
-                raise Unproved("it depends on the place of a token")
+                raise Unproved("it depends on the position of a token")
             count = _tokens(labels)
             return Fact(labels, fact.span, (fact.span,) * count, fact.span)
         if fact.labels[dim] or labels[dim]:
@@ -744,9 +744,9 @@ class Rules:
         off.
         """
         if any(fact.counts_rows for fact in facts):
-            raise Unproved("it depends on the place of a row in the batch")
+            raise Unproved("it depends on the position of a row in the batch")
         if self._side == "any" and any(fact.moves for fact in facts):
-            raise Unproved("it depends on the place of a token")
+            raise Unproved("it depends on the position of a token")
 
 
 def _as_fact(one: Any) -> Fact:
@@ -761,7 +761,7 @@ def _require_broadcast(given: Sequence[str], labels: Sequence[str]) -> None:
     first = len(labels) - len(given)
     for dim, label in enumerate(given):
         if label and label != labels[first + dim]:
-            raise Unproved("tokens meet something else")
+            raise Unproved("it combines tokens with something else")
 
 
 def _by_region(

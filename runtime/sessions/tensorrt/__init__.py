@@ -1,4 +1,4 @@
-"""Running TensorRT engines.
+"""Run TensorRT engines.
 
 Enters: what only this session needs. TensorRT is imported when an engine is opened, through
 `library` alone.

@@ -1,4 +1,4 @@
-"""What TensorRT says when something fails, kept for the error that a user sees.
+"""Record TensorRT's messages about a failure, for the error that the user sees.
 
 Its calls answer None or False; the reason goes to an error recorder, and to the logger.
 """
@@ -11,7 +11,7 @@ _KEPT = 20
 
 
 class Messages:
-    """What was reported since they were last taken; several threads may report."""
+    """Messages reported since they were last taken; several threads may report."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Any, str]] = []

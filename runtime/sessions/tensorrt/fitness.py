@@ -1,4 +1,4 @@
-"""What a TensorRT engine asks of the machine that loads it, and whether it is there.
+"""What a TensorRT engine requires of the machine that loads it, and whether this one meets it.
 
     {"tensorrt": "11.0.0.114", "cuda": "13", "driver": "580.95.05", "platform": "linux x86_64",
      "gpu": "sm90", "gpu_name": "NVIDIA H200", "hardware": "none", "version_compatible": "no"}
@@ -34,13 +34,13 @@ _KEYS: Mapping[str, Callable[[str], object]] = {
 
 
 def requirements(trt: Any, gpu: Gpu, *, hardware: str, version_compatible: bool) -> dict[str, str]:
-    """What an engine built here will ask for."""
+    """The requirements of an engine built here."""
     compatible = "yes" if version_compatible else "no"
     return {**machine(trt, gpu), "hardware": hardware, "version_compatible": compatible}
 
 
 def machine(trt: Any, gpu: Gpu) -> dict[str, str]:
-    """What is here, by the same names."""
+    """This machine's values for the same names."""
     return {
         "tensorrt": str(trt.__version__),
         "cuda": gpu.cuda,

@@ -1,4 +1,4 @@
-"""Runs of one TensorRT engine side by side: a lane is an execution context with its own stream.
+"""Concurrent runs of one TensorRT engine: each lane is an execution context with its own stream.
 
 A context holds the shapes and addresses of one run, so that one thread at a time may set them; the
 GPU's work of a lane is in the order of its stream, so that a lane is free again once a run is
@@ -45,8 +45,9 @@ class Context:
             self._context = loaded.engine.create_execution_context()
         if self._context is None:
             raise MissingError(
-                f"{loaded.file}: TensorRT makes no execution context: {loaded.messages.take()}",
-                hint="Most often GPU memory is short: close other engines, or use a smaller batch.",
+                f"{loaded.file}: TensorRT cannot create an execution context:"
+                f" {loaded.messages.take()}",
+                hint="GPU memory has usually run out: close other engines, or use a smaller batch.",
             )
         self._recorder = error_recorder(loaded.trt, self._messages)
         self._context.error_recorder = self._recorder
@@ -103,14 +104,14 @@ class Context:
         except RuntimeError as error:
             raise ExecutionError(f"{error}: {self._messages.take()}") from error
         if lacking:
-            raise ExecutionError(f"it wants to know more of {', '.join(lacking)}")
+            raise ExecutionError(f"it lacks information about {', '.join(lacking)}")
         found = []
         for tensor in self._loaded.outputs:
             shape = tuple(self._context.get_tensor_shape(tensor.binding))
             if any(size < 0 for size in shape):
                 raise ExecutionError(
-                    f"the shape of output {tensor.name!r} depends on values ({list(shape)}), and"
-                    " such engines are not run here"
+                    f"the shape of output {tensor.name!r} depends on values ({list(shape)}), which"
+                    " is not supported"
                 )
             found.append(shape)
         return found
@@ -162,7 +163,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of an engine: made when runs meet, kept, and given to one thread at a time."""
+    """The lanes of an engine: created when runs overlap, kept, and used by one thread at a time."""
 
     def __init__(self, make: Callable[[], Lane], is_idle: Callable[[Any], bool]) -> None:
         """

@@ -1,4 +1,4 @@
-"""What TensorRT made of a network: the layers that its engine inspector reports.
+"""The layers that TensorRT built for a network, as its engine inspector reports them.
 
     {"Layers": [{"Name": ..., "LayerType": "gemm", "Inputs": [{"Format/Datatype": "FP8"}], ...,
                  "Metadata": "[ONNX Layer: node_linear]\\x1e[ONNX Layer: node_gelu]"}, ...]}
@@ -65,7 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of the nodes of one kind."""
+    """How the nodes of one kind were compiled."""
 
     kind: str
     whole: tuple[str, ...]

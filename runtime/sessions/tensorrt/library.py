@@ -1,4 +1,4 @@
-"""The installed TensorRT: imported when it is needed, and checked for the names that are called.
+"""The installed TensorRT: imported on demand, and checked for the names that we call.
 
 `api.json` lists those names for each version that this was written for; it was written by
 hand from NVIDIA's public API reference.
@@ -74,7 +74,7 @@ def import_library(name: str, why: str, hint: str) -> Any:
                 f"{why} needs {name}, which is not installed", hint=INSTALL
             ) from error
         raise MissingError(
-            f"{why} needs {name}, which is installed and does not load: {first_line(error)}",
+            f"{why} needs {name}, which is installed but does not load: {first_line(error)}",
             hint=hint,
         ) from error
 

@@ -1,4 +1,4 @@
-"""An engine file of TensorRT, loaded: the engine, and the tensors that it takes and gives."""
+"""A loaded TensorRT engine file: the engine, and its input and output tensors."""
 
 import mmap
 import threading
@@ -58,7 +58,7 @@ class LoadedEngine:
     """Of what is asked of the engine itself."""
 
     def range_of(self, name: str) -> str:
-        """The shapes that an input may have, for people: "[1, 1]..[8, 512]"."""
+        """The shapes that an input may have, for messages: "[1, 1]..[8, 512]"."""
         if name in self.profile:
             found = self.profile[name]
             return f"{list(found.least)}..{list(found.greatest)}"
@@ -117,7 +117,7 @@ def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
     except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
         said = messages.take() if len(messages) else str(error)
         raise MissingError(
-            f"TensorRT {trt.__version__} gives no runtime: {said}",
+            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
             hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
         ) from error
 
@@ -170,8 +170,7 @@ def _tensors(trt: Any, engine: Any, file: str) -> dict[str, list[Tensor]]:
         name = engine.get_tensor_name(index)
         if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
             raise BundleError(
-                f"{file}: {name!r} decides about shapes and lies in CPU memory; such engines are"
-                " not run here",
+                f"{file}: {name!r} is a shape tensor in CPU memory, which is not supported",
                 hint="Export with --target onnxruntime.",
             )
         kind = engine.get_tensor_dtype(name).name
@@ -240,7 +239,9 @@ def _require_profile(
         )
     unknown = sorted(profile.keys() - {one.name for one in inputs})
     if unknown:
-        raise BundleError(f"{file}: the manifest has a profile of {unknown[0]!r}, no input")
+        raise BundleError(
+            f"{file}: the manifest has a profile of {unknown[0]!r}, which is not an input"
+        )
     for tensor in inputs:
         if -1 in tensor.shape:
             built = engine.get_tensor_profile_shape(tensor.binding, 0)

@@ -1,4 +1,4 @@
-"""Running a TensorRT engine.
+"""Run a TensorRT engine.
 
 tensorrt and torch are imported when such an engine is opened: torch holds the tensors, and speaks
 DLPack to others.

@@ -1,4 +1,5 @@
-"""Which torch, torch_tensorrt and TensorRT go together, and torch_tensorrt imported when needed.
+"""Which versions of torch, torch_tensorrt and TensorRT work together; imports torch_tensorrt on
+demand.
 
 `versions.json` has what the wheels of torch_tensorrt require of one another, and the names
 of torch_tensorrt that are called, both written by hand.
@@ -50,7 +51,7 @@ def called_names(version: str) -> Names:
 def check_pair(
     torch: str, torch_tensorrt: str | None, tensorrt: str | None, *, cuda: str | None = None
 ) -> list[str]:
-    """What does not go together, as sentences with both values; empty: all of it does.
+    """Incompatibilities, as sentences with both values; empty if there are none.
 
     Args:
         torch: its version: "2.13.0+cu130".
