@@ -129,7 +129,7 @@ def snapshots(
     feed: Feed | None = None,
     watched: int | None = None,
 ) -> list[Snapshot]:
-    """Run a program once over all cases; keep the outputs and what leaves each module.
+    """Run a program once over all cases; keep its outputs and those of each module.
 
     Args:
         watched: of the cases, from the first on; the outputs alone are kept of others.  None: all.
@@ -203,7 +203,7 @@ def isolated(
     names: tuple[str, ...] | None = None,
     masks: Sequence[Tensor | None] | None = None,
 ) -> list[Snapshot]:
-    """Run every module of `after` on what `before` feeds to it.
+    """Run every module of `after` on the inputs that it gets in `before`.
 
     So an error shows in the module where it arises, and not where it is only handed on.
 
@@ -292,7 +292,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def handed_on(node: Node) -> bool:
-    """Whether a module hands a value on.
+    """Whether a module passes a value on.
 
     What stays inside one may be large: the square in a norm and the cube in a GELU are larger than
     fp16 holds, and harm nothing.

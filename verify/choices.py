@@ -96,7 +96,7 @@ class Choosing:
 
     @property
     def source(self) -> Node:
-        """What it chooses from."""
+        """The values it chooses from."""
         found = self.node.args[0]
         assert isinstance(found, Node)
         return found
@@ -104,7 +104,7 @@ class Choosing:
 
 @dataclass(frozen=True)
 class Rejudged:
-    """What an engine's choices come to."""
+    """The result of judging an engine with its own choices."""
 
     reference: Reference | None
     """With the choices given; None where one of them is wrong."""
@@ -141,7 +141,7 @@ def _arguments(node: Node) -> dict[str, Any]:
 
 
 def asking(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
-    """A copy that gives what some of its nodes choose as further outputs."""
+    """A copy whose additional outputs are the choices of some of its nodes."""
     copy = structural_copy(program)
     nodes = {node.name: node for node in copy.graph.nodes}
     output = copy.graph.output_node()
@@ -241,7 +241,7 @@ def rejudge(
     choices: Choices,
     before: Reference,
 ) -> Rejudged:
-    """Make the reference of an fp32 engine anew with what it chose, where that could be chosen.
+    """Compute the reference of an fp32 engine again with the engine's choices, if they are allowed.
 
     Args:
         program: as captured.

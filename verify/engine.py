@@ -68,7 +68,7 @@ def verify_engine(
 
 
 def compare_edges(engine: Engine, reference: Reference) -> tuple[str, ...]:
-    """Say where an engine does otherwise than eager on unusual values."""
+    """Report where an engine differs from eager on unusual values."""
     return tuple(
         failure
         for case in edges_of(reference)
@@ -86,7 +86,7 @@ def edges_of(reference: Reference) -> Sequence[ReferenceCase]:
 
 
 def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tuple[str, ...]]:
-    """Run every case; return its metrics, and what made a case impossible to measure.
+    """Run every case; return its metrics, and why a case could not be measured.
 
     Raises:
         InputError: a stored case does not fit the engine's declared inputs.
@@ -105,7 +105,7 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
 def translation_failures(
     engine: Engine, cases: Sequence[ReferenceCase], reference: Reference
 ) -> tuple[str, ...]:
-    """Say where an engine in fp32 does not give what its own program gives.
+    """Report where an fp32 engine differs from its own program.
 
     Args:
         cases: with what the program gives in fp32 and, as the reference, in fp64.

@@ -63,7 +63,7 @@ def most_wrong(rate: float) -> float:
 
 @dataclass(frozen=True)
 class Floor:
-    """What eager itself loses in the target dtype, measured against the fp64 reference."""
+    """The noise floor: eager's own error in the target dtype, against the fp64 reference."""
 
     dtype: str
     """One of "fp32", "fp16" and "bf16"."""
@@ -135,7 +135,7 @@ class Floor:
 
     @property
     def largest(self) -> float:
-        """The relative L2 error of the output that is worst."""
+        """The relative L2 error of the worst output."""
         names = output_names(self.cases)
         found = (pool_output(self.cases, name).relative for name in names)
         return max((*found, *self.by_eager.values()), default=0.0)

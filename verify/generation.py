@@ -50,7 +50,7 @@ class Continued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True)
 class Followed:
-    """How an engine did."""
+    """The result of following `generate` with an engine."""
 
     logits: tuple[NDArray[np.float32], ...]
     """Of each step, [prompts, vocabulary]."""
@@ -61,7 +61,7 @@ class Followed:
 def continued(
     ids: Ids, mask: Ids, tokens: Ids, exact: Numbers, plain: Numbers, dtype: str
 ) -> Continued:
-    """What is kept of a model's run.
+    """The stored part of a model's run.
 
     Args:
         ids, mask: of the prompts, [prompts, tokens].
@@ -98,7 +98,7 @@ def write_continued(
 
 
 def read_encoded(folder: Path) -> dict[str, Array]:
-    """What the encoder read in that run; empty for a model without one.
+    """The encoder's inputs in that run; empty for a model without an encoder.
 
     Raises:
         BundleError: the file is damaged.
@@ -140,7 +140,7 @@ def follow(
     encoded: Mapping[str, Array] | None = None,
     encoder: Engine | None = None,
 ) -> Followed:
-    """Generate with an engine what a model generated.
+    """Generate with an engine, and compare with what the model generated.
 
     Args:
         encoded: what its encoder read.

@@ -115,7 +115,7 @@ def times(value: float) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """What eager loses at each element of an output, in its dtype."""
+    """Eager's error at each element of an output, in its dtype."""
 
     values: Array
     dtype: str

@@ -53,7 +53,7 @@ class Part:
 def worst_part(
     found: Floats, wanted: Floats, loss: Floats, counts: NDArray[np.bool_], dtype: str, unit: float
 ) -> Part | None:
-    """The part whose error is largest by what it may be; None for an output without elements.
+    """The part whose error is largest relative to its limit; None for an output without elements.
 
     Args:
         found: of the engine; finite, as `wanted` is.

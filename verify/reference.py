@@ -47,7 +47,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class ReferenceCase:
-    """One set of inputs with what eager makes of it."""
+    """One set of inputs with eager's outputs."""
 
     name: str
     inputs: Mapping[str, Array]
@@ -150,7 +150,7 @@ def fit(reference: Reference, budget: int = BUDGET) -> Reference:
 
 
 def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -> tuple[str, ...]:
-    """Write what fits.
+    """Write the cases that fit into the size limit.
 
     Args:
         path: the file to write.

@@ -39,7 +39,7 @@ class Runs:
         return self._make()
 
     def watch(self, cases: Sequence[Inputs]) -> None:
-        """Keep what the program gives for these cases, from their next run on."""
+        """Cache the program's results for these cases, from their next run on."""
         self._watched = list(cases)
 
     def outputs(self, cases: Sequence[Inputs]) -> list[Mapping[str, Tensor]]:
@@ -62,7 +62,7 @@ class Runs:
         return [(next(found) if known is None else known[1]).outputs for known in kept]
 
     def snapshots(self, cases: Sequence[Inputs]) -> list[Snapshot]:
-        """The outputs for each case and what leaves each module."""
+        """The outputs for each case, and those of each module."""
         self._run(self._new(cases), [])
         return [self._kept[id(inputs)][1] for inputs in cases]
 

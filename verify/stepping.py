@@ -13,7 +13,7 @@ from enginecast.verify.verdict import judge
 
 
 def step_failures(engine: Engine, reference: Reference) -> tuple[str, ...]:
-    """Say where calls in turn are not what the model gives that keeps its own state.
+    """Report where consecutive calls differ from those of the model, which keeps its own state.
 
     Args:
         reference: with the cases "call 1 in turn", ..., as far as they were stored.

@@ -57,7 +57,7 @@ class _Judged:
 
 
 def limit_of(floor: Floor) -> float:
-    """How many times the floor a pooled error may be."""
+    """The largest allowed ratio of a pooled error to the floor."""
     return QUANTIZED_LIMIT if floor.rounding else LIMIT
 
 

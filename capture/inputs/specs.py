@@ -329,7 +329,7 @@ def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:
 
 
 def kind_of(name: str, tensor: Tensor) -> Kind:
-    """What an input is, from its name, rank and dtype."""
+    """The kind of an input, from its name, rank and dtype."""
     if name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point():
         return TEXT_INPUTS[name]
     is_image = name == "pixel_values" and tensor.ndim == 4 and tensor.is_floating_point()

@@ -43,7 +43,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Named:
-    """What a model returned, flat and by name."""
+    """A model's results, flattened and named."""
 
     tensors: dict[str, Tensor]
     renamed: dict[str, str]
@@ -55,7 +55,7 @@ class Named:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the names, as sentences."""
+        """Notes on the names for the user, as sentences."""
         renamed = (
             f"the output {old!r} is called {new!r}: an input or another output has its name"
             for new, old in self.renamed.items()
@@ -75,7 +75,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 class UnknownOutputError(UsageError):
-    """An output was asked for that is none of those that the model gives."""
+    """The user asked for an output that the model does not have."""
 
     def __init__(self, name: str, given: Sequence[str]) -> None:
         super().__init__(
@@ -87,7 +87,7 @@ class UnknownOutputError(UsageError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The outputs that an engine is to give.
+    """The outputs that an engine should return.
 
     Args:
         names: of the outputs that stay, in order; empty: all that the model gives.
@@ -275,7 +275,7 @@ def name_outputs(module: nn.Module, arguments: Sequence[str], wanted: Wanted = A
 
 
 def gives_hidden_states(module: nn.Module) -> bool:
-    """Whether a module returns hidden states that nobody asked for."""
+    """Whether a module returns hidden states without being asked."""
     config = getattr(module, "config", None)
     parameter = inspect.signature(module.forward).parameters.get(ASK)
     if parameter is None and not hasattr(config, ASK):

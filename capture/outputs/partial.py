@@ -18,7 +18,7 @@ Refuse = Callable[[str, str], Exception]
 
 
 class Absent:
-    """Stands where the model returns an output that is not there; any use is an error.
+    """A placeholder for an output that is not available; any use raises an error.
 
     Its place counts: `[0]` has to stay what it is.
     """

@@ -24,7 +24,7 @@ CONSTANT = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor goes."""
+    """The place of a tensor in a method's arguments."""
 
     name: str
 
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What is neither a tensor nor None, by argument."""
+        """The arguments that are neither tensors nor None, by name."""
         return {
             name: value
             for name, value in self.arguments.items()
@@ -131,7 +131,7 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
 
 
 def left_out(value: Any) -> bool:
-    """Whether an argument says nothing: None, or generators, for engines draw no numbers."""
+    """Whether an argument can be ignored: None, or a generator (engines draw no numbers)."""
     drawn = (isinstance(leaf, torch.Generator) for _, leaf in _leaves(value))
     return value is None or any(drawn)
 
@@ -184,7 +184,7 @@ def taking(module: nn.Module, call: Call | None) -> nn.Module:
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A copy of what a model is called with, its tensors changed."""
+    """A copy of a call's arguments with other tensors."""
     if isinstance(value, Tensor):
         return change(value)
     items = _items(value)

@@ -31,7 +31,7 @@ LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @dataclass(frozen=True)
 class WeightNames:
-    """What the weight files of a folder are called."""
+    """The names of a folder's weight files."""
 
     single: str = SINGLE
     index: str = INDEX

@@ -116,7 +116,7 @@ class FactorySource(Source):
 
 
 def config_of(module: nn.Module) -> dict[str, Any]:
-    """What `save_pretrained` of diffusers or transformers writes; empty for any other module."""
+    """The config that diffusers or transformers saves for a module; empty for other modules."""
     config = getattr(module, "config", None)
     if isinstance(config, PreTrainedConfig):
         known = json.loads(config.to_json_string(use_diff=False))

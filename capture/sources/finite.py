@@ -41,7 +41,7 @@ class Lost:
 
 
 def lost_in(data: bytes, dtype: str) -> Lost:
-    """Count what is not finite in bytes of a safetensors dtype; nothing is in integers."""
+    """Count the non-finite values in bytes of a safetensors dtype; integers have none."""
     if dtype not in _LAYOUTS:
         return Lost()
     integer, exponent = _LAYOUTS[dtype]
@@ -72,7 +72,7 @@ def require_finite_module(module: nn.Module, name: str) -> None:
 
 
 def lost_of(tensor: Tensor) -> Lost:
-    """Count what is not finite in a tensor."""
+    """Count the non-finite values in a tensor."""
     if not tensor.is_floating_point() or tensor.is_meta or bool(torch.isfinite(tensor).all()):
         return Lost()
     return Lost(int(tensor.isnan().sum()), int(tensor.isinf().sum()))

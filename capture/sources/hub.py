@@ -13,13 +13,13 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether MODEL is not a file here and looks like "google/t5-v1_1-small"."""
+    """Whether MODEL looks like "google/t5-v1_1-small" and is not a local file."""
     found = NAME.fullmatch(model) is not None and not model.endswith(".pt2")
     return found and ".." not in model and not Path(model).exists()
 
 
 def download_line(name: str) -> str:
-    """The command that brings a model, on this machine or on another one."""
+    """The command that downloads a model, on this machine or another one."""
     return f"hf download {name} --local-dir {name.rpartition('/')[2]}"
 
 
@@ -62,7 +62,7 @@ def fetch(name: str) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """What a model's folder is called; of a snapshot in the hub's cache, the repository."""
+    """The name of a model's folder; for a snapshot in the hub's cache, the repository's name."""
     whole = folder.resolve()
     found = _SNAPSHOT.fullmatch(whole.parent.parent.name)
     return found["name"] if found and whole.parent.name == "snapshots" else whole.name

@@ -112,7 +112,7 @@ def open_program_file(path: Path, *, allow_code: bool) -> ProgramSource:
 
 
 def sniff(path: Path) -> str:
-    """What a `.pt2` file holds, from the names in its zip directory; nothing of it is loaded.
+    """What a `.pt2` file contains, from the names in its zip directory, without loading any of it.
 
     Raises:
         SourceError: the file is missing, no zip, or neither of the two kinds.

@@ -235,7 +235,7 @@ def require_one(example: object) -> None:
 
 @contextmanager
 def record(pipeline: Any) -> Iterator[Calls]:
-    """Keep what each component of a pipeline is called with, while the block runs.
+    """Record the arguments of every call to a pipeline's components while the block runs.
 
     Args:
         pipeline: one of diffusers, or a module, or modules by name.

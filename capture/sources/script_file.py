@@ -139,7 +139,7 @@ def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
 
 
 def sniff(path: Path) -> str:
-    """What a file of torch's holds, in words; nothing of it is loaded.
+    """A description of what a torch file contains, without loading any of it.
 
     Raises:
         SourceError: the file is missing, too large a pickle, or damaged.

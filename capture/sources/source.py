@@ -26,7 +26,7 @@ from enginecast.errors import SourceError, UsageError
 
 @dataclass(frozen=True)
 class ComponentOptions:
-    """What a user says of a component of a diffusion pipeline, besides its folder."""
+    """The user's options for a component of a diffusion pipeline, besides its folder."""
 
     variant: str = ""
     """Of the weight files: "fp16"."""
@@ -77,11 +77,11 @@ class Source(ABC):
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """Arguments that are the same in every call, which an engine does not take."""
+        """Arguments that are the same in every call, and so no inputs of the engine."""
         return {} if self.call is None else self.call.constants
 
     def write_beside(self, folder: Path) -> None:
-        """Write what a bundle holds of the model besides the engine: tokenizer files, its config.
+        """Write the bundle's files about the model, besides the engine: tokenizer files, config.
 
         The config's keys are in order, so that their order in the model's own file is of no matter.
         """
@@ -89,7 +89,7 @@ class Source(ABC):
             shutil.copyfile(file, folder / file.name)
 
     def fingerprint(self) -> dict[str, str]:
-        """What the model is: sha256 by part ("config", "weights"), equal from run to run.
+        """The model's identity: a sha256 per part ("config", "weights"), stable between runs.
 
         Raises:
             SourceError: a weight is infinite or NaN; all of them are read here anyway.

@@ -72,7 +72,7 @@ class StatefulSource(WrappedSource):
 
     @property
     def start(self) -> dict[str, Tensor]:
-        """The state that the first call is fed, by input."""
+        """The state for the first call, by input."""
         return {self.inputs[name]: tensor for name, tensor in self.buffers.items()}
 
     @property

@@ -70,7 +70,7 @@ class Comparison:
         return found
 
     def look(self, outcome: Outcome) -> PassCheck:
-        """What the comparison finds; its `failure` is empty when the promise was kept.
+        """The result of the comparison; its `failure` is empty if the promise was kept.
 
         Raises:
             PassDefectError: what the passes left does not run.

@@ -38,7 +38,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class MutationReport:
-    """What a comparison noticed."""
+    """Which faults a comparison noticed."""
 
     noticed: tuple[str, ...]
     """The faults that failed it."""

@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def notes(self) -> list[str]:
-        """What the rewritten sites say, in order."""
+        """The notes of the rewritten sites, in order."""
         return notes(self.sites)
 
     @cached_property
@@ -90,7 +90,7 @@ def targets(program: ExportedProgram) -> list[str]:
 
 
 def count(program: ExportedProgram, *names: str) -> int:
-    """How many nodes call one of these ops; a name without overload stands for all of them."""
+    """How many nodes call one of these ops; a name without overload means all overloads."""
     return sum(t in names or t.partition(".")[0] in names for t in targets(program))
 
 
@@ -100,7 +100,7 @@ def reasons(sites: Sequence[Site]) -> list[str]:
 
 
 def notes(sites: Sequence[Site]) -> list[str]:
-    """What rewritten sites say."""
+    """The notes of the rewritten sites."""
     return [site.note for site in sites if site.rewritten]
 
 

@@ -51,7 +51,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Built:
-    """A plan that is not written yet, and what was found on the way."""
+    """A plan that is not written yet, and details of its build."""
 
     plan: Any
     """A buffer."""

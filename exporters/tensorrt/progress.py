@@ -16,7 +16,7 @@ Tell = Callable[[str, int, int], None]
 
 
 class Watch:
-    """Whether a build shall go on; the first reason to stop is kept."""
+    """Whether a build should continue; keeps the first reason to stop."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

@@ -57,7 +57,7 @@ class Memory:
 
 
 def memory_of(folder: Path | None, machine: Mapping[str, str]) -> Memory:
-    """Where builds on this machine are remembered.
+    """The files that remember builds on this machine.
 
     Args:
         folder: that the user named; None: that of the user's caches.

@@ -18,8 +18,8 @@ measure."""
 
 
 class ProgramView(Protocol):
-    """What passes and edits need of a program: an ExportedProgram has it, and so has a `BlockView`
-    of a graph within its graph.
+    """The part of a program that passes and edits need.  An ExportedProgram implements it, and so
+    does a `BlockView` of a graph within its graph.
     """
 
     @property
@@ -85,7 +85,7 @@ class Site:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may know besides the program."""
+    """The information that a pass gets besides the program."""
 
     calibration: Sequence[Mapping[str, Tensor]] = ()
     """The verification inputs of an export by name, for passes that look at real values."""

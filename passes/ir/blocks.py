@@ -68,7 +68,7 @@ class Block:
 
 
 def is_structured(node: object) -> TypeGuard[Node]:
-    """Whether a node runs graphs of its own."""
+    """Whether a node runs subgraphs."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in _PATHS
 
 

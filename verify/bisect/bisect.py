@@ -36,7 +36,7 @@ KEEP = "keep"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A program after one run of a pass, and what the comparison after it found."""
+    """A program after one run of a pass, with the result of the comparison."""
 
     program: ExportedProgram
     run: PassRun
@@ -49,7 +49,7 @@ class Attempt:
 
 @dataclass
 class Suspect:
-    """A pass that was found to do harm, and what is needed to run it again.
+    """A pass that causes an error, and what is needed to run it again.
 
     Args:
         before: the program that it gets; not altered.
@@ -98,7 +98,7 @@ class Suspect:
         return None if done.wrong else done
 
     def explain(self, whole: Attempt) -> tuple[Culprit, Attempt]:
-        """Say what does harm, and do without it where that was found to help."""
+        """Describe the culprits, and skip them if that helps."""
         self.modules = self._module_errors(whole)
         culprit = Culprit(
             name=self.pass_.name,
@@ -249,7 +249,7 @@ WHOLE = Whole()
 
 @dataclass(frozen=True)
 class Subject:
-    """A pipeline over a program, and what it is judged with."""
+    """A pipeline on a program, and the data to judge it."""
 
     program: ExportedProgram
     """As captured; not altered."""
@@ -266,14 +266,14 @@ class Subject:
             object.__setattr__(self, "leave", (frozenset(),) * len(self.passes))
 
     def observer(self, cases: Sequence[Case], start: ExportedProgram) -> Observer:
-        """What compares programs on some cases, `start` being the one before."""
+        """An observer that compares programs on some cases; `start` is the program before."""
         return Observer(self.program, cases, self.reference, names=self.names, start=start)
 
 
 def bisect(
     subject: Subject, checks: Sequence[PassCheck], observed: Sequence[Case], wrong: Sequence[Case]
 ) -> Bisection:
-    """Find what does harm.
+    """Find the culprits.
 
     Args:
         checks: what an `Observer` found, one for each pass.
@@ -412,7 +412,7 @@ class _Bisect:
         return bool(observer.look(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
 
     def result(self, *, helps: bool) -> Bisection:
-        """What was found so far."""
+        """The findings so far."""
         culprits = tuple(self._culprits)
         leave = tuple(self._leave)
         return Bisection(culprits, leave, bool(culprits) and helps, self._trials, self._modules)
@@ -425,7 +425,7 @@ Good = Callable[[Sequence[Item]], bool]
 
 @dataclass(frozen=True)
 class Found(Generic[Item]):
-    """What a search ended in; the three parts are all of the items."""
+    """The result of a search; the three parts together are all of the items."""
 
     kept: tuple[Item, ...]
     """Do no harm beside one another: that was tried."""

@@ -14,7 +14,7 @@ Leave = tuple[frozenset[SiteKey], ...]
 
 @dataclass(frozen=True)
 class ModuleError:
-    """The error of what leaves a module, in units of the noise floor there."""
+    """The error of a module's outputs, in units of the noise floor there."""
 
     module: str
     source: str
@@ -28,19 +28,19 @@ class ModuleError:
 
     @property
     def off(self) -> bool:
-        """Whether the value is not what the promise allows."""
+        """Whether the error exceeds what the promise allows."""
         return self.bits[0] if self.bits is not None else self.accumulated > LIMIT
 
     @property
     def arises(self) -> bool:
-        """Whether the module makes an error of its own, and not only hands one on."""
+        """Whether the error arises in this module, rather than in its inputs."""
         if self.bits is not None:
             return self.bits[1]
         return self.isolated is not None and self.isolated > LIMIT
 
     @property
     def lost(self) -> bool:
-        """Whether values are not finite that were."""
+        """Whether values that were finite no longer are."""
         return self.accumulated >= BEYOND
 
     def words(self) -> str:
@@ -143,7 +143,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What was found."""
+    """The result of a bisection."""
 
     culprits: tuple[Culprit, ...]
     leave: Leave
@@ -169,7 +169,7 @@ class Bisection:
         return tuple(line for culprit in self.culprits for line in culprit.lines())
 
     def hint(self) -> str:
-        """What to do; empty when leaving sites out was not found to help."""
+        """What to do; empty if skipping sites did not help."""
         if not (self.helps and self.left_out):
             return ""
         return f"--drop-guilty would leave {self.left_out} of {self.rewritten} sites out"

@@ -102,7 +102,7 @@ class Changes:
 
 
 def details_of_sites(sites: Sequence[Site]) -> PassDetails:
-    """The sites of a pass by what became of them, the most frequent first."""
+    """The sites of a pass, grouped by outcome, the most frequent first."""
     counts = Counter((site.reason, site.note) for site in sites)
     groups = []
     for (reason, note), count in counts.most_common(GROUPS):

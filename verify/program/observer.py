@@ -50,7 +50,7 @@ turn an attention row, and a T5 with outlier channels was seen to move by 2.5 fl
 
 
 class Observer:
-    """Compares the program with what it was, after every pass; hand it to `run_pipeline`.
+    """Compares the program after every pass with the program before; pass it to `run_pipeline`.
 
     Two programs are run per case at the start (fp64 reference, captured program) and one after
     every pass that changed what is computed.
@@ -103,7 +103,7 @@ class Observer:
             self.rules = Rules(reference.floor.only(own), reference.masked)
 
     def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
-        """Check one pass; the next is compared with what was there before."""
+        """Check one pass; later ones are compared with the same program until `accept`."""
         start = time.perf_counter()
         state = self._computation(program)
         same = state.outputs == self._state.outputs and state.checks <= self._state.checks
@@ -118,7 +118,7 @@ class Observer:
         return Look(check, runs, after, state)
 
     def accept(self, look: "Look") -> None:
-        """Take the program that was looked at as the one to compare the next with."""
+        """Compare the next pass with the program that was just checked."""
         self._before, self._state = look.after, look.state
         self.checks.append(look.check)
 
@@ -163,7 +163,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found in a program after a pass."""
+    """The findings in a program after a pass."""
 
     check: PassCheck
     runs: Sequence["CaseRuns"]

@@ -67,7 +67,7 @@ def planned_reference(
     reference: Reference,
     names: Sequence[str],
 ) -> Reference:
-    """The reference with the error that a plan makes in its floor.
+    """The reference with a plan's error included in its floor.
 
     Args:
         program: right before it is rewritten.

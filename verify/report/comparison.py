@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two engines."""
+    """The differences between two engines."""
 
     one: Side
     other: Side

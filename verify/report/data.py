@@ -17,7 +17,7 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class SiteGroup:
-    """The sites of a pass that ended in the same way."""
+    """The sites of a pass with the same outcome."""
 
     reason: str
     """Why they were left alone; empty: they were rewritten."""
@@ -64,7 +64,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class PassDetails:
-    """Where a pass looked, and what it made of the program."""
+    """The sites of a pass, and its changes to the program."""
 
     sites: tuple[SiteGroup, ...] = ()
     sites_left_out: int = 0
@@ -80,7 +80,7 @@ class PassDetails:
 
 @dataclass(frozen=True)
 class PassCheck:
-    """One pass: what it did, and what the comparison after it found."""
+    """One pass: what it did, and the result of the comparison."""
 
     name: str
     promise: str
@@ -163,7 +163,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of an engine goes."""
+    """The time of an engine, by layer."""
 
     provider: str
     runs: int
@@ -175,7 +175,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Origin:
-    """What made the report, when and of what."""
+    """The origin of the report: what made it, when, and from which model."""
 
     enginecast: str
     date: str

@@ -40,7 +40,7 @@ Errors = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """The errors of all modules at one moment."""
+    """The errors of all modules after one pass."""
 
     name: str
     note: str

@@ -42,7 +42,7 @@ REFINER_TIME_IDS = 5
 
 @dataclass(frozen=True)
 class Described:
-    """What a component is called with."""
+    """The arguments of a component."""
 
     inputs: tuple[InputSpec, ...]
     constants: Mapping[str, Any] = field(default_factory=dict)

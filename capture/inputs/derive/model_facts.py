@@ -53,7 +53,7 @@ class ModelFacts:
 
 
 def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
-    """Gather what `source` says of itself."""
+    """Gather the facts about `source`."""
     arguments = source.forward_arguments
     main = getattr(source.model_class, "main_input_name", ())
     names = (main,) if isinstance(main, str) else tuple(main)
@@ -70,7 +70,7 @@ def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
 
 
 def documented(model_class: type[nn.Module] | None) -> dict[str, str]:
-    """What the docstring of `forward` says of each tensor: its type and its shape."""
+    """The type and shape that the docstring of `forward` gives for each tensor."""
     doc = inspect.getdoc(getattr(model_class, "forward", None)) or ""
     found: dict[str, str] = {}
     for match in DOCUMENTED.finditer(doc):

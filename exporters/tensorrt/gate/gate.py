@@ -33,7 +33,7 @@ def check_ready(
     inputs: Sequence[Input] = (),
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Violation]:
-    """All that keeps TensorRT's parser from taking a model, by what is documented of it.
+    """Everything in a model that TensorRT's parser is documented not to accept.
 
     Args:
         model: in memory; its weights may be lazy: only scales, zero points, indices and sizes are
@@ -57,7 +57,7 @@ def check_ready(
 
 
 def refusal_of(found: Sequence[Violation], version: str, *, shown: int = SHOWN) -> LoweringError:
-    """The error that says what was found; `details` have all of it.
+    """The error that reports the violations; `details` has all of them.
 
     Args:
         found: at least one violation.

@@ -32,7 +32,7 @@ ONNX = ("", "ai.onnx")
 
 
 class Version(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a version of the parser reads."""
+    """The ONNX opsets that a version of the parser reads."""
 
     opsets: tuple[int, int]
     """First and last of ONNX's own domain."""
@@ -47,7 +47,7 @@ class Refused(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Operator(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is documented of one operator.  Inputs and outputs are numbers, from 0."""
+    """The documentation of one operator.  Inputs and outputs are numbers, from 0."""
 
     takes: str
     """Element types of what `reads` names, with a space between: "float int BOOL"."""
@@ -119,7 +119,7 @@ def opsets(version: str) -> tuple[int, int]:
 
 
 def unsupported(domain: str, op: str, version: str) -> str:
-    """Why this version's parser does not take an operator, in some words; empty when it does."""
+    """Why this version's parser does not accept an operator; empty if it does."""
     if domain not in ONNX:
         return f"an operator of the domain {domain}"
     found = table().operators.get(op)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that TensorRT is documented not to take."""
+    """One thing that TensorRT is documented not to accept."""
 
     rule: str
     """Its name, such as "mixed-types"."""
@@ -54,7 +54,7 @@ def of_value(value: ir.Value, rule: str, expected: str, got: str) -> Violation:
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of a value that is known before the engine is built; None: it is not known.
+    """The tensor of a value that is constant at build time; None if it is not.
 
     Through Identity alone: a graph that is lowered has its constants folded.
     """
