@@ -15,6 +15,7 @@ from programs import captured
 from torch import Tensor, nn
 from torch.nn import functional
 
+from enginecast.exporters.onnx.passes.integer_forms import FORMS
 from enginecast.exporters.onnx.passes.integer_windows import (
     OF_INT64,
     RANKS,
@@ -43,6 +44,11 @@ OF_INTEGERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "heaviside-booleans": lambda x, w: torch.heaviside(x > 0, x > 5),
     "addr-booleans": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0),
     "addr-nothing": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0, beta=0),
+    "gcd": lambda x, w: torch.gcd(x[0], x[1] * 12),
+    "gcd-bytes": lambda x, w: torch.gcd(x[0].byte(), x[1, 0].byte()),
+    "lcm": lambda x, w: torch.lcm(x[0].int(), x[1].int()),
+    "places": lambda x, w: torch.nonzero_static(x // 5, size=90),
+    "places-filled": lambda x, w: torch.nonzero_static(x[0, 0] > 3, size=60, fill_value=7),
     "bilinear-bytes": lambda x, w: functional.bilinear(
         x.byte()[0, 0], x.byte()[1, 0], x.byte()[1, 0, :3, :, None].expand(3, 7, 7).contiguous()
     ),
@@ -108,6 +114,23 @@ def test_engines_are_eager_for_integers_booleans_and_complex_numbers(tmp_path: P
                 equal_nan=True,
                 msg=lambda said, name=name: f"{name}: {said}",
             )
+
+
+def test_divisors_of_all_integers_are_those_of_torch() -> None:
+    torch.manual_seed(1)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        numbers = [0, 1]
+        while numbers[-1] + numbers[-2] <= most:  # of Fibonacci: the most steps
+            numbers.append(numbers[-1] + numbers[-2])
+        edges = torch.tensor([*numbers, least, most], dtype=dtype)
+        drawn = torch.randint(least, most, (60,)).to(dtype)
+        x = torch.cat([edges, drawn, drawn % 12])
+        gcd, lcm = (FORMS[op][1] for op in (aten.gcd.default, aten.lcm.default))
+        assert torch.equal(gcd(x[:, None], x), torch.gcd(x[:, None], x)), dtype
+        lcm(x[:, None], x)  # torch itself divides the lowest number by -1, and dies
+        x = x[x != least] if least else x
+        assert torch.equal(lcm(x[:, None], x), torch.lcm(x[:, None], x)), dtype
 
 
 _CONVS = (functional.conv1d, functional.conv2d, functional.conv3d)
