@@ -46,9 +46,7 @@ def _isclose(
     return torch.isclose(x.to(dtype), y.to(dtype), rtol, atol, equal_nan)
 
 
-def _addr(
-    x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> Tensor:
+def _addr(x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """What is times False is left out."""
     found = one.unsqueeze(1) & other if alpha else torch.zeros_like(one.unsqueeze(1) & other)
     return x | found if beta else found.expand(torch.broadcast_shapes(x.shape, found.shape))
