@@ -15,6 +15,7 @@ from programs import captured
 from torch import Tensor, nn
 from torch.nn import functional
 
+from enginecast.exporters.onnx.passes.integer_forms import FORMS
 from enginecast.exporters.onnx.passes.integer_windows import (
     OF_INT64,
     RANKS,
@@ -43,6 +44,10 @@ OF_INTEGERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "heaviside-booleans": lambda x, w: torch.heaviside(x > 0, x > 5),
     "addr-booleans": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0),
     "addr-nothing": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0, beta=0),
+    "gcd-bytes": lambda x, w: torch.gcd(x[0].byte(), x[1, 0].byte()),
+    "lcm-bytes": lambda x, w: torch.lcm(x[0].char(), x[1].char() | 1),
+    "places": lambda x, w: torch.nonzero_static(x // 5, size=90),
+    "places-filled": lambda x, w: torch.nonzero_static(x[0, 0] > 3, size=60, fill_value=7),
     "bilinear-bytes": lambda x, w: functional.bilinear(
         x.byte()[0, 0], x.byte()[1, 0], x.byte()[1, 0, :3, :, None].expand(3, 7, 7).contiguous()
     ),
@@ -60,7 +65,7 @@ OF_COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "addcdiv": lambda a, b: torch.addcdiv(a, b, a + 3, value=2 - 1j),
     "exp2": lambda a, b: torch.exp2(a),
     "expm1": lambda a, b: torch.expm1(a * 1e-4),
-    "split-copy": lambda a, b: torch.split_with_sizes_copy(a, [1, 3], 0)[1],
+    "split-copy": lambda a, b: aten.split_with_sizes_copy.default(a, [1, 3], 0)[1],
     "squeeze-copy": lambda a, b: torch.squeeze_copy(a[:1]),
     "unfold": lambda a, b: a.unfold(1, 2, 2),
     "to-real": lambda a, b: a.to(torch.float64),
@@ -78,6 +83,10 @@ OF_COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "divide-number": lambda a, b: (2 - 1j) / b,
     "sub-number": lambda a, b: torch.sub(a, 2.0, alpha=1 - 2j),
 }
+
+
+def _named(name: str, said: str) -> str:
+    return f"{name}: {said}"
 
 
 class Every(nn.Module):
@@ -106,8 +115,25 @@ def test_engines_are_eager_for_integers_booleans_and_complex_numbers(tmp_path: P
                 rtol=0 if is_exact else 3e-6,
                 atol=0 if is_exact else 3e-6 * float(eager.nan_to_num(0, 0, 0).abs().max()),
                 equal_nan=True,
-                msg=lambda said, name=name: f"{name}: {said}",
+                msg=partial(_named, name),
             )
+
+
+def test_divisors_of_all_integers_are_those_of_torch() -> None:
+    torch.manual_seed(1)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        numbers = [0, 1]
+        while numbers[-1] + numbers[-2] <= most:  # of Fibonacci: the most steps
+            numbers.append(numbers[-1] + numbers[-2])
+        edges = torch.tensor([*numbers, least, most], dtype=dtype)
+        drawn = torch.randint(least, most, (60,)).to(dtype)
+        x = torch.cat([edges, drawn, drawn % 12])
+        gcd, lcm = (FORMS[op][1] for op in (aten.gcd.default, aten.lcm.default))
+        assert torch.equal(gcd(x[:, None], x), torch.gcd(x[:, None], x)), dtype
+        lcm(x[:, None], x)  # torch itself divides the lowest number by -1, and dies
+        x = x[x != least] if least else x
+        assert torch.equal(lcm(x[:, None], x), torch.lcm(x[:, None], x)), dtype
 
 
 _CONVS = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -165,6 +191,6 @@ def test_windows_of_integers_are_those_of_torch(rank: int) -> None:
         pool = (x, kernel, stride, margins, rounds_up)
         compare(_MEANS[rank - 1], forms[f"avg_pool{rank}d"], *pool, counts, *divisor)
         if rank > 1:
-            given = (x // 4, kernel, stride, margins, dilation, rounds_up)
-            compare(_MAXIMA[rank], partial(max_pool_with_indices, rank=rank), *given)
+            pooled = (x // 4, kernel, stride, margins, dilation, rounds_up)
+            compare(_MAXIMA[rank], partial(max_pool_with_indices, rank=rank), *pooled)
     assert compared > 60

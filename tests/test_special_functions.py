@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from lowering import lower, run
-from programs import captured
 from torch import Tensor, nn
 
 REALS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -68,6 +68,10 @@ VALUES: dict[str, Callable[[], Tensor]] = {
 }
 
 
+def _named(name: str, said: str) -> str:
+    return f"{name}: {said}"
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("special")
@@ -97,12 +101,12 @@ def test_special_functions_are_right_for_every_number(values: str, engine: Path)
             rtol=0,
             atol=0,
             equal_nan=True,
-            msg=lambda said: f"{name}: {said}",
+            msg=partial(_named, name),
         )
         torch.testing.assert_close(
             found[is_plain].double(),
             exact[is_plain].double(),
             rtol=2e-7 if place < len(REALS) else 6e-7,  # eager's own in fp32
             atol=3e-45,
-            msg=lambda said: f"{name}: {said}",
+            msg=partial(_named, name),
         )

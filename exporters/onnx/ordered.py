@@ -389,7 +389,13 @@ def _cumprod(x: Any, dim: int, *, dtype: int = -1) -> Any:
         x = cast(x, INT64)
     if not x.shape:
         return op.Identity(x)
-    return _scan((x,), (like(x, 1),), dim, lambda a, b: (op.Mul(a, b),))[0]
+    dtype_of_result = x.dtype
+    if x.dtype == FLOAT:  # as torch does
+        x = cast(x, ir.DataType.DOUBLE)
+    elif x.dtype in HALVES:
+        x = cast(x, FLOAT)
+    found = _scan((x,), (like(x, 1),), dim, lambda a, b: (op.Mul(a, b),))[0]
+    return found if x.dtype == dtype_of_result else op.Cast(found, to=int(dtype_of_result))
 
 
 @STABLE.rule(aten.prod.dim_int)

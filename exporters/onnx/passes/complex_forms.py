@@ -179,13 +179,13 @@ def _bmm(x: Tensor, y: Tensor) -> Tensor:
     return _product(torch.matmul, x, y)
 
 
+def _times(x: Any, number: complex) -> Any:
+    return _mul(x, number) if isinstance(x, Tensor) else x * number
+
+
 def _add(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
-    added: Any
     like = x if isinstance(x, Tensor) else y
-    if isinstance(y, Tensor):
-        added = y if alpha == 1 else _mul(y, alpha)
-    else:
-        added = y * alpha
+    added = y if isinstance(y, Tensor) and alpha == 1 else _times(y, alpha)
     pairs = zip(_both(x, like), _both(added, like), strict=True)
     return _joined(*(one + other for one, other in pairs))
 

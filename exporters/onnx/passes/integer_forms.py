@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.passes.ir.edit import aten, dtype_of
+from enginecast.passes.ir.edit import aten, dtype_of, first_input, shape_of
+from enginecast.passes.ir.varying_sizes import may_be_zero
 
 
 def reads_bools(node: Node) -> bool:
@@ -45,14 +46,76 @@ def _isclose(
     return torch.isclose(x.to(dtype), y.to(dtype), rtol, atol, equal_nan)
 
 
-def _addr(
-    x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> Tensor:
+def _addr(x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """What is times False is left out."""
     found = one.unsqueeze(1) & other if alpha else torch.zeros_like(one.unsqueeze(1) & other)
     return x | found if beta else found.expand(torch.broadcast_shapes(x.shape, found.shape))
 
 
+def _sizes_are_positive(node: Node) -> bool:
+    """Whether there are dimensions, and elements along each."""
+    sizes = shape_of(first_input(node))
+    return bool(sizes) and not any(map(may_be_zero, sizes))
+
+
+def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Each element of a tensor that is not 0 writes its number in its place, the rest beyond."""
+    flat = (x if x.dtype == torch.bool else x != 0).reshape(-1)
+    order = flat.to(torch.int64).cumsum(0) - 1
+    places = torch.where(flat & (order < size), order, size)
+    numbers = torch.arange(flat.size(0))
+    found = torch.full((size + 1,), -1).scatter(0, places, numbers).narrow(0, 0, size)
+    left = found.clamp(min=0)
+    axes: list[Tensor] = []
+    for along in reversed(x.shape):
+        axes.append(left % along)
+        left = left // along
+    return torch.where((found >= 0).unsqueeze(-1), torch.stack(axes[::-1], -1), fill_value)
+
+
+def _size_in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The absolute value that a dtype holds, which has none of its lowest number."""
+    return x.to(torch.int64).abs().to(dtype).to(torch.int64)
+
+
+def _gcd(x: Tensor, y: Tensor) -> Tensor:
+    """Euclid's algorithm, with as many steps as the dtype may need."""
+    return _divisor(x, y, x.dtype).to(x.dtype)
+
+
+def _divisor(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    small, large = _size_in(x, dtype), _size_in(y, dtype)
+    for _ in range(_STEPS[dtype]):
+        is_done = small == 0
+        rest = torch.fmod(large, torch.where(is_done, 1, small))
+        large = torch.where(is_done, large, small)
+        small = torch.where(is_done, 0, rest)
+    return large
+
+
+def _lcm(x: Tensor, y: Tensor) -> Tensor:
+    dtype = x.dtype
+    by = _divisor(x, y, dtype).abs()  # no divisor is -1, by which C cannot divide the lowest number
+    quotient = torch.div(x.to(torch.int64), torch.where(by == 0, 1, by), rounding_mode="trunc")
+    found = torch.where(by == 0, 0, quotient * y.to(torch.int64))
+    # C multiplies narrower integers in int32, and takes the size of that.
+    return found.to(dtype).abs() if dtype == torch.int32 else found.abs().to(dtype)
+
+
+def _are_alike(node: Node) -> bool:
+    """Whether an op reads integers of one dtype."""
+    dtypes = {dtype_of(source) for source in node.all_input_nodes}
+    return len(dtypes) == 1 and dtypes <= set(_STEPS)
+
+
+_STEPS: Mapping[torch.dtype, int] = {
+    torch.uint8: 13,
+    torch.int8: 13,
+    torch.int16: 24,
+    torch.int32: 47,
+    torch.int64: 93,
+}
+"""Of Euclid's algorithm: it takes most for numbers of Fibonacci."""
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 FORMS: Mapping[Any, tuple[Callable[[Node], bool], Callable[..., Tensor]]] = {
     aten.einsum.default: (reads_narrow, _einsum),
@@ -61,5 +124,8 @@ FORMS: Mapping[Any, tuple[Callable[[Node], bool], Callable[..., Tensor]]] = {
     aten.isclose.default: (reads_bools, _isclose),
     aten.heaviside.default: (reads_bools, torch.logical_or),
     aten.addr.default: (reads_bools, _addr),
+    aten.nonzero_static.default: (_sizes_are_positive, _nonzero_static),
+    aten.gcd.default: (_are_alike, _gcd),
+    aten.lcm.default: (_are_alike, _lcm),
 }
 """Op -> for which calls, and what it is then."""

@@ -16,6 +16,8 @@ from torch.nn.functional import pad
 from enginecast.exporters.onnx.passes.pools import in_windows
 from enginecast.passes.ir.edit import aten, dtype_of, first_input, shape_of
 
+_DEFAULTS = (None, None, (), 0, 1, False)
+"""Of the arguments of a max pool."""
 _LEAST = torch.iinfo(torch.int64).min
 
 
@@ -66,7 +68,8 @@ def _convolved(
     factors = weight.flatten(1).unflatten(0, (groups, -1)).mT  # [groups, n, channels]
     found = (rows @ factors).flatten(-3)
     found = found if bias is None else found + bias
-    return found.movedim(-1, 1)
+    moved: Tensor = found.movedim(-1, 1)
+    return moved
 
 
 def _conv(
@@ -146,7 +149,10 @@ def _pool_windows(
         count = _pooled(size, widths[at], steps[at], margins[at], gaps[at], ceil_mode)
         tables.append(_places(count, widths[at], steps[at], gaps[at]))
     after = [
-        max((table.size(0) - 1) * steps[at] + (widths[at] - 1) * gaps[at] + 1 - size - margins[at], 0)
+        max(
+            (table.size(0) - 1) * steps[at] + (widths[at] - 1) * gaps[at] + 1 - size - margins[at],
+            0,
+        )
         for at, (table, size) in enumerate(zip(tables, x.shape[-rank:], strict=True))
     ]
     filled_up = pad(x, _widths(margins, after), value=filled)
@@ -196,13 +202,9 @@ def _max_pool(
 
 def max_pool_with_indices(*given: Any, rank: int) -> tuple[Tensor, Tensor]:
     """The largest element of each window, and where the first such one lies among all."""
-    x, kernel, stride, padding, dilation, ceil_mode, *_ = (
-        *given,
-        *((), 0, 1, False)[len(given) - 2 :],
-    )
-    windows, tables = _pool_windows(
-        x, kernel, stride, padding, dilation, ceil_mode, rank, _LEAST
-    )
+    options: list[Any] = [*given, *_DEFAULTS[len(given) :]]
+    x, kernel, stride, padding, dilation, ceil_mode = options
+    windows, tables = _pool_windows(x, kernel, stride, padding, dilation, ceil_mode, rank, _LEAST)
     sizes = x.shape[-rank:]
     flat: Any = 0
     is_inside: Any = None

@@ -1102,7 +1102,9 @@ _RULES: dict[Any, Rewrite] = {
     aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
     **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
     **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
-    **{op: partial(_made_of, form=form) for op, form in (*SPECIAL.items(), *LINEAR.items(), VANDER)},
+    **{
+        op: partial(_made_of, form=form) for op, form in (*SPECIAL.items(), *LINEAR.items(), VANDER)
+    },
     **{op: partial(_in_places_of_items, form=form) for op, form in SEVERAL.items()},
     **{
         op: partial(_made_of, form=partial(sum_by_divisor, rank=rank))

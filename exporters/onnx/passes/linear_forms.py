@@ -50,8 +50,8 @@ def _with_batch(x: Tensor, batch: Sequence[Any]) -> Tensor:
 
 
 def _eliminated(a: Tensor, b: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The rows [..., 1, columns] that elimination leaves of [a | b], each from its pivot on, and how
-    often rows were swapped, as 1 or -1 [...].
+    """The rows [..., 1, columns] that elimination leaves of [a | b], each from its pivot on, and a
+    sign [...] for how often rows were swapped.
     """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left = torch.cat([_with_batch(a, batch), _with_batch(b, batch)], -1)
@@ -102,10 +102,8 @@ def _substituted(a: Tensor, b: Tensor, upper: bool, unit: bool = False) -> Tenso
             this = this - factors @ found
         if not unit:
             this = this / a[..., at : at + 1, at : at + 1]
-        if found is None:
-            found = this
-        else:
-            found = torch.cat([this, found] if upper else [found, this], -2)
+        parts = [] if found is None else [found]
+        found = torch.cat([this, *parts] if upper else [*parts, this], -2)
     result: Tensor = found
     return result
 
@@ -301,7 +299,7 @@ def is_vandermonde(node: Node) -> bool:
     return _is_real(node) and isinstance(columns, int) and 0 < columns <= LARGEST
 
 
-def _vander(x: Tensor, N: int | None = None) -> Tensor:
+def _vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803 - as torch calls it
     columns = x.size(-1) if N is None else N
     wide = _wide(x)
     powers = [torch.ones_like(wide)]
