@@ -115,7 +115,7 @@ def allowed(
         case
         for case in cases
         if case.name.startswith(GIVEN)
-        or all(holds(check.condition, _sizes_of(specs, case)) for check in checks)
+        or all(holds(check.condition, sizes_of(specs, case)) for check in checks)
     )
 
 
@@ -141,7 +141,7 @@ def _sized_by_values(node: Node) -> bool:
 
 
 def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
-    sizes = _sizes_of(specs, case)
+    sizes = sizes_of(specs, case)
     drawn = (sample(specs, sizes, SEED + DRAWS * 1000 + draw) for draw in range(DRAWS))
     for inputs in chain([case.inputs], drawn):
         try:
@@ -155,7 +155,8 @@ def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
     return case
 
 
-def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
+def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
+    """Of a case, those that vary, by their names."""
     return {
         dim.name: size
         for spec in specs
