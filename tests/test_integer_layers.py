@@ -820,6 +820,7 @@ def test_an_engine_is_within_its_limit_on_inputs_that_nobody_calibrated_on(tmp_p
     assert sorted(errors)[20] < 0.01
 
 
+@pytest.mark.slow
 def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -867,6 +868,7 @@ class Projected(nn.Module):
         return self.second(self.first(found).relu()).tanh(), state, cell
 
 
+@pytest.mark.slow
 def test_an_lstm_with_a_projection_stays_in_floats_and_runs(tmp_path: Path) -> None:
     drawn = torch.Generator().manual_seed(2)
     sizes = {"x": (3, 5, 12), "state": (4, 3, 8), "cell": (4, 3, 24)}

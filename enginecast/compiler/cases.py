@@ -80,7 +80,9 @@ def choose_cases(
         cases = [Case("given inputs", dict(given)), *cases]
     cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
     if prompts is not None and not isinstance(source, CrossDecoderSource):  # its encoder reads them
-        encoded = tokenize(prompts, source, specs)
+        # A step of a language model is fed other rows than a tokenizer pads.
+        side = "right" if isinstance(source, DecoderSource) else source.padding_side
+        encoded = tokenize(prompts, source, specs, side)
         if isinstance(source, DecoderSource):
             ids, mask = encoded[source.ids], encoded[source.mask]
             encoded = prompt_inputs(source, specs, ids, mask)
