@@ -401,3 +401,17 @@ def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = open_source(str(folder)).eager()(input_ids=ids, attention_mask=mask)
     np.testing.assert_allclose(found[EMBEDDING], wanted[EMBEDDING].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    whole, _ = embedded(folder)
+    before = open_source(str(folder)).fingerprint()
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"truncate_dim": 8}))
+    short, _ = embedded(folder)
+    assert torch.equal(short, whole[:, :8])
+    assert open_source(str(folder)).fingerprint() != before
+    file.write_text(json.dumps({"truncate_dim": 0}))
+    with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
+        open_source(str(folder))
