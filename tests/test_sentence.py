@@ -415,3 +415,10 @@ def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
     file.write_text(json.dumps({"truncate_dim": 0}))
     with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
         open_source(str(folder))
+
+
+def test_a_pooling_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "cls"}))
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"1_Pooling/config\.json is missing"):
+        open_source(str(folder))

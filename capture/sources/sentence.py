@@ -432,6 +432,8 @@ def _made(part: _Part) -> nn.Module:
 
 
 def _modes(part: _Part) -> tuple[str, ...]:
+    if not (part.folder / CONFIG_FILE).is_file():
+        raise SourceError(f"{part.folder / CONFIG_FILE} is missing: it says how tokens are pooled")
     given = part.config.get("pooling_mode")
     if given is None:
         given = [mode for flag, mode in FLAGS.items() if part.config.get(flag)] or ["mean"]
