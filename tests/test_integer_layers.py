@@ -18,13 +18,14 @@ from lowering import lower, run
 from mutations import edit_graph, nothing, outcome
 from onnx import numpy_helper
 from programs import calibrated, captured, outputs, relative_error, rewritten
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
+from enginecast.compiler.verify_bundle import verify_bundle
 from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.quantizable import tail_of
@@ -781,3 +782,109 @@ def test_an_engine_with_other_weights_is_rejected(bundle: Path, tmp_path: Path) 
 
 def test_the_same_engine_is_not(bundle: Path, tmp_path: Path) -> None:
     assert outcome(bundle, tmp_path, nothing) == "verified"
+
+
+# Inputs that no scale was made from
+
+
+class Small(nn.Module):
+    """Few values for each channel, so that the next input is often the largest one so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.last, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.last(self.second(self.first(x).relu()).relu()).relu()
+        last: Tensor = self.head(found.mean((2, 3)))
+        return last
+
+
+def small_inputs(count: int) -> list[Tensor]:
+    drawn = torch.Generator().manual_seed(11)
+    return [torch.randn(1, 8, 4, 4, generator=drawn) for _ in range(count)]
+
+
+def test_an_engine_is_within_its_limit_on_inputs_that_nobody_calibrated_on(tmp_path: Path) -> None:
+    example, *fresh = small_inputs(41)
+    module = loud(Small)
+    done = export(ExportRequest(module, tmp_path / "b", precision="int8", example={"x": example}))
+    assert done.bundle is not None, done.report.verdict.reasons
+    with load(tmp_path / "b") as engine:
+        errors = [
+            relative_error(torch.from_numpy(*engine.run({"x": x.numpy()}).values()), module(x))
+            for x in fresh
+        ]
+    assert max(errors) < 0.1
+    assert sorted(errors)[20] < 0.01
+
+
+@pytest.mark.slow
+def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginecast.compiler.unseen.MORE", 0)
+    monkeypatch.setattr("enginecast.compiler.unseen.UNSEEN", 40)
+    request = ExportRequest(
+        loud(Small), tmp_path / "b", precision="int8", example={"x": small_inputs(1)[0]}
+    )
+    done = export(request)
+    assert done.bundle is None
+    assert any("that no scale was made from" in why for why in done.report.verdict.reasons)
+
+
+def test_a_bundle_is_compared_with_its_model_by_the_scales_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported with loud inputs, and compared without them: its scales are still theirs."""
+    (tmp_path / "loud_small.py").write_text(
+        "from test_integer_layers import Small, loud, small_inputs\n"
+        "def make():\n    return loud(Small), {'x': small_inputs(1)[0]}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    save_file({"x": 4 * np.abs(small_inputs(2)[1].numpy())}, tmp_path / "loud.safetensors")
+    options = ModelOptions(allow_code=True, inputs=tmp_path / "loud.safetensors")
+    model = "loud_small:make"
+    done = export(ExportRequest(model, tmp_path / "b", precision="int8", options=options))
+    assert done.bundle is not None, done.report.verdict.reasons
+    checked = verify_bundle(tmp_path / "b", model=model, allow_code=True)
+    assert checked.verdict.outcome == "verified", checked.verdict.reasons
+
+
+# What stays in floats beside integers
+
+
+class Projected(nn.Module):
+    """An LSTM that projects its state, which ONNX's has no form of, and a linear in int8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(12, 24, 2, batch_first=True, bidirectional=True, proj_size=8)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found, (state, cell) = self.cells(x, (state, cell))
+        return self.second(self.first(found).relu()).tanh(), state, cell
+
+
+@pytest.mark.slow
+def test_an_lstm_with_a_projection_stays_in_floats_and_runs(tmp_path: Path) -> None:
+    drawn = torch.Generator().manual_seed(2)
+    sizes = {"x": (3, 5, 12), "state": (4, 3, 8), "cell": (4, 3, 24)}
+    example = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
+    module = loud(Projected)
+    done = export(ExportRequest(module, tmp_path / "b", precision="int8", example=example))
+    assert done.bundle is not None, done.report.verdict.reasons
+    plan = json.loads((tmp_path / "b" / "plan.json").read_text())
+    assert {layer["kind"]: layer["choice"] for layer in plan["layers"]} == {
+        "lstm": "keep",
+        "linear": "w8a8-dynamic",
+    }
+    fresh = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
+    with load(tmp_path / "b") as engine:
+        ran = engine.run({name: tensor.numpy() for name, tensor in fresh.items()})
+    outputs = [torch.from_numpy(found) for found in ran.values()]
+    errors = [relative_error(*pair) for pair in zip(outputs, module(**fresh), strict=True)]
+    assert errors[0] < 0.05
+    assert max(errors[1:]) < 1e-6

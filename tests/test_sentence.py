@@ -18,6 +18,8 @@ from torch import Tensor
 
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
 from enginecast.capture.sources.source import open_source
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
 
@@ -380,3 +382,43 @@ def test_an_engine_that_is_open_when_python_ends_says_nothing(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
+    """Positions are counted from the first column, so that padding on the left moves them."""
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"padding_side": "left"}))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b c\nd\n")
+    options = ModelOptions(prompts=prompts)
+    done = export(ExportRequest(str(folder), tmp_path / "b", options=options))
+    assert done.bundle is not None, done.report.verdict.reasons
+    with load(tmp_path / "b") as engine:
+        found = engine.encode(["a b c d", "a"])
+    ids, mask = torch.tensor([[2, 3, 4, 5, 1], [0, 0, 0, 2, 1]]), torch.ones(2, 5).long()
+    mask[1, :3] = 0
+    np.testing.assert_array_equal(found["attention_mask"], mask.numpy())
+    with torch.no_grad():
+        wanted = open_source(str(folder)).eager()(input_ids=ids, attention_mask=mask)
+    np.testing.assert_allclose(found[EMBEDDING], wanted[EMBEDDING].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    whole, _ = embedded(folder)
+    before = open_source(str(folder)).fingerprint()
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"truncate_dim": 8}))
+    short, _ = embedded(folder)
+    assert torch.equal(short, whole[:, :8])
+    assert open_source(str(folder)).fingerprint() != before
+    file.write_text(json.dumps({"truncate_dim": 0}))
+    with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
+        open_source(str(folder))
+
+
+def test_a_pooling_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "cls"}))
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"1_Pooling/config\.json is missing"):
+        open_source(str(folder))

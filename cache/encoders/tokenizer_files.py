@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
+from enginecast.capture.sources.padding_side import direction, padding_side
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"
@@ -19,11 +20,6 @@ _NO_LIMIT = 10**6
 """transformers writes 10^30 where a tokenizer knows no longest text."""
 _FROM_THE_LEFT = {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
 """As `tokenizer.json` writes it; the length is that of the spec when texts are tokenized."""
-
-PADS_LEFT = frozenset(
-    f"{family}Tokenizer" for family in ("CodeLlama", "Cohere", "Gemma", "Llama", "Siglip2", "XLNet")
-)
-"""Tokenizers of transformers 5.23 that pad on the left unless their files say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,13 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
         tokenizer = parse_tokenizer(json.dumps(content).encode())
     except CacheError as error:
         raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
-    left = said.get("truncation_side", _direction(content, "truncation")) == "left"
+    left = said.get("truncation_side", direction(content, "truncation")) == "left"
     kept = {**content, "padding": None, "truncation": _FROM_THE_LEFT if left else None}
     return TokenizerFacts(
         text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
         last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
         padding_id=_padding_id(file, said, content.get("padding") or {}, tokenizer),
-        padding_side=_padding_side(said, content),
+        padding_side=padding_side(said, content),
         max_length=_longest(said),
     )
 
@@ -163,18 +159,6 @@ def _padding_id(
     if number is None:
         raise UsageError(f"{file}: its padding token {token!r} is not in its vocabulary")
     return int(number)
-
-
-def _padding_side(said: Mapping[str, Any], content: dict[str, Any]) -> Side | None:
-    side = said.get("padding_side", _direction(content, "padding"))
-    if side is None and isinstance(kind := said.get("tokenizer_class"), str):
-        side = "left" if kind.removesuffix("Fast") in PADS_LEFT else "right"
-    return {"right": "right", "left": "left"}.get(side)  # type: ignore[return-value]
-
-
-def _direction(content: Mapping[str, Any], part: str) -> str | None:
-    found = (content.get(part) or {}).get("direction")
-    return found.lower() if isinstance(found, str) else None
 
 
 def _longest(said: Mapping[str, Any]) -> int | None:

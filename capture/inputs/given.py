@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, with_example_sizes
+from enginecast.capture.sources.padding_side import Side
 from enginecast.capture.sources.source import Source
 from enginecast.errors import BundleError, InputError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
@@ -73,9 +74,12 @@ def given_prompts(path: Path) -> list[str]:
 
 
 def tokenize(
-    prompts: Sequence[str], source: Source, specs: Sequence[InputSpec]
+    prompts: Sequence[str],
+    source: Source,
+    specs: Sequence[InputSpec],
+    side: Side = "right",
 ) -> dict[str, Tensor]:
-    """Token ids and mask of `prompts`, padded on the right, cut at the longest sequence allowed.
+    """Token ids and mask of `prompts`, padded on a side, cut at the longest sequence allowed.
 
     Returns:
         A tensor [prompts, tokens] for each of token ids, attention mask and token types in `specs`.
@@ -99,7 +103,7 @@ def tokenize(
         raise SourceError(error.message) from error
     encodings = tokenizer.encode_batch(list(prompts))
     least, step = sequence.minimum, sequence.step
-    arrays = pad(encodings, ids.padding or 0, least=least, step=step)
+    arrays = pad(encodings, ids.padding or 0, least=least, step=step, side=side)
     return {
         spec.name: torch.from_numpy(arrays[spec.kind]).to(spec.dtype)
         for spec in specs

@@ -40,6 +40,7 @@ TRANSFORMER_FILES = tuple(
 )
 """How the transformer's settings were called over the years; the first that exists counts."""
 PROMPTS_FILE = "config_sentence_transformers.json"
+TRUNCATED = "truncate_dim"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 UNLIMITED = 10**9
 """What transformers writes for no limit is far above."""
@@ -184,10 +185,16 @@ class Normalize(nn.Module):
 
 
 class Head(nn.Module):
-    """What follows the transformer: pooling, then any number of layers."""
+    """What follows the transformer: pooling, then any number of layers.
 
-    def __init__(self, parts: Sequence["_Part"]) -> None:
+    Args:
+        parts: of the folder.
+        truncated: how many features are kept, from the first one on; None: all.
+    """
+
+    def __init__(self, parts: Sequence["_Part"], truncated: int | None = None) -> None:
         super().__init__()
+        self.truncated = truncated
         pooling, *layers = (_made(part) for part in parts)
         self.pooling = pooling
         self.layers = nn.Sequential(*layers)
@@ -210,7 +217,7 @@ class Head(nn.Module):
                     f" {width} features, and it gets {found.shape[-1]}"
                 )
             found = layer(found)
-        return found
+        return found if self.truncated is None else found[..., : self.truncated]
 
 
 @dataclass(frozen=True)
@@ -307,12 +314,15 @@ class SentenceSource(Source):
         self.folder, self._model = folder, model
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)
+        self._truncated = _truncated(folder)
         self.name = model.name
         self.config = model.config
         self.model_class = model.model_class
         self.tokenizer_files = model.tokenizer_files
         with parameters_on_meta():
-            self._stored = Head(self._parts).state_dict()  # on meta: names and shapes
+            self._stored = Head(
+                self._parts, self._truncated
+            ).state_dict()  # on meta: names and shapes
         self.longest_text = _longest(model.folder, settings)
         self.notes = (*model.notes, *_notes(folder, settings))
 
@@ -322,6 +332,8 @@ class SentenceSource(Source):
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
         digest = hashlib.sha256()
+        if self._truncated is not None:
+            digest.update(f"{TRUNCATED}={self._truncated}".encode())
         for part in self._parts:
             digest.update(json.dumps([part.kind, dict(part.config)], sort_keys=True).encode())
             if part.kind in STORED and not self.in_memory:
@@ -332,14 +344,14 @@ class SentenceSource(Source):
         return {**self._model.fingerprint(), MODULES_FILE: digest.hexdigest()}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        head = Head(self._parts)
+        head = Head(self._parts, self._truncated)
         stored = self._head_weights
         head.load_state_dict({name: stored[name] for name in self._stored})
         return _with_head(self._model.eager(dtype), head.to(dtype))
 
     def empty(self) -> nn.Module:
         with parameters_on_meta():
-            head = Head(self._parts)
+            head = Head(self._parts, self._truncated)
         return _with_head(self._model.empty(), head)
 
     def weights(self) -> dict[str, Tensor]:
@@ -372,7 +384,7 @@ class SentenceSource(Source):
         if self._model.seed is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self._model.seed)
-                return Head(self._parts).state_dict()
+                return Head(self._parts, self._truncated).state_dict()
         found: dict[str, Tensor] = {}
         for place, part in enumerate(self._parts[1:]):
             if part.kind in STORED:
@@ -421,6 +433,8 @@ def _made(part: _Part) -> nn.Module:
 
 
 def _modes(part: _Part) -> tuple[str, ...]:
+    if not (part.folder / CONFIG_FILE).is_file():
+        raise SourceError(f"{part.folder / CONFIG_FILE} is missing: it says how tokens are pooled")
     given = part.config.get("pooling_mode")
     if given is None:
         given = [mode for flag, mode in FLAGS.items() if part.config.get(flag)] or ["mean"]
@@ -520,7 +534,7 @@ def _notes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     found = []
     if settings.get("do_lower_case"):
         found.append("do_lower_case: give the engine texts in lower case")
-    prompts = read_json(folder / PROMPTS_FILE) if (folder / PROMPTS_FILE).is_file() else {}
+    prompts = _whole_config(folder)
     name = prompts.get("default_prompt_name")
     if name is not None:
         texts = prompts.get("prompts") or {}
@@ -530,6 +544,22 @@ def _notes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
             )
         text = texts.get(name, "")
         found.append(f"{PROMPTS_FILE}: put its default prompt {text!r} before every text")
+    return found
+
+
+def _whole_config(folder: Path) -> dict[str, Any]:
+    """What the folder says of `SentenceTransformer` itself."""
+    file = folder / PROMPTS_FILE
+    return read_json(file) if file.is_file() else {}
+
+
+def _truncated(folder: Path) -> int | None:
+    """How many features `encode` returns; None: all."""
+    found = _whole_config(folder).get(TRUNCATED)
+    if found is not None and (type(found) is not int or not 0 < found <= LARGEST):
+        raise SourceError(
+            f"{folder / PROMPTS_FILE}: {TRUNCATED}: expected a number of features, got {found!r}"
+        )
     return found
 
 

@@ -19,7 +19,9 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
 from enginecast.capture.sources.calls import Call
+from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.hub import download_line, is_hub_name
+from enginecast.capture.sources.padding_side import Side, padding_side
 from enginecast.capture.sources.recording import Recorded, require_one
 from enginecast.errors import SourceError, UsageError
 
@@ -74,6 +76,20 @@ class Source(ABC):
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
     longest_text: int | None = None
     """Tokens at which a text is cut, where that is fewer than the model takes."""
+
+    @property
+    def padding_side(self) -> Side:
+        """Where its tokenizer pads; on the right where its files do not say.
+
+        Raises:
+            SourceError: one of them cannot be read.
+        """
+        files = {file.name: file for file in self.tokenizer_files}
+        said, content = (
+            read_json(files[name]) if name in files else {}
+            for name in ("tokenizer_config.json", "tokenizer.json")
+        )
+        return padding_side(said, content) or "right"
 
     @property
     def constants(self) -> Mapping[str, Any]:

@@ -80,7 +80,9 @@ def choose_cases(
         cases = [Case("given inputs", dict(given)), *cases]
     cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
     if prompts is not None and not isinstance(source, CrossDecoderSource):  # its encoder reads them
-        encoded = tokenize(prompts, source, specs)
+        # A step of a language model is fed other rows than a tokenizer pads.
+        side = "right" if isinstance(source, DecoderSource) else source.padding_side
+        encoded = tokenize(prompts, source, specs, side)
         if isinstance(source, DecoderSource):
             ids, mask = encoded[source.ids], encoded[source.mask]
             encoded = prompt_inputs(source, specs, ids, mask)
@@ -115,7 +117,7 @@ def allowed(
         case
         for case in cases
         if case.name.startswith(GIVEN)
-        or all(holds(check.condition, _sizes_of(specs, case)) for check in checks)
+        or all(holds(check.condition, sizes_of(specs, case)) for check in checks)
     )
 
 
@@ -141,7 +143,7 @@ def _sized_by_values(node: Node) -> bool:
 
 
 def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
-    sizes = _sizes_of(specs, case)
+    sizes = sizes_of(specs, case)
     drawn = (sample(specs, sizes, SEED + DRAWS * 1000 + draw) for draw in range(DRAWS))
     for inputs in chain([case.inputs], drawn):
         try:
@@ -155,7 +157,8 @@ def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
     return case
 
 
-def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
+def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
+    """Of a case, those that vary, by their names."""
     return {
         dim.name: size
         for spec in specs

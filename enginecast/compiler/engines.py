@@ -181,6 +181,7 @@ def run_engine(
     follows: Follows | None = None,
     at_ties: AtTies | None = None,
     with_kernels: WithKernels | None = None,
+    also: Callable[[Engine], tuple[str, ...]] | None = None,
 ) -> EngineRun:
     """Run the engine where this machine can, else its twin, and judge it.
 
@@ -190,6 +191,7 @@ def run_engine(
         follows: compares what it does in calls in turn with what the model does.
         at_ties: makes the reference of an engine that was rejected anew, for what it chose.
         with_kernels: says what other kernels may lose where one was rejected by little.
+        also: what else is wrong with an engine that runs here.
     """
     if not config.runs_here:
         twin = run_twin(bundle, record, criteria.reference, threads, widened, follows)
@@ -202,6 +204,7 @@ def run_engine(
         )
         with Engine(bundle, record, opened) as engine:
             checked, wrong = follows(engine) if follows is not None else (None, ())
+            wrong = (*wrong, *(also(engine) if also is not None else ()))
             verdict, layers = criteria.judge(engine, wrong), engine.layers()
             remade = None
             may_differ = verdict.outcome == "rejected" and not criteria.problems and not wrong

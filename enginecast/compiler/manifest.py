@@ -255,7 +255,8 @@ def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
     if ids is None or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
         return None
     longest = min(ids.dims[-1].maximum, source.longest_text or ids.dims[-1].maximum)
-    return Text(padding_id=ids.padding or 0, max_length=longest)
+    side = source.padding_side
+    return Text(padding_id=ids.padding or 0, max_length=longest, padding_side=side)
 
 
 def _describe_engine(config: EngineConfig, artifact: Artifact) -> EngineRecord:

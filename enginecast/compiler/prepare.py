@@ -174,6 +174,8 @@ class Prepared(OpenedModel):
     """What Python read of tensors in runs of the model."""
     first: Call | None = None
     """Inputs of the first case and what eager gave for them, where a run takes long."""
+    calibration: tuple[Case, ...] = ()
+    """Inputs that static scales are made from besides those of the cases."""
     told: frozenset[str] = frozenset()
     """Outputs of which eager was seen to give a finite number other than zero."""
 
@@ -204,9 +206,10 @@ class Prepared(OpenedModel):
     @property
     def context(self) -> PassContext:
         """What passes may know of the model."""
+        calibration = (*self.cases, *self.calibration)
         return PassContext(
-            calibration=tuple(case.inputs for case in self.cases),
-            names=tuple(case.name for case in self.cases),
+            calibration=tuple(case.inputs for case in calibration),
+            names=tuple(case.name for case in calibration),
             plan=self.quantization,
             mask_input=self.mask_input,
         )

@@ -1,9 +1,12 @@
 """Compute the reference of a bundle again, from the model."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
@@ -18,6 +21,7 @@ from enginecast.compiler.prepare import (
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.unseen import with_more_calibration
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -26,7 +30,7 @@ from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.verify.program.quantized_floor import planned_reference
-from enginecast.verify.reference import Reference
+from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def reference_of_model(
     problems = captured_wrongly(prepared, reference)
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
-        reference = _planned(prepared, manifest.pipeline, plan, reference)
+        calibration = _calibration(prepared, folder)
+        reference = _planned(prepared, manifest.pipeline, plan, reference, calibration)
     return Remade(reference, same_model(model, source, manifest), problems)
 
 
@@ -145,14 +150,36 @@ def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
 
 
 def _planned(
-    prepared: Prepared, pipeline: str, plan: QuantizationPlan, reference: Reference
+    prepared: Prepared,
+    pipeline: str,
+    plan: QuantizationPlan,
+    reference: Reference,
+    calibration: Sequence[Mapping[str, Tensor]],
 ) -> Reference:
     """With what the plan of the bundle rounds in the floor."""
     program = structural_copy(prepared.captured.program)
     context = replace(prepared.context, plan=plan)
     before = itertools.takewhile(lambda pass_: not pass_.carries_out_plan, build(pipeline))
     run_pipeline(list(before), program, context)
-    return planned_reference(program, plan, prepared.cases, reference, prepared.output_names)
+    names = prepared.output_names
+    return planned_reference(program, plan, prepared.cases, reference, names, calibration)
+
+
+def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
+    """The inputs that the engine's static scales were made from: those of its own reference, of
+    which some may not have been stored, and those that were drawn besides.
+    """
+    stored = folder / REFERENCE_NAME
+    drawn = with_more_calibration(prepared).calibration
+    if not stored.is_file():
+        return [case.inputs for case in (*prepared.cases, *drawn)]
+    known = read_reference(stored)
+    found: list[Mapping[str, Tensor]] = [
+        {name: torch.from_numpy(array.copy()) for name, array in case.inputs.items()}
+        for case in known.cases
+    ]
+    lost = [case for case in prepared.cases if case.name in known.left_out]
+    return [*found, *(case.inputs for case in (*lost, *drawn))]
 
 
 def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manifest) -> Remade:

@@ -246,7 +246,11 @@ def _observers(
     inputs = [case.inputs for case in prepared.observed]
     known = (prepared.exact.snapshots(inputs), prepared.plain.snapshots(inputs))
     observer = Observer(program, prepared.observed, reference, names=names, known=known)
-    return PlannedFloor(passes, program, prepared.cases, reference, observer, names), observer
+    floor = PlannedFloor(
+        *(passes, program, prepared.cases, reference, observer, names),
+        calibration=prepared.context.calibration,
+    )
+    return floor, observer
 
 
 def run_passes(

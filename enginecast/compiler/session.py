@@ -63,6 +63,7 @@ from enginecast.compiler.stateful import check as check_turn
 from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.ties import Ties
+from enginecast.compiler.unseen import unseen_failures, with_more_calibration
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -259,6 +260,8 @@ class ExportSession:
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
             problems = (*model.unverified, *captured_wrongly(model, reference))
+        if self.config.quantized:
+            model = with_more_calibration(model)
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
@@ -400,6 +403,7 @@ class ExportSession:
                         follows=None if follows is None else follows(config),
                         at_ties=ties.rejudged if is_single else None,
                         with_kernels=partial(with_kernels, model) if is_single else None,
+                        also=partial(unseen_failures, model, plan_of(rewritten.program), criteria),
                     )
                 )
         return tuple(runs)

@@ -6,9 +6,10 @@ floor, and shows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.base import Pass
@@ -28,6 +29,7 @@ class PlannedFloor:
     Args:
         reference: of those cases, with eager's floor.
         observer: judges that pass, and those after it, by the wider floor.
+        calibration: the inputs that static scales are made from.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class PlannedFloor:
         reference: Reference,
         observer: Observer,
         names: Sequence[str],
+        calibration: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self._next = [*passes[1:]]
         self._cases = cases
         self.reference = reference
         self._observer = observer
         self._names = names
+        self._calibration = calibration
         first = bool(passes) and passes[0].carries_out_plan
         self._before = structural_copy(program) if first else None
 
@@ -53,7 +57,7 @@ class PlannedFloor:
         # Where eager itself is not a measure, its defects are what the report has to say.
         if before is not None and plan is not None and not self.reference.floor.defects:
             self.reference = planned_reference(
-                before, plan, self._cases, self.reference, self._names
+                before, plan, self._cases, self.reference, self._names, self._calibration
             )
             self._observer.judge_by(self.reference)
         if self._next and self._next.pop(0).carries_out_plan:
@@ -66,13 +70,16 @@ def planned_reference(
     cases: Sequence[Case],
     reference: Reference,
     names: Sequence[str],
+    calibration: Sequence[Mapping[str, Tensor]],
 ) -> Reference:
     """The reference with a plan's error included in its floor.
 
     Args:
         program: right before it is rewritten.
+        calibration: the inputs that static scales were made from.
     """
-    found = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
+    inputs = [case.inputs for case in cases]
+    found = simulate(program, plan, inputs, names, reference.mask_input, calibration)
     outputs = {case.name: as_arrays(each) for case, each in zip(cases, found, strict=True)}
     floor = dict(reference.floor.cases)
     for case in reference.cases:

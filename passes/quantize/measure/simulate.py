@@ -253,16 +253,18 @@ def simulate(
     cases: Sequence[Mapping[str, Tensor]],
     names: Sequence[str] | None = None,
     mask_input: str | None = None,
+    calibration: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> list[dict[str, Tensor]]:
     """The outputs of a program with a plan carried out.
 
     Args:
         program: the one that the plan was made for, in fp32, fp16 or bf16; layers that the plan
             does not name, and those that it keeps, compute as they are.
-        plan: what is rounded.  Static scales are taken from `cases`.
+        plan: what is rounded.
         cases: inputs by placeholder name.
         names: of the tensor outputs, in order; None: `interpret.output_names`.
         mask_input: the input that marks the rows that static scales are taken from; None: all.
+        calibration: the inputs that static scales are taken from; None: `cases`.
 
     Returns:
         For each case the tensor outputs by name.
@@ -271,8 +273,9 @@ def simulate(
         InputError: an input is missing, or `names` does not fit.
     """
     with torch.no_grad():
-        context = PassContext(calibration=tuple(cases), mask_input=mask_input)
-        results = Simulation(program, plan, context).results()
+        known = cases if calibration is None else calibration
+        context = PassContext(calibration=tuple(known), mask_input=mask_input)
+        results = Simulation(program, plan, context, cases).results()
     return [named(found, names) for found in results]
 
 
@@ -352,9 +355,18 @@ class Simulation(Run):
     """One run with the layers of a plan rounded."""
 
     def __init__(
-        self, program: ExportedProgram, plan: QuantizationPlan, context: PassContext
+        self,
+        program: ExportedProgram,
+        plan: QuantizationPlan,
+        context: PassContext,
+        cases: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        super().__init__(program, context.calibration)
+        """
+        Args:
+            context: with the inputs that static scales are taken from.
+            cases: that it is run on.
+        """
+        super().__init__(program, cases)
         decisions = plan.by_site()
         found = ((layer.node, decisions.get(layer.key)) for layer in find_layers(program))
         self._layers = {node: d for node, d in found if d is not None and d.choice != "keep"}

@@ -1,0 +1,87 @@
+"""Inputs beside the verification inputs, for engines whose scales are fixed beforehand.
+
+A scale that was made from an input fits it, and says nothing of the next one: what is larger
+saturates.  So more inputs are drawn to make scales from, and others to compare the engine on.
+"""
+
+from dataclasses import replace
+
+from enginecast.capture.inputs.examples import Case, sample
+from enginecast.compiler.cases import FAILS, SEED, in_example_values, sizes_of
+from enginecast.compiler.engines import Criteria
+from enginecast.compiler.prepare import Prepared
+from enginecast.errors import VerificationError
+from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers
+from enginecast.runtime.engine import Engine
+from enginecast.verify.eager import as_arrays
+from enginecast.verify.engine import EXACT, as_declared
+from enginecast.verify.metrics import compare
+
+MORE = 24
+"""Inputs that scales are made from besides the verification inputs."""
+UNSEEN = 24
+"""Inputs that an engine is compared on and no scale is made from."""
+_FIRST, _FIRST_UNSEEN = SEED + 50_000, SEED + 60_000
+
+
+def with_more_calibration(prepared: Prepared) -> Prepared:
+    """With more inputs to make scales from, where a convolution may get a static one.
+
+    Slow models have none, nor has a program that is one path of its model.
+    """
+    if not any(layer.kind.startswith("conv") for layer in find_layers(prepared.captured.program)):
+        return prepared
+    return replace(prepared, calibration=_drawn(prepared, _FIRST, MORE))
+
+
+def unseen_failures(
+    prepared: Prepared, plan: QuantizationPlan | None, criteria: Criteria, engine: Engine
+) -> tuple[str, ...]:
+    """Say where an engine with static scales loses more than its plan allows on inputs that no
+    scale was made from.
+    """
+    if plan is None or not any(is_product_of_integers(layer) for layer in plan.layers):
+        return ()
+    worst: dict[str, float] = {}
+    for case in _drawn(prepared, _FIRST_UNSEEN, UNSEEN):
+        arrays = as_arrays(case.inputs)
+        [wanted] = prepared.plain.outputs([case.inputs])
+        found = engine.run(as_declared(engine, arrays), check_finite=False, pad_rows=EXACT)
+        mask = None if prepared.mask_input is None else arrays[prepared.mask_input]
+        try:
+            errors = compare(
+                found, as_arrays(wanted), attention_mask=mask, masked=criteria.reference.masked
+            )
+        except VerificationError as error:
+            return (f"on inputs that no scale was made from: {error.message}",)
+        for name, one in errors.items():
+            if one.wrong is None:
+                worst[name] = max(worst.get(name, 0.0), one.worst_row)
+    return tuple(
+        f"output {name!r} has a row with a relative L2 error of {error:.2g} on inputs that no scale"
+        f" was made from, but the plan allows {plan.max_error:.2g} (--max-error): what is beyond"
+        " the calibration inputs saturates; give more of them (--inputs), or keep layers"
+        " (--skip-modules-pattern)"
+        for name, error in worst.items()
+        if error > plan.max_error
+    )
+
+
+def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
+    """Inputs like the example, in the sizes of the first case; none where the model takes none."""
+    if prepared.captured.guards or any(case.singles for case in prepared.cases):
+        return ()
+    sizes = sizes_of(prepared.inputs, prepared.cases[0])
+    drawn = tuple(
+        Case(f"draw {place + 1}", sample(prepared.inputs, sizes, first + place))
+        for place in range(count)
+    )
+    example = prepared.source.example()
+    for cases in (drawn, in_example_values(drawn, example)):
+        try:
+            prepared.plain.outputs([case.inputs for case in cases])
+        except FAILS:  # it takes values of some kind alone
+            continue
+        return cases
+    return ()
