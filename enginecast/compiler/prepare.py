@@ -616,7 +616,14 @@ def _capture(
         return _cut(given, wanted)
     example = sample(specs, example_sizes(specs), SEED)
     captured = capture(
-        source, specs, example, wanted, options.fallback, inputs, widens=options.widens
+        source,
+        specs,
+        example,
+        wanted,
+        options.fallback,
+        inputs,
+        widens=options.widens,
+        unseen=options.unseen,
     )
     if not wanted:
         return captured

@@ -69,6 +69,8 @@ class ModelOptions:
     """How far down the control-flow ladder a capture may go."""
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
+    unseen: bool = False
+    """Whether to trace by the code that eager runs, where that asks whether it is traced."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False

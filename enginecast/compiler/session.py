@@ -241,6 +241,23 @@ class ExportSession:
         options = replace(self.request.options, widens=widens)
         return prepare(self.source, options, self.steps, plan, self.notes)
 
+    def _unseen(self) -> Candidate | None:
+        """Engines of a model that was traced as if nothing was; None where that is not possible, or
+        where it is not what eager computes, either.
+        """
+        options = self.request.options
+        if options.unseen or options.fallback == "none":
+            return None
+        options = replace(options, unseen=True)
+        again = replace(self, request=replace(self.request, options=options))
+        self.steps.say("traced, the model is another than in eager; again as if nothing was traced")
+        try:
+            found = again._of_program(again._capture())
+        except EnginecastError as error:
+            self.steps.log(f"that is not possible: {error}")
+            return None
+        return found if found.artifacts else None
+
     def _as_eager(self, model: Prepared) -> Prepared:
         """The model, or where its code tells sizes that vary from numbers, in the example's."""
         difference = model.captured.unlike_eager
@@ -258,7 +275,11 @@ class ExportSession:
         state_notes: list[str] = []
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
-            problems = (*model.unverified, *captured_wrongly(model, reference))
+            wrong = captured_wrongly(model, reference)
+        other = self._unseen() if wrong else None
+        if other is not None:
+            return other
+        problems = (*model.unverified, *wrong)
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)

@@ -31,8 +31,9 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.known_constants import knowing_constants
 from enginecast.capture.tracing.answers.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.tracing.answers.possible_values import answering_certain
-from enginecast.capture.tracing.answers.questions import all_as_eager
+from enginecast.capture.tracing.answers.questions import all_as_eager, unseen
 from enginecast.capture.tracing.answers.size_numbers import following_numbers, numbers_of
+from enginecast.capture.tracing.ladder.paths import Paths
 from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
 from enginecast.capture.tracing.ladder.strategy import (
     Around,
@@ -119,6 +120,24 @@ class Ladder:
         if isinstance(first, RefusedError):
             raise RefusedError(first.refusal, rungs, runs) from first.__cause__
         raise first
+
+    def unseen(self) -> LadderResult:
+        """What is traced as if nothing was: by the code that eager runs, and where that tests
+        values, the whole forward for each answer.
+
+        Raises:
+            CaptureError: that is not possible.
+        """
+        paths = Paths()
+        effect = (
+            "code is answered that nothing is traced; the whole forward is traced for each answer"
+            " to a test of values"
+        )
+        around = (unseen, paths.active)
+        strategy = TracingStrategy("rewrite", effect, around, branches=paths.branches)
+        return LadderResult(
+            self.attempt(strategy), strategy, (Rung(strategy.name, "taken", effect),)
+        )
 
     def _answered(self, error: CaptureError) -> LadderResult | None:
         """What is traced where the model's code, which raised an error, and the libraries that it
