@@ -824,8 +824,8 @@ def test_an_engine_is_within_its_limit_on_inputs_that_nobody_calibrated_on(tmp_p
 def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginecast.compiler.unseen.MORE", 0)
-    monkeypatch.setattr("enginecast.compiler.unseen.UNSEEN", 40)
+    monkeypatch.setattr("enginecast.compiler.fresh_inputs.MORE", 0)
+    monkeypatch.setattr("enginecast.compiler.fresh_inputs.FRESH", 40)
     request = ExportRequest(
         loud(Small), tmp_path / "b", precision="int8", example={"x": small_inputs(1)[0]}
     )

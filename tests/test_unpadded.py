@@ -1,12 +1,14 @@
-"""A model that treats rows without padding in a way of its own is not the program it gives."""
+"""A model that treats rows without padding in a way of its own, which a trace does not show."""
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
+from enginecast.runtime.load import load
 
 
 class OwnPath(nn.Module):
@@ -24,12 +26,38 @@ class OwnPath(nn.Module):
         return {"hidden": hidden + causal / (1 + causal.shape[1])}
 
 
-def test_it_is_rejected(tmp_path: Path) -> None:
+class Listed(OwnPath):
+    """Reads the mask in a way that no path of a program stands for."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.table(input_ids)
+        if not torch.compiler.is_exporting() and 0 not in attention_mask.flatten().tolist():
+            return {"hidden": hidden.mean(1, keepdim=True) + hidden}
+        return {"hidden": hidden * attention_mask.unsqueeze(-1)}
+
+
+@pytest.mark.slow
+def test_it_is_rejected_where_no_trace_shows_it(tmp_path: Path) -> None:
     example = {
         "input_ids": torch.randint(0, 50, (3, 7)),
         "attention_mask": torch.ones(3, 7, dtype=torch.int64),
     }
-    done = export(ExportRequest(OwnPath(), tmp_path / "bundle", precision="fp32", example=example))
+    done = export(ExportRequest(Listed(), tmp_path / "bundle", precision="fp32", example=example))
     assert done.bundle is None
     named = [reason for reason in done.report.verdict.reasons if "'odd sizes'" in reason]
     assert any("the captured program is not the model" in reason for reason in named)
+
+
+def test_it_is_captured_as_eager_runs_it(tmp_path: Path) -> None:
+    example = {
+        "input_ids": torch.randint(0, 50, (3, 7)),
+        "attention_mask": torch.ones(3, 7, dtype=torch.int64),
+    }
+    model = OwnPath()
+    done = export(ExportRequest(model, tmp_path / "bundle", precision="fp32", example=example))
+    assert done.bundle is not None
+    with load(done.folder) as engine:
+        for mask in (torch.ones(2, 5, dtype=torch.int64), torch.tensor([[1, 1, 1, 0, 0]] * 2)):
+            feeds = {"input_ids": torch.randint(0, 50, (2, 5)), "attention_mask": mask}
+            given = torch.as_tensor(engine(**feeds)["hidden"])
+            torch.testing.assert_close(given, model(**feeds)["hidden"])

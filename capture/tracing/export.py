@@ -125,6 +125,7 @@ def capture(
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
     widens: bool = True,
+    as_eager: bool = False,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -139,6 +140,8 @@ def capture(
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
         widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
+        as_eager: whether to trace along the code that eager runs (see `Ladder.as_eager`), and not
+            by the ladder.
 
     Raises:
         RefusedError: torch.export refused the model, by whichever strategy.
@@ -160,7 +163,11 @@ def capture(
         widens=widens,
         values=values_of(specs),
     )
-    found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
+    if as_eager:
+        found = ladder.as_eager()
+        unlike = _unlike(source, found.traced, wanted, found.strategy, is_answered=True)
+    else:
+        found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
     traced = found.traced
     program = traced.program
     drop_failed(program)

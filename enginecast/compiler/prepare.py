@@ -619,7 +619,14 @@ def _capture(
         return _cut(given, wanted)
     example = sample(specs, example_sizes(specs), SEED)
     captured = capture(
-        source, specs, example, wanted, options.fallback, inputs, widens=options.widens
+        source,
+        specs,
+        example,
+        wanted,
+        options.fallback,
+        inputs,
+        widens=options.widens,
+        as_eager=options.as_eager,
     )
     if not wanted:
         return captured

@@ -21,7 +21,7 @@ from enginecast.compiler.prepare import (
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.unseen import with_more_calibration
+from enginecast.compiler.fresh_inputs import with_more_calibration
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline

@@ -69,6 +69,8 @@ class ModelOptions:
     """How far down the control-flow ladder a capture may go."""
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
+    as_eager: bool = False
+    """Whether to hide the trace from the model's code, and to trace both paths of tests of values."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False

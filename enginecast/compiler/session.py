@@ -63,7 +63,7 @@ from enginecast.compiler.stateful import check as check_turn
 from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.ties import Ties
-from enginecast.compiler.unseen import unseen_failures, with_more_calibration
+from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs, with_more_calibration
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -242,6 +242,21 @@ class ExportSession:
         options = replace(self.request.options, widens=widens)
         return prepare(self.source, options, self.steps, plan, self.notes)
 
+    def _traced_as_eager(self) -> Candidate | None:
+        """Engines of the model, traced along the code that eager runs; None where that fails, too."""
+        options = self.request.options
+        if options.as_eager or options.fallback == "none":
+            return None
+        options = replace(options, as_eager=True)
+        again = replace(self, request=replace(self.request, options=options))
+        self.steps.say("the trace differs from eager; tracing again, hidden from the model's code")
+        try:
+            found = again._of_program(again._capture())
+        except EnginecastError as error:
+            self.steps.log(f"tracing hidden from the model's code failed: {error}")
+            return None
+        return found if found.artifacts else None
+
     def _as_eager(self, model: Prepared) -> Prepared:
         """The model, or where its code tells sizes that vary from numbers, in the example's."""
         difference = model.captured.unlike_eager
@@ -259,9 +274,13 @@ class ExportSession:
         state_notes: list[str] = []
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
-            problems = (*model.unverified, *captured_wrongly(model, reference))
+            wrong = captured_wrongly(model, reference)
+        if wrong and (other := self._traced_as_eager()) is not None:
+            return other
+        problems = (*model.unverified, *wrong)
         if self.config.quantized:
-            model = with_more_calibration(model)
+            with self.steps("reference"):
+                model = with_more_calibration(model)
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
@@ -403,7 +422,7 @@ class ExportSession:
                         follows=None if follows is None else follows(config),
                         at_ties=ties.rejudged if is_single else None,
                         with_kernels=partial(with_kernels, model) if is_single else None,
-                        also=partial(unseen_failures, model, plan_of(rewritten.program), criteria),
+                        also=partial(failures_on_fresh_inputs, model, plan_of(rewritten.program), criteria),
                     )
                 )
         return tuple(runs)

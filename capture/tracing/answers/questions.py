@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +32,13 @@ def all_as_eager(_: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def hiding_trace(_: nn.Module) -> Iterator[None]:
+    """Answer as `all_as_eager`, and hide from the same code that the tensors are fake."""
+    with _answering(is_model_code), _real_to(is_model_code):
+        yield
+
+
+@contextmanager
 def _answering(is_told: Callable[[str], bool]) -> Iterator[None]:
     with ExitStack() as stack:
         for question in QUESTIONS:
@@ -45,3 +53,26 @@ def _answered(question: str, is_told: Callable[[str], bool]) -> Callable[[], boo
         return not is_told(sys._getframe(1).f_code.co_filename) and plain()
 
     return answer
+
+
+class _NoTensor:
+    """No tensor is an instance of this."""
+
+
+@contextmanager
+def _real_to(is_told: Callable[[str], bool]) -> Iterator[None]:
+    """Give code that looks up `torch._subclasses.FakeTensor` a class that no tensor has."""
+    plain, place = torch._subclasses.FakeTensor, vars(torch._subclasses)
+
+    def found(name: str) -> Any:
+        if name != plain.__name__:
+            raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
+        return _NoTensor if is_told(sys._getframe(1).f_code.co_filename) else plain
+
+    del place[plain.__name__]
+    place["__getattr__"] = found  # Python calls it for names that a module does not have
+    try:
+        yield
+    finally:
+        del place["__getattr__"]
+        place[plain.__name__] = plain

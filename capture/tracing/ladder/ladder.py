@@ -31,8 +31,9 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.known_constants import knowing_constants
 from enginecast.capture.tracing.answers.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.tracing.answers.possible_values import answering_certain
-from enginecast.capture.tracing.answers.questions import all_as_eager
+from enginecast.capture.tracing.answers.questions import all_as_eager, hiding_trace
 from enginecast.capture.tracing.answers.size_numbers import following_numbers, numbers_of
+from enginecast.capture.tracing.ladder.paths import Paths
 from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
 from enginecast.capture.tracing.ladder.strategy import (
     Around,
@@ -119,6 +120,24 @@ class Ladder:
         if isinstance(first, RefusedError):
             raise RefusedError(first.refusal, rungs, runs) from first.__cause__
         raise first
+
+    def as_eager(self) -> LadderResult:
+        """Trace along the code that eager runs: the model's code does not see the trace, and a module
+        that tests values is traced once for each answer.
+
+        Raises:
+            CaptureError: torch.export refuses that code.
+        """
+        paths = Paths()
+        effect = (
+            "the model's code does not see the trace; a module that tests values is traced once for"
+            " each answer"
+        )
+        around = (hiding_trace, paths.active)
+        strategy = TracingStrategy("rewrite", effect, around, branches=paths.branches)
+        return LadderResult(
+            self.attempt(strategy), strategy, (Rung(strategy.name, "taken", effect),)
+        )
 
     def _answered(self, error: CaptureError) -> LadderResult | None:
         """What is traced where the model's code, which raised an error, and the libraries that it

@@ -1,7 +1,7 @@
-"""Inputs beside the verification inputs, for engines whose scales are fixed beforehand.
+"""More calibration inputs, and fresh inputs that no scale was made from, for static scales.
 
-A scale that was made from an input fits it, and says nothing of the next one: what is larger
-saturates.  So more inputs are drawn to make scales from, and others to compare the engine on.
+A scale that was made from an input fits that input; a larger value in the next one saturates.  So
+more inputs are drawn to make scales from, and others to compare the engine on.
 """
 
 from dataclasses import replace
@@ -20,9 +20,9 @@ from enginecast.verify.metrics import compare
 
 MORE = 24
 """Inputs that scales are made from besides the verification inputs."""
-UNSEEN = 24
+FRESH = 24
 """Inputs that an engine is compared on and no scale is made from."""
-_FIRST, _FIRST_UNSEEN = SEED + 50_000, SEED + 60_000
+_FIRST, _FIRST_FRESH = SEED + 50_000, SEED + 60_000
 
 
 def with_more_calibration(prepared: Prepared) -> Prepared:
@@ -35,7 +35,7 @@ def with_more_calibration(prepared: Prepared) -> Prepared:
     return replace(prepared, calibration=_drawn(prepared, _FIRST, MORE))
 
 
-def unseen_failures(
+def failures_on_fresh_inputs(
     prepared: Prepared, plan: QuantizationPlan | None, criteria: Criteria, engine: Engine
 ) -> tuple[str, ...]:
     """Say where an engine with static scales loses more than its plan allows on inputs that no
@@ -44,7 +44,7 @@ def unseen_failures(
     if plan is None or not any(is_product_of_integers(layer) for layer in plan.layers):
         return ()
     worst: dict[str, float] = {}
-    for case in _drawn(prepared, _FIRST_UNSEEN, UNSEEN):
+    for case in _drawn(prepared, _FIRST_FRESH, FRESH):
         arrays = as_arrays(case.inputs)
         [wanted] = prepared.plain.outputs([case.inputs])
         found = engine.run(as_declared(engine, arrays), check_finite=False, pad_rows=EXACT)

@@ -1,0 +1,204 @@
+"""The call of a module once for each answer to a test of values: `torch.cond` over complete calls.
+
+Some code has None for a tensor on one path, such as an attention mask that masks nothing, and what
+follows depends on that: no operator gives a tensor or None.  Here both calls go on by themselves up
+to their results, and the test, which each of them reads again, chooses between these.  The module
+is the innermost one that asks and whose results have one structure.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.jit import ScriptModule
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from enginecast.capture.control_flow.detect.recorder import place_of_reader
+from enginecast.capture.control_flow.operators.dispatch import if_return
+from enginecast.capture.control_flow.operators.probe import storage
+from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
+from enginecast.capture.control_flow.operators.values import is_open
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.recompile import replaced
+from enginecast.capture.tracing.answers.possible_values import ELEMENTWISE, MOVES, REDUCES
+
+MOST_ANSWERS = 3
+"""On one path; each doubles the number of calls in the program."""
+COMPUTED = ELEMENTWISE | MOVES | REDUCES.keys() | {"sum", "cumsum", "diff", "amax", "amin"}
+"""Functions that give the same for the same arguments."""
+Facts = Mapping[object, bool]
+"""By what a test is: its answer."""
+
+
+class _Asked(BaseException):
+    """A test that has no answer yet; no code of a model catches this."""
+
+    def __init__(self, test: Tensor, key: object, place: SourceLocation) -> None:
+        super().__init__()
+        self.test = test
+        self.key = key
+        self.place = place
+
+
+class Paths:
+    """Traces calls of modules in the paths that tests of values lead to."""
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+        self._indices: dict[SourceLocation, int] = {}
+        self._tracers: list[Any] = []
+        self._calls = 0
+        """How many calls of modules the code that runs is inside of."""
+        self._is_over = False
+        """Whether there were too many tests."""
+        self._tests = _Tests()
+
+    def branches(self) -> tuple[SourceLocation, ...]:
+        """Where tests choose between calls, once the trace is made."""
+        became = [(place, self._sites[index]) for place, index in self._indices.items()]
+        return tuple(place.resolved for place, site in became if site.became)
+
+    @contextmanager
+    def active(self, module: nn.Module) -> Iterator[None]:
+        """Let `module` and those in it run in all their paths."""
+        self._sites.clear()  # of a trace that failed
+        self._indices.clear()
+        self._tracers.clear()
+        self._calls, self._is_over = 0, False
+        self._tests = _Tests()
+        with running(self._sites, module), ExitStack() as stack:
+            for part in module.modules():
+                if not isinstance(part, ScriptModule):
+                    stack.enter_context(replaced(part, "forward", self._split_up(part.forward)))
+            forward = module.forward
+
+            @functools.wraps(forward)  # torch.export asks for its signature
+            def answered(*args: Any, **kwargs: Any) -> Any:
+                with self._tests:
+                    return forward(*args, **kwargs)
+
+            stack.enter_context(replaced(module, "forward", answered))
+            yield
+
+    def _split_up(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def split(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            try:
+                return self._follow(partial(forward, *args, **kwargs), {})
+            finally:
+                self._calls -= 1
+
+        return split
+
+    def _follow(self, run: Callable[[], Any], facts: Facts) -> Any:
+        """What `run` gives where these tests have these answers."""
+        mode = get_proxy_mode()
+        tracer: Any = self._tracers[-1] if mode is None else mode.tracer
+        stack = dict(tracer.module_stack)
+        self._tracers.append(tracer)
+        try:
+            with self._tests.knowing(facts):
+                return run()
+        except _Asked as asked:
+            tracer.module_stack.clear()  # of the modules that the run was inside of
+            tracer.module_stack.update(stack)
+            return self._split(run, facts, asked)
+        finally:
+            self._tracers.pop()
+
+    def _split(self, run: Callable[[], Any], facts: Facts, asked: _Asked) -> Any:
+        index = self._indices.setdefault(asked.place, len(self._sites))
+        if index == len(self._sites):
+            self._sites.append(Site(asked.place.file, asked.place.line, "forward", "if"))
+        if self._tests.depth + len(facts) >= MOST_ANSWERS:
+            self._is_over = True
+            raise self._sites[index].refuse(f"more than {MOST_ANSWERS} tests decide its path")
+        then, otherwise = (
+            partial(self._follow, run, {**facts, asked.key: yes}) for yes in (True, False)
+        )
+        try:
+            return if_return(index, asked.test, then, otherwise, (), "the result")
+        except RewriteRefused:
+            if self._is_over or self._calls == 1:
+                raise
+            raise asked from None  # of the module that calls this one
+
+
+class _Tests(TorchFunctionMode):
+    """Answers tests from what is known; the same test has the same answer each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: list[Facts] = []
+        self._keys: dict[int, tuple[Tensor, int, object]] = {}
+        """By id: the tensor, which is kept so that no id is given twice, its version, and how it is
+        computed."""
+
+    @property
+    def depth(self) -> int:
+        """How many answers are known where the code runs."""
+        return sum(map(len, self._known))
+
+    @contextmanager
+    def knowing(self, facts: Facts) -> Iterator[None]:
+        """Within the block, these tests have these answers, too."""
+        self._known.append(facts)
+        try:
+            yield
+        finally:
+            self._known.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.__bool__ and is_open(args[0]):
+            key = self._key(args[0])
+            for facts in self._known:
+                if key in facts:
+                    return facts[key]
+            raise _Asked(args[0], key, place_of_reader())
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in COMPUTED and isinstance(result, Tensor) and id(result) not in self._keys:
+            self._note(result, self._computed(name, result, args, kwargs))
+        return result
+
+    def _computed(self, name: str, result: Tensor, args: Any, kwargs: Any) -> object:
+        """How `result` is computed; equal for equal values, however often they are computed."""
+        if isinstance(args[0], Tensor) and _is_all_of(result, args[0]):
+            return self._key(args[0])
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        parts = (
+            self._key(leaf) if isinstance(leaf, Tensor) else (type(leaf), str(leaf))
+            for leaf in leaves
+        )
+        return (name, str(spec), *parts)
+
+    def _key(self, tensor: Tensor) -> object:
+        """How a tensor is computed, or which one it is, and how often it was written to."""
+        _, version, key = self._keys.get(id(tensor), (None, -1, None))
+        if version == tensor._version:
+            return key
+        return self._note(tensor, (id(tensor), tensor._version))
+
+    def _note(self, tensor: Tensor, key: object) -> object:
+        self._keys[id(tensor)] = (tensor, tensor._version, key)
+        return key
+
+
+def _is_all_of(part: Tensor, whole: Tensor) -> bool:
+    """Whether a view is the tensor itself, such as a slice up to its end."""
+    if part.dtype != whole.dtype or part.dim() != whole.dim() or storage(part) != storage(whole):
+        return False
+    places = zip(_layout(part), _layout(whole), strict=True)
+    return all(statically_known_true(one == other) for one, other in places)
+
+
+def _layout(tensor: Tensor) -> list[Any]:
+    return [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
