@@ -189,18 +189,18 @@ PARTS = """
 import os, signal, sys
 import bundles
 from enginecast.runtime.bundle.staging import stage
-if sys.argv[4] == "TERM":
+if sys.argv[3] == "TERM":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as the command line ends
 def stop(moment):
-    if moment == sys.argv[3]:
-        os.kill(os.getpid(), getattr(signal, f"SIG{sys.argv[4]}"))
+    if moment == sys.argv[2]:
+        os.kill(os.getpid(), getattr(signal, f"SIG{sys.argv[3]}"))
 with stage(sys.argv[1], overwrite=True) as staging:
     with stage(staging.folder / "encoder") as inner:
         (inner.folder / "engine.onnx").write_bytes(b"half")
         stop("in the part")
         bundles.fill(inner)
     stop("between")
-    bundles.fill(staging, sys.argv[2])
+    bundles.fill(staging, bundles.manifest(notes=("new",)))
     stop("published")
 """
 
@@ -211,7 +211,7 @@ def test_a_bundle_with_a_part_is_the_old_or_the_new_one(
     name: str, moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = bundles.make_bundle(tmp_path / "out")
-    command = [sys.executable, "-c", PARTS, str(root), "new", moment, name]
+    command = [sys.executable, "-c", PARTS, str(root), moment, name]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, env=environment, check=False)
     assert done.returncode == (143 if name == "TERM" else -signal.SIGKILL)
