@@ -6,7 +6,7 @@ draws from the same probabilities.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,12 @@ class Sampling:
         if not self.repetition_penalty > 0:
             penalty = self.repetition_penalty
             raise UsageError(f"repetition_penalty: expected more than 0, got {penalty}")
+        first = () if self.forced_bos_token_id is None else (self.forced_bos_token_id,)
+        forced = {"forced_bos_token_id": first, "forced_eos_token_id": self.forced_eos_token_id}
+        for name, ids in forced.items():
+            if ids and {*ids} <= {*self.suppress_tokens}:
+                which = ", ".join(map(str, ids))
+                raise UsageError(f"{name}: expected an id that is not suppressed, too, got {which}")
 
     def scores(self, ids: Ids, logits: Scores, step: int, *, last: bool = False) -> Scores:
         """The scores that tokens are chosen by.
@@ -322,6 +328,7 @@ def generate(
     forced_bos_token_id: int | Sequence[int] | None = None,
     forced_eos_token_id: int | Sequence[int] | None = None,
     seed: int | None = None,
+    ignore: Collection[str] = (),
 ) -> Ids:
     """Generate text: prompts and what follows them.
 
@@ -349,6 +356,8 @@ def generate(
         forced_bos_token_id: follows a prompt of one token, such as that of a decoder.
         forced_eos_token_id: the last token, where nothing ended the row before.
         seed: of what is drawn; None: another one in each call.
+        ignore: fields of the model's generation config of which nobody need be warned, such as
+            ("num_beams",).
 
     Returns:
         int64 [batch, tokens + new tokens]: after the prompts, or after what the decoder read.
@@ -362,49 +371,7 @@ def generate(
         EnginecastWarning: the model's generation config asks for more, such as `num_beams`.
     """
     decoder = Decoder(engine)
-    _warn_of_unheeded(decoder.generation, decoder_input_ids)
-    return _generate(
-        decoder,
-        input_ids,
-        attention_mask,
-        decoder_input_ids=decoder_input_ids,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        suppress_tokens=suppress_tokens,
-        begin_suppress_tokens=begin_suppress_tokens,
-        forced_bos_token_id=forced_bos_token_id,
-        forced_eos_token_id=forced_eos_token_id,
-        seed=seed,
-    )
-
-
-def _generate(
-    decoder: Decoder,
-    input_ids: Any,
-    attention_mask: Any,
-    *,
-    decoder_input_ids: Any,
-    seed: int | None,
-    max_new_tokens: int = 20,
-    eos_token_id: int | Sequence[int] | None = None,
-    pad_token_id: int | None = None,
-    do_sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
-    suppress_tokens: Sequence[int] | None = None,
-    begin_suppress_tokens: Sequence[int] | None = None,
-    forced_bos_token_id: int | Sequence[int] | None = None,
-    forced_eos_token_id: int | Sequence[int] | None = None,
-) -> Ids:
-    """`generate`, whose caller knows what is not heeded."""
+    _warn_of_unheeded(decoder.generation, decoder_input_ids, ignore)
     own = decoder.generation
     sampling = Sampling(
         do_sample,
@@ -768,12 +735,13 @@ class Generator:
             asked.setdefault("top_k", USUAL_TOP_K if own.top_k is None else own.top_k)
             asked["top_k"] = asked["top_k"] or 0
         given_options = {name: value for name, value in asked.items() if value is not None}
-        found = _generate(
-            Decoder(self.engine),
+        found = generate(
+            self.engine,
             {**feeds, main: given} if encoder is not None else given,
             attention_mask,
             decoder_input_ids=decoder_input_ids,
             seed=seed,
+            ignore=own.not_heeded,
             **given_options,
         )
         if own.checked is not None and own.checked.own == "new tokens":
@@ -815,8 +783,11 @@ def _unheeded(own: Generation, *, is_begun: bool) -> list[str]:
     return [name for name in own.not_heeded if not (is_begun and name in PROMPTING)]
 
 
-def _warn_of_unheeded(own: Generation, decoder_input_ids: Any) -> None:
-    names = _unheeded(own, is_begun=decoder_input_ids is not None)
+def _warn_of_unheeded(
+    own: Generation, decoder_input_ids: Any, ignore: Collection[str] = ()
+) -> None:
+    unheeded = _unheeded(own, is_begun=decoder_input_ids is not None)
+    names = [name for name in unheeded if name not in ignore]
     if names:
         message = (
             f"generate: the model's generation config sets {', '.join(names)}, which an engine does"

@@ -24,7 +24,7 @@ from enginecast.runtime.bundle.manifest import (
     Verdict,
     Where,
 )
-from enginecast.runtime.bundle.staging import stage
+from enginecast.runtime.bundle.staging import Staging, stage
 
 VOCABULARY = 9
 WIDTH = 3
@@ -158,9 +158,14 @@ def write_tokenizer(folder: Path) -> Path:
 def make_bundle(target: Path, content: Manifest | None = None, *, overwrite: bool = False) -> Path:
     """Publish the tiny engine with its tokenizer."""
     with stage(target, overwrite=overwrite) as staging:
-        write_engine(staging.folder)
-        write_tokenizer(staging.folder)
-        return staging.publish(content or manifest())
+        return fill(staging, content)
+
+
+def fill(staging: Staging, content: Manifest | None = None) -> Path:
+    """Write the tiny engine with its tokenizer into a folder, and publish it."""
+    write_engine(staging.folder)
+    write_tokenizer(staging.folder)
+    return staging.publish(content or manifest())
 
 
 def make_unary_bundle(

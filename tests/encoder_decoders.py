@@ -105,6 +105,16 @@ def _reader_of_images() -> PreTrainedModel:
     return model
 
 
+def small_one() -> PreTrainedModel:
+    """A model of one layer and few sizes, whose export takes seconds."""
+    sizes = {name: 1 if name.endswith("layers") else 8 for name in LAYERS}
+    sizes |= {name: 2 for name in LAYERS if name.endswith("heads")}
+    config = MarianConfig(
+        **sizes, **{**IDS, "vocab_size": 29}, max_position_embeddings=12, forced_eos_token_id=None
+    )
+    return seeded(lambda: MarianMTModel(config), 0, 0.4)
+
+
 def encoder_decoder(name: str, seed: int = 0) -> PreTrainedModel:
     """A model that continues in its own way, not by repeating a token."""
     return seeded({**MODELS, **MORE}[name], seed, 0.3 if name == "t5" else 0.15)

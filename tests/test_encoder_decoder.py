@@ -2,16 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from encoder_decoders import MODELS, MORE, encoder_decoder, seeded
+from encoder_decoders import MODELS, MORE, encoder_decoder, seeded, small_one
 from exports import cast
-from transformers import GenerationConfig, PreTrainedModel
+from generating import Change, export, feed_otherwise
+from transformers import (
+    GenerationConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    ProphetNetConfig,
+    ProphetNetForConditionalGeneration,
+)
 
 import enginecast
 from enginecast.capture.inputs.derive.derive import derive
@@ -23,20 +30,16 @@ from enginecast.capture.sources.encoder_decoder import (
 )
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
-from enginecast.compiler.request import ModelOptions
+from enginecast.capture.tracing import export as tracing
+from enginecast.cli.app import main
+from enginecast.compiler import session
 from enginecast.errors import BundleError, InputError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
-from enginecast.runtime.bundle.reader import Bundle, open_bundle
+from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import Sampling, not_heeded
+from enginecast.serving.repository import write_repository
 from enginecast.verify.generation import follow, read_continued, read_encoded
-
-Feeds = Mapping[str, np.ndarray[Any, Any]]
-TASK = ModelOptions(task="text-generation")
-
-
-def export(model: PreTrainedModel, folder: Path, **options: Any) -> Bundle:
-    return enginecast.compile(model, folder, options=TASK, **options)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,94 @@ def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
     ids, mask = texts()
     found: Any = model.generate(ids, attention_mask=mask, do_sample=False, **options)
     return torch.as_tensor(found)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a model of a layer, beside the folder of the model, by the command line."""
+    folder = tmp_path_factory.mktemp("small")
+    small_one().save_pretrained(folder / "model")
+    words = ["export", str(folder / "model"), "-o", str(folder / "bundle"), "--no-speed", "-q"]
+    with pytest.MonkeyPatch.context() as patch:
+        # Half of the time, and it has tests of its own: whether other sizes take another path.
+        patch.setattr(tracing, "_swept", lambda *_: ())
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--task", "text-generation"])
+    assert ended.value.code == 0
+    return folder / "bundle"
+
+
+def test_from_the_command_line_to_the_tokens_of_transformers(small: Path) -> None:
+    model: Any = MarianMTModel.from_pretrained(small.with_name("model"))
+    prompts = torch.tensor([[5, 7, 9, 11], [8, 3, 0, 0]])
+    mask = (prompts != 0).long()
+    options: dict[str, Any] = {"max_new_tokens": 11, "repetition_penalty": 1.3}
+    wanted: Any = model.generate(prompts, attention_mask=mask, do_sample=False, **options)
+    assert len({*wanted[:, 1:].flatten().tolist()}) > 3  # not one token over and over
+    with enginecast.load(small, require="verified") as engine:
+        assert (generate(engine, prompts, mask, **options) == wanted.numpy()).all()
+        assert torch.equal(
+            Generator(engine).generate(prompts, attention_mask=mask, **options), wanted
+        )
+        other = generate(engine, prompts, **options)  # padding is read
+    assert (other[1] != wanted[1].numpy()).any()
+
+
+@pytest.mark.slow
+def test_commands_know_which_part_of_the_model_a_bundle_is(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small.with_name("model")
+    for folder in (small, small / "encoder"):
+        given = ["--model", model, "--against", "eager", "--rounds", 3]
+        found = cast(capsys, "bench", folder, *given, "--json").json
+        assert (list(found["rows"]), found["absent"], found["notes"]) == (
+            ["eager", "engine"],
+            [],
+            [],
+        )
+        assert found["rows"]["eager"]["relative_error"] < 1e-4
+
+
+def test_fusions_are_expected_of_what_is_read_alone(small: Path) -> None:
+    """The decoder stands in the captured program of the encoder, and is dead."""
+    report = json.loads((small / "encoder" / "report.json").read_text())
+    fusions = {each["kind"]: each["expected"] for each in report["fusions"]}
+    assert fusions == {"attention": 1}
+    assert not any(each["missing"] for each in report["fusions"])
+
+
+def test_a_repository_says_that_the_encoder_is_another_model(small: Path, tmp_path: Path) -> None:
+    notes = {
+        folder.name: write_repository(open_bundle(folder), tmp_path / folder.name).notes
+        for folder in (small, small / "encoder")
+    }
+    text = (
+        f"The engine reads what that of {small / 'encoder'} gives, which needs a repository, too."
+    )
+    assert text in notes["bundle"]
+    assert not any("reads what that of" in note for note in notes["encoder"])
+
+
+def test_a_decoder_of_one_token_is_refused_before_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 8, "vocab_size": 9, "num_buckets": 4, "relative_max_distance": 8}
+    sides = {
+        f"{side}_{name}": number
+        for side in ("encoder", "decoder")
+        for name, number in {"ffn_dim": 8}.items()
+    }
+    layers = {f"num_{side}_layers": 1 for side in ("encoder", "decoder")}
+    heads = {f"num_{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    config = ProphetNetConfig(**sizes, **sides, **layers, **heads)
+    ProphetNetForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(session, "prepare", lambda *_, **__: pytest.fail("it was captured"))
+    words = ["export", tmp_path / "model", "-o", tmp_path / "bundle", "--task", "text-generation"]
+    ran = cast(capsys, *words)
+    assert ran.code == 2
+    assert "expected a model that reads several tokens after those in its cache, got Ass" in ran.err
+    assert not (tmp_path / "bundle").exists()
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -183,7 +274,6 @@ def test_a_damaged_or_exchanged_encoder_is_refused(bundle: Path, tmp_path: Path)
         open_bundle(tmp_path / "copy", check="size")
 
 
-Change = Callable[[Feeds], Feeds]
 WRONG: dict[str, Change] = {
     "mask": lambda feeds: {"encoder_attention_mask": np.ones_like(feeds["encoder_attention_mask"])},
     "rows": lambda feeds: {
@@ -204,12 +294,10 @@ WRONG: dict[str, Change] = {
 def test_a_decoder_that_is_fed_wrongly_does_not_follow(
     name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, model = engine.run, read_continued(engine.folder)
+    model = read_continued(engine.folder)
     encoded, exact = read_encoded(engine.folder), follow(engine, model, read_encoded(engine.folder))
     assert exact.failures == ()
-    monkeypatch.setattr(
-        engine, "run", lambda feeds, **more: run({**feeds, **WRONG[name](feeds)}, **more)
-    )
+    feed_otherwise(monkeypatch, engine, WRONG[name])
     wrong = follow(engine, model, encoded)
     assert max(np.abs(a - b).max() for a, b in zip(exact.logits, wrong.logits, strict=True)) > 1e-2
 
@@ -241,6 +329,10 @@ def test_ids_are_suppressed_and_forced_as_the_generation_config_says() -> None:
     ids, logits = np.zeros((2, 3), np.int64), np.zeros((2, 4), np.float32)
     assert np.isinf(scores.scores(ids, logits, 0)).tolist() == [[True, True, False, False]] * 2
     assert np.isinf(scores.scores(ids, logits, 1)).tolist() == [[True, False, False, False]] * 2
+    with pytest.raises(UsageError, match="forced_bos_token_id: expected an id that is not suppr"):
+        Sampling(suppress_tokens=(3,), forced_bos_token_id=3)
+    with pytest.raises(UsageError, match=r"forced_eos_token_id: .* got 3, 4"):
+        Sampling(suppress_tokens=(3, 4, 5), forced_eos_token_id=(3, 4))
     last = np.isinf(scores.scores(ids, logits, 2, last=True))
     assert last.tolist() == [[True, True, False, True]] * 2
 

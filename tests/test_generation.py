@@ -1,7 +1,7 @@
 """Language models as steps of generate: what is verified, refused, and generated."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from exports import cast
+from generating import TASK, Change, Feeds, export, feed_otherwise
 from mutations import edit_graph, outcome
 from transformers import (
     GenerationConfig,
@@ -20,6 +21,8 @@ from transformers import (
     MambaForCausalLM,
     Phi3Config,
     PreTrainedModel,
+    ProphetNetConfig,
+    ProphetNetForCausalLM,
 )
 from transformers.generation import logits_process as reference
 
@@ -50,17 +53,9 @@ from enginecast.errors import (
     VerificationError,
 )
 from enginecast.runtime import Generator, generate
-from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import not_heeded, only_top_k, only_top_p, penalized, tokens
 from enginecast.verify.generation import GENERATION_NAME, follow, read_continued
-
-Feeds = dict[str, np.ndarray[Any, Any]]
-TASK = ModelOptions(task="text-generation")
-
-
-def export(model: PreTrainedModel, folder: Path, **options: Any) -> Bundle:
-    return enginecast.compile(model, folder, options=TASK, **options)
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +265,9 @@ def test_generate_heeds_what_the_model_asks_for(
     with pytest.warns(EnginecastWarning, match="sets bad_words_ids, which an engine does not heed"):
         found = generate(engine, ids.numpy(), mask.numpy(), max_new_tokens=12)
     assert (found == wanted.numpy()).all()
+    quiet: dict[str, Any] = {"max_new_tokens": 12, "ignore": ("bad_words_ids",)}
+    found = generate(engine, ids.numpy(), mask.numpy(), **quiet)
+    assert (found == wanted.numpy()).all()
     with pytest.warns(EnginecastWarning, match="bad_words_ids"):
         next(tokens(engine, ids.numpy(), mask.numpy()))
 
@@ -416,7 +414,6 @@ def test_an_engine_whose_attention_reads_otherwise_is_rejected(
     assert outcome(bundle, tmp_path, lambda copy: edit_graph(copy, edit)) == "rejected"
 
 
-Change = Callable[[Feeds], Mapping[str, np.ndarray[Any, Any]]]
 WRONG: dict[str, Change] = {
     "mask": lambda feeds: {"attention_mask": np.ones_like(feeds["attention_mask"])},
     "positions": lambda feeds: {"position_ids": np.minimum(feeds["position_ids"] + 1, 127)},
@@ -436,16 +433,13 @@ def test_an_engine_that_is_fed_wrongly_does_not_follow(
 ) -> None:
     model = read_continued(engine.folder)
     assert follow(engine, model).failures == ()
-    run = engine.run
     if name == "positions":  # rotary positions are relative: all may be one off, but not some
         change: Change = lambda feeds: {  # noqa: E731
             "position_ids": feeds["position_ids"] + (feeds["position_ids"].shape[1] == 1)
         }
     else:
         change = WRONG[name]
-    monkeypatch.setattr(
-        engine, "run", lambda feeds, **more: run({**feeds, **change(feeds)}, **more)
-    )
+    feed_otherwise(monkeypatch, engine, change)
     assert follow(engine, model).failures[0].startswith("generating: step ")
 
 
@@ -541,6 +535,13 @@ def test_a_guard_is_tried_on_sizes_that_an_engine_takes(cap: int, found: dict[st
 def test_models_that_are_no_decoders_are_refused() -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1))
     refused(mamba, SourceError, "does not run with a cache|keeps something else|fills no cache")
+    of_one = ProphetNetConfig(
+        **{"vocab_size": 9, "hidden_size": 8, "decoder_ffn_dim": 8, "num_decoder_layers": 1},
+        **{"num_decoder_attention_heads": 2, "is_encoder_decoder": False},
+        **{"is_decoder": True, "add_cross_attention": False},
+    )
+    text = "expected a model that reads several tokens after those in its cache, got AssertionError"
+    refused(ProphetNetForCausalLM(of_one).eval(), SourceError, text)
     refused(torch.nn.Linear(2, 2), UsageError, "expected a model of transformers with generate")
     refused(
         decoder("llama"), UsageError, "comes with example", example={"input_ids": torch.ones(1, 2)}

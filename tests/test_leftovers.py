@@ -185,6 +185,47 @@ def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     open_bundle(root)
 
 
+PARTS = """
+import os, signal, sys
+import bundles
+from enginecast.runtime.bundle.staging import stage
+if sys.argv[3] == "TERM":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as the command line ends
+def stop(moment):
+    if moment == sys.argv[2]:
+        os.kill(os.getpid(), getattr(signal, f"SIG{sys.argv[3]}"))
+with stage(sys.argv[1], overwrite=True) as staging:
+    with stage(staging.folder / "encoder") as inner:
+        (inner.folder / "engine.onnx").write_bytes(b"half")
+        stop("in the part")
+        bundles.fill(inner)
+    stop("between")
+    bundles.fill(staging, bundles.manifest(notes=("new",)))
+    stop("published")
+"""
+
+
+@pytest.mark.parametrize("moment", ["in the part", "between", "published"])
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_bundle_with_a_part_is_the_old_or_the_new_one(
+    name: str, moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = bundles.make_bundle(tmp_path / "out")
+    command = [sys.executable, "-c", PARTS, str(root), moment, name]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == (143 if name == "TERM" else -signal.SIGKILL)
+    found = open_bundle(root)
+    is_new = moment == "published"
+    assert (found.manifest.notes, list(found.parts)) == (
+        (("new",), ["encoder"]) if is_new else ((), [])
+    )
+    if name == "KILL":
+        (said,) = doctor(capsys, tmp_path, "--clean")
+        assert said["done"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def test_what_signals_do_is_as_it_was_before_a_command() -> None:
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
     try:

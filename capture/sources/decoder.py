@@ -8,13 +8,20 @@ of the new tokens appended.  With no tokens before, the same call reads a prompt
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.export import ExportedProgram
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
@@ -25,7 +32,7 @@ from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.text_config import padding_of
 from enginecast.capture.sources.wrapped import WrappedSource
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import SourceError, UsageError, first_line
 
 TEXT_GENERATION: Literal["text-generation"] = "text-generation"
 TASKS = (TEXT_GENERATION,)
@@ -42,6 +49,11 @@ SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 """Those whose ids are never generated: one that there is not changes nothing."""
 MOST_TOKENS = 1 << 20
 """Longest cache for which a model is asked whether it drops it."""
+NEEDS_VALUES = (
+    *(DataDependentOutputException, DynamicOutputShapeException),
+    *(UnsupportedFakeTensorException, UnsupportedOperatorException),
+)
+"""What a run without values says of a model that may well run with them."""
 OF_CACHE = "expected as many tokens in all keys and values of the cache"
 OF_MASK = "expected a mask of the tokens in the cache and of the new ones"
 HINT = "Leave --task out to export the model as an encoder of text, without a cache."
@@ -120,23 +132,18 @@ class DecoderSource(WrappedSource):
             SourceError: the model keeps something else, or does not run.
         """
         module = self._model.empty()
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fake_weights(module, mode)
         cache = DynamicCache()
-        try:
-            with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
-                ids = torch.zeros(1, 2, dtype=torch.int64)
-                mask = torch.ones_like(ids)
-                module(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
-        except Exception as error:  # the model's own code
-            raise SourceError(
-                f"{self.name}: {type(module).__name__} does not run with a cache of keys and values"
-                f" alone: {type(error).__name__}: {error}",
-                hint=HINT,
-            ) from error
-        found = kept_layers(self.name, cache.layers, 2, HINT)
-        if not found:
-            raise SourceError(f"{self.name}: the model fills no cache", hint=HINT)
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        given = {IDS: ids, "past_key_values": cache, "use_cache": True}
+        with without_values(self.name, type(module).__name__, module, HINT):
+            module(**given, **{MASK: torch.ones_like(ids)})
+            found = kept_layers(self.name, cache.layers, 2, HINT)
+            if not found:
+                raise SourceError(f"{self.name}: the model fills no cache", hint=HINT)
+            given |= {POSITIONS: ids + 2} if self.takes_positions else {}
+            require_tokens_after_others(
+                self.name, lambda mask: module(**given, **{MASK: mask}), HINT
+            )
         return found
 
     @cached_property
@@ -324,13 +331,7 @@ def as_decoder(source: Source, task: str) -> DecoderSource:
         if headed is not None:
             source.model_class = headed
             known = headed
-    if not generates(known):
-        kind = getattr(known, "__name__", "a program")
-        raise UsageError(
-            f"--task {task} does not fit {source.name}: expected a model of transformers with"
-            f" generate, got {kind}",
-            hint="Give a folder or a factory of a ...ForCausalLM.",
-        )
+    require_generating(source, task, known, "generate", hint="a ...ForCausalLM")
     return DecoderSource(source)
 
 
@@ -347,6 +348,36 @@ def check_task(source: Source, task: str) -> None:
             f"--task {task} does not fit {source.name}, which comes with example inputs",
             hint="The task knows its inputs: return the module alone.",
         )
+
+
+def require_generating(
+    source: Source,
+    task: str,
+    known: type[nn.Module] | None,
+    what: str,
+    hint: str,
+    lacking: Sequence[str] = (),
+) -> None:
+    """Refuse a class that is none that transformers generates text with.
+
+    Args:
+        known: the class.
+        what: it should have.
+        hint: a class that does.
+        lacking: arguments of its `forward` that it has not.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if generates(known) and not lacking:
+        return
+    kind = getattr(known, "__name__", "a program")
+    without = f" without {', '.join(lacking)}" if generates(known) else ""
+    raise UsageError(
+        f"--task {task} does not fit {source.name}: expected a model of transformers with {what},"
+        f" got {kind}{without}",
+        hint=f"Give a folder or a factory of {hint}.",
+    )
 
 
 def generates(known: type[nn.Module] | None) -> bool:
@@ -378,6 +409,57 @@ def kept_layers(name: str, layers: Iterable[Any], tokens: int, hint: str) -> tup
         assert isinstance(values, Tensor)
         found.append(Layer(keys.shape[1], keys.shape[3], values.shape[3]))
     return tuple(found)
+
+
+@contextmanager
+def without_values(name: str, what: str, module: nn.Module, hint: str) -> Iterator[None]:
+    """Let a module run without values, which tells what its layers keep.
+
+    Args:
+        name: of the model.
+        what: that which runs, for messages.
+        hint: what to do where it does not run.
+
+    Raises:
+        SourceError: it does not.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_weights(module, mode)
+    try:
+        with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
+            yield
+    except SourceError:
+        raise
+    except Exception as error:  # the model's own code
+        raise SourceError(
+            f"{name}: {what} does not run with a cache of keys and values alone:"
+            f" {type(error).__name__}: {error}",
+            hint=hint,
+        ) from error
+
+
+def require_tokens_after_others(name: str, call: Callable[[Tensor], object], hint: str) -> None:
+    """Refuse a model that reads one token alone once there are some in its cache: the engine is one
+    program for prompts and for tokens after them.
+
+    Args:
+        name: of the model.
+        call: runs it on two tokens after two others, with their mask [1, 4].
+        hint: what to do where it does not read them.
+
+    Raises:
+        SourceError: it does not read them.
+    """
+    try:
+        call(torch.ones(1, 4, dtype=torch.int64))
+    except NEEDS_VALUES:
+        return
+    except Exception as error:  # the model's own code
+        raise SourceError(
+            f"{name}: expected a model that reads several tokens after those in its cache, got"
+            f" {type(error).__name__}: {first_line(error)}",
+            hint=hint,
+        ) from error
 
 
 def _fits(tensor: object, tokens: int) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from transformers import (
     AutoModelForImageTextToText,
@@ -26,7 +25,6 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.decoder import (
     LOGITS,
     OF_CACHE,
@@ -40,12 +38,14 @@ from enginecast.capture.sources.decoder import (
     check_task,
     generates,
     kept_layers,
+    require_generating,
+    require_tokens_after_others,
+    without_values,
 )
-from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import SourceError
 
 ENCODER = "encoder"
 """The folder of its bundle, within that of the decoder."""
@@ -178,28 +178,23 @@ class CrossDecoderSource(DecoderSource):
         """
         width = self.width  # of a module that is built outside of the mode
         module = self._model.empty()
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fake_weights(module, mode)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        try:
-            with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
-                hidden = torch.zeros(1, LENGTH, width)
-                module(
-                    **{IDS: torch.zeros(1, 2, dtype=torch.int64)},
-                    encoder_outputs=Encoded(last_hidden_state=hidden),
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-        except Exception as error:  # the model's own code
-            raise SourceError(
-                f"{self.name}: the decoder of {type(module).__name__} does not run with a cache of"
-                f" keys and values alone: {type(error).__name__}: {error}",
-                hint=HINT,
-            ) from error
-        own, cross = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        found = Sides(
-            kept_layers(self.name, own, 2, HINT), kept_layers(self.name, cross, LENGTH, HINT)
-        )
+        given = {
+            IDS: torch.zeros(1, 2, dtype=torch.int64),
+            "encoder_outputs": Encoded(last_hidden_state=torch.zeros(1, LENGTH, width)),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        what = f"the decoder of {type(module).__name__}"
+        with without_values(self.name, what, module, HINT):
+            module(**given)
+            own, cross = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+            found = Sides(
+                kept_layers(self.name, own, 2, HINT), kept_layers(self.name, cross, LENGTH, HINT)
+            )
+            require_tokens_after_others(
+                self.name, lambda mask: module(**given, **{MASK: mask}), HINT
+            )
         if not found.own or len(found.own) != len(found.cross):
             raise SourceError(
                 f"{self.name}: expected as many layers that keep keys and values of tokens as of"
@@ -368,14 +363,9 @@ def as_generating(source: Source, task: str) -> DecoderSource:
     known = source.model_class
     needed = (IDS, MASK, "encoder_outputs", "past_key_values")
     lacking = [name for name in needed if name not in source.forward_arguments]
-    if not generates(known) or lacking:
-        kind = getattr(known, "__name__", "a program")
-        without = f" without {', '.join(lacking)}" if generates(known) else ""
-        raise UsageError(
-            f"--task {task} does not fit {source.name}: expected a model of transformers with"
-            f" generate, whose decoder takes a cache, got {kind}{without}",
-            hint="Give a folder or a factory of a ...ForConditionalGeneration.",
-        )
+    what = "generate, whose decoder takes a cache"
+    hint = "a ...ForConditionalGeneration"
+    require_generating(source, task, known, what, hint, lacking)
     return CrossDecoderSource(source)
 
 

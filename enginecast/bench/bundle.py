@@ -241,22 +241,14 @@ def _peers(
         import torch
 
         from enginecast.capture.outputs.flatten import parse_wanted
-        from enginecast.compiler.prepare import open_model
-        from enginecast.compiler.recompare import component_of, same_model
-        from enginecast.compiler.request import ModelOptions
+        from enginecast.compiler.recompare import open_again, options_of, same_model
     except ImportError as error:
         raise MissingError(
             f"--against needs {error.name}", hint=f"pip install {error.name}"
         ) from error
     manifest = engine.manifest
-    chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
-    options = ModelOptions(
-        random_weights=random_weights,
-        allow_code=allow_code,
-        outputs=chosen,
-        component=component_of(manifest),
-    )
-    source = open_model(model, options)
+    options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)
+    source = open_again(model, options, manifest)
     wanted = parse_wanted(options.outputs, options.hidden_states)
     device = "cuda" if _is_gpu(how["device"], how["providers"], how["prefer"]) else "cpu"
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -16,7 +16,14 @@ from enginecast.passes.analyses.norms import is_statistic
 from enginecast.passes.analyses.residual_stream import RANKS
 from enginecast.passes.ir.base import Site
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import aten, first_input, same_shape, shape_of
+from enginecast.passes.ir.edit import (
+    aten,
+    erase_dead,
+    first_input,
+    same_shape,
+    shape_of,
+    structural_copy,
+)
 from enginecast.passes.ir.match import behind_casts, is_call
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.bundle.manifest import Fusion
@@ -35,9 +42,13 @@ NO_RESIDUAL = "expected a residual sum"
 
 
 def expect_fusions(captured: ExportedProgram) -> dict[str, tuple[str, ...]]:
-    """The sites of a captured program by kind, each as "module file:line"."""
-    norms = [n for n in all_nodes(captured) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
-    cores = [node for node in all_nodes(captured) if is_attention_core(node)]
+    """The sites of a captured program by kind, each as "module file:line"; of what is computed, and
+    nothing reads, there are none.
+    """
+    live = structural_copy(captured)
+    erase_dead(live.graph)
+    norms = [n for n in all_nodes(live) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
+    cores = [node for node in all_nodes(live) if is_attention_core(node)]
     return {
         RMS_NORM: tuple(map(_place, norms)),
         SKIP_NORM: tuple(_place(node) for node in norms if _reads_residual_sum(node)),

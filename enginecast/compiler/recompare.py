@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
-from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
+from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.source import ComponentOptions, Source
 from enginecast.compiler.prepare import (
     Prepared,
@@ -54,37 +54,23 @@ def reference_of_model(
     inputs: Path | None = None,
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
-    around: Manifest | None = None,
 ) -> Remade:
     """Run eager over fresh verification inputs, in the sizes and values that the engine takes.
 
     Args:
         folder: of the bundle, where its plan lies when it is quantized.
         inputs, dynamic, values: as for an export, instead of what the manifest says.
-        around: of the bundle that this one is the encoder's part of.
 
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
     """
-    chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
-    generation = (around or manifest).generation
-    task = "" if generation is None else generation.task
-    options = ModelOptions(
-        random_weights=random_weights,
-        allow_code=allow_code,
+    options = replace(
+        options_of(manifest, allow_code=allow_code, random_weights=random_weights),
         inputs=inputs,
         dynamic=(*dynamic, *_dynamic(manifest, given=dynamic)),
         values=(*values, *_values(manifest, given=values)),
-        outputs=chosen,
-        # A specialised engine is compared on inputs that take its path.
-        fallback="specialise" if manifest.guards else "torchscript",
-        component=component_of(manifest),
-        state="inputs" if any(state.start for state in manifest.states) else "",
-        task=task,
     )
-    source = open_model(model, options)
-    if around is not None and isinstance(source, CrossDecoderSource):
-        source = source.encoder
+    source = open_again(model, options, manifest)
     if any(rung.name == "torchscript" for rung in manifest.capture):
         return _of_script(model, source, options, manifest)
     try:
@@ -111,6 +97,34 @@ def reference_of_model(
         calibration = _calibration(prepared, folder)
         reference = _planned(prepared, manifest.pipeline, plan, reference, calibration)
     return Remade(reference, same_model(model, source, manifest), problems)
+
+
+def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | None) -> ModelOptions:
+    """What a user said of the model that a bundle was made from; but for sizes and values."""
+    return ModelOptions(
+        random_weights=random_weights,
+        allow_code=allow_code,
+        outputs=tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else (),
+        # A specialised engine is compared on inputs that take its path.
+        fallback="specialise" if manifest.guards else "torchscript",
+        component=component_of(manifest),
+        state="inputs" if any(state.start for state in manifest.states) else "",
+        task=manifest.model.fingerprint.get("task", ""),
+    )
+
+
+def open_again(model: str, options: ModelOptions, manifest: Manifest) -> Source:
+    """The model, or the part of it, that a bundle was made from.
+
+    Args:
+        options: of `options_of`.
+
+    Raises:
+        EnginecastError: as `open_model`.
+    """
+    source = open_model(model, options)
+    is_encoder = manifest.model.fingerprint.get("part") == ENCODER
+    return source.encoder if is_encoder and isinstance(source, CrossDecoderSource) else source
 
 
 def component_of(manifest: Manifest) -> ComponentOptions:

@@ -110,7 +110,7 @@ def verify_bundle(
         against = "the stored reference" if model is None else model
         parts = {}
         for name, part in engine.parts.items():
-            known, more, wrong = _reference(part, model, around=engine.manifest, **asked)
+            known, more, wrong = _reference(part, model, **asked)
             parts[name] = verify_engine(part, known, problems=wrong)
             notes = (*notes, f"{name}: {verdict_line(parts[name], known.floor.label)}")
             notes = (*notes, *(f"{name}: {note}" for note in more))
@@ -140,18 +140,17 @@ def verify_bundle(
 
 
 def _reference(
-    engine: Engine, model: str | None, *, around: Manifest | None = None, **asked: Any
+    engine: Engine, model: str | None, **asked: Any
 ) -> tuple[Reference, tuple[str, ...], tuple[str, ...]]:
     """What an engine is compared with, notes, and what is wrong with it.
 
     Args:
-        around: of the bundle that the engine is a part of.
         asked: as `reference_of_model` takes it.
     """
     if model is not None:
         from enginecast.compiler.recompare import reference_of_model
 
-        made = reference_of_model(model, engine.manifest, engine.folder, around=around, **asked)
+        made = reference_of_model(model, engine.manifest, engine.folder, **asked)
         return made.reference, made.notes, made.problems
     stored = engine.folder / REFERENCE_NAME
     if not stored.is_file():

@@ -334,6 +334,21 @@ def _write_marker(plan: _Plan, staging: Staging, notes: tuple[str, ...]) -> None
     _write(staging.folder / MARKER, json.dumps(content, indent=1) + "\n")
 
 
+def _values(manifest: Manifest) -> str:
+    """The ranges of the inputs that have one."""
+    return ", ".join(
+        f"{spec.name} {_bound(spec.minimum)}..{_bound(spec.maximum)}"
+        for spec in manifest.inputs
+        if spec.minimum is not None or spec.maximum is not None
+    )
+
+
+def _of_parts(bundle: Bundle) -> Iterator[str]:
+    """What a client has to run besides."""
+    for part in bundle.parts.values():
+        yield f"The engine reads what that of {part.root} gives, which needs a repository, too."
+
+
 def _notes(plan: _Plan) -> Iterator[str]:
     """What Triton does not check, and what its user should know."""
     manifest, rows = plan.manifest, plan.batching
@@ -341,6 +356,7 @@ def _notes(plan: _Plan) -> Iterator[str]:
         yield f"Requests are not joined into batches: {rows.why}."
     yield from rows.notes
     yield from plan.backend.notes
+    yield from _of_parts(plan.bundle)
     if plan.engine.verdict.outcome != "verified":
         yield f"The engine is {plan.engine.verdict.outcome}: it did not run on its device."
     if plan.text_reason:
@@ -353,13 +369,8 @@ def _notes(plan: _Plan) -> Iterator[str]:
     ]
     if ranges:
         yield f"Triton does not check ranges of sizes: {', '.join(ranges)}."
-    values = [
-        f"{spec.name} {_bound(spec.minimum)}..{_bound(spec.maximum)}"
-        for spec in manifest.inputs
-        if spec.minimum is not None or spec.maximum is not None
-    ]
-    if values:
-        yield f"Triton does not check values: {', '.join(values)}."
+    if values := _values(manifest):
+        yield f"Triton does not check values: {values}."
     for name, step in manifest.steps.items():
         if step > 1:
             yield f"Triton does not check that {name} is a multiple of {step}."
