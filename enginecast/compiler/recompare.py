@@ -11,6 +11,7 @@ from torch import Tensor
 from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.source import ComponentOptions, Source
+from enginecast.compiler.fresh_inputs import with_more_calibration
 from enginecast.compiler.prepare import (
     Prepared,
     captured_wrongly,
@@ -21,7 +22,6 @@ from enginecast.compiler.prepare import (
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.fresh_inputs import with_more_calibration
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline

@@ -70,7 +70,7 @@ class ModelOptions:
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
     as_eager: bool = False
-    """Whether to hide the trace from the model's code, and to trace both paths of tests of values."""
+    """Whether to trace along the code that eager runs (see `Ladder.as_eager`)."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False

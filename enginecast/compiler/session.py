@@ -34,6 +34,7 @@ from enginecast.compiler.engines import (
     run_engine,
     unsealed,
 )
+from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs, with_more_calibration
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.generation import Run, check, generated, generation_note
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
@@ -63,7 +64,6 @@ from enginecast.compiler.stateful import check as check_turn
 from enginecast.compiler.stateful import step_note, turn, write_start
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.ties import Ties
-from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs, with_more_calibration
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -243,7 +243,7 @@ class ExportSession:
         return prepare(self.source, options, self.steps, plan, self.notes)
 
     def _traced_as_eager(self) -> Candidate | None:
-        """Engines of the model, traced along the code that eager runs; None where that fails, too."""
+        """Engines of the model, traced along the code that eager runs; None if that fails."""
         options = self.request.options
         if options.as_eager or options.fallback == "none":
             return None
@@ -422,7 +422,9 @@ class ExportSession:
                         follows=None if follows is None else follows(config),
                         at_ties=ties.rejudged if is_single else None,
                         with_kernels=partial(with_kernels, model) if is_single else None,
-                        also=partial(failures_on_fresh_inputs, model, plan_of(rewritten.program), criteria),
+                        also=partial(
+                            failures_on_fresh_inputs, model, plan_of(rewritten.program), criteria
+                        ),
                     )
                 )
         return tuple(runs)

@@ -122,8 +122,10 @@ class Ladder:
         raise first
 
     def as_eager(self) -> LadderResult:
-        """Trace along the code that eager runs: the model's code does not see the trace, and a module
-        that tests values is traced once for each answer.
+        """Trace along the code that eager runs.
+
+        The model's code does not see the trace.  A module that tests values is traced once for each
+        answer.
 
         Raises:
             CaptureError: torch.export refuses that code.
