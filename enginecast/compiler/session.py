@@ -275,12 +275,13 @@ class ExportSession:
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
             wrong = captured_wrongly(model, reference)
-        if wrong and (other := self._traced_as_eager()) is not None:
+            if self.config.quantized:
+                model = with_more_calibration(model)
+        # Code that drops a tensor was rewritten, and did not hide it from the trace.
+        may_be_hidden = wrong and not model.captured.dropping
+        if may_be_hidden and (other := self._traced_as_eager()) is not None:
             return other
         problems = (*model.unverified, *wrong)
-        if self.config.quantized:
-            with self.steps("reference"):
-                model = with_more_calibration(model)
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
