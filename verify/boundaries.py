@@ -103,7 +103,7 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
             if user.op == "output" or isinstance(value(user), Tensor | tuple | list)
         ]
         left = tuple(
-            p for p in enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
+            p for p in enclosing_modules(module_path(node)) if any(_outside(r, p) for r in readers)
         )
         if left:
             found[node] = left
@@ -291,7 +291,7 @@ def _largest(tensor: Tensor) -> float:
     return float(torch.where(sizes < FILL, sizes, 0.0).max())
 
 
-def handed_on(node: Node) -> bool:
+def is_module_output(node: Node) -> bool:
     """Whether a module passes a value on.
 
     What stays inside one may be large: the square in a norm and the cube in a GELU are larger than
@@ -359,7 +359,7 @@ def _digest(tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def enclosing(path: str) -> list[str]:
+def enclosing_modules(path: str) -> list[str]:
     """The module and the modules around it, innermost first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]

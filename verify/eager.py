@@ -29,7 +29,7 @@ from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
-from enginecast.verify.boundaries import handed_on, largest_values
+from enginecast.verify.boundaries import is_module_output, largest_values
 from enginecast.verify.edges import LOST
 from enginecast.verify.floor import (
     FP16_PER_BF16,
@@ -560,7 +560,7 @@ def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str | None
     limit = torch.finfo(torch.float16).max
     largest, _ = largest_values(program, [case.inputs for case in cases])
     for node, size in largest.items():
-        if size > limit and handed_on(node):
+        if size > limit and is_module_output(node):
             place = module_path(node) or "the model itself"
             return f"values leave fp16's range at {place} (max {size:.3g} > {limit:.0f})"
     return None

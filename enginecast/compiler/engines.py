@@ -35,7 +35,7 @@ from enginecast.runtime.bundle.manifest import (
 from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verify.choices import Rejudged
+from enginecast.verify.choices import TieReference
 from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
     compare_edges,
@@ -59,7 +59,7 @@ NOT_FOLLOWED = (
 Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
 """What an engine does in calls in turn beside the model, and what is wrong with it."""
 
-AtTies = Callable[[Reference], Rejudged]
+AtTies = Callable[[Reference], TieReference]
 """Makes a reference anew with what the engine chose at ties."""
 
 WithKernels = Callable[[Reference], Reference]

@@ -15,9 +15,9 @@ from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.rewrite import Rewritten
-from enginecast.compiler.shown import origin_of, shown_plan
 from enginecast.compiler.steps import Steps
 from enginecast.doctor.checks import Report as Machine
 from enginecast.doctor.checks import examine
@@ -117,7 +117,7 @@ class Candidate:
             speed="" if speed is None else str(speed),
             schema_version=SCHEMA_VERSION,
             origin=origin,
-            plan=None if plan is None else shown_plan(plan, self.config.precision),
+            plan=None if plan is None else reported_plan(plan, self.config.precision),
             profile=None if timing is None else timing.profile,
             size=size,
             nodes=self.artifacts[0].nodes if self.artifacts else 0,

@@ -205,7 +205,7 @@ def _lower(
         if any(case.singles for case in prepared.cases):
             together = observer.fork()
             runs = run_pipeline(passes, lowered, prepared.context, (changes,))
-            checks = together.all_of(lowered, runs)
+            checks = together.check_together(lowered, runs)
             if not any(check.failure for check in checks):
                 detailed = _detailed(checks, changes)
                 return _lowered(prepared, lowered, runs, detailed, config, reference, steps)

@@ -33,11 +33,11 @@ from enginecast.capture.tracing.checks.sweep import telling_sizes
 from enginecast.capture.tracing.ladder.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
+from enginecast.compiler.judge_sizes import STYLES, TRIED_WORK
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
 from enginecast.compiler.publish import Candidate
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
-from enginecast.compiler.settle import STYLES, TRIED_WORK
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError

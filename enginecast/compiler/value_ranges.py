@@ -52,7 +52,7 @@ class Probe(Protocol):
         """The floats that depend on the inputs; raises where they are not taken."""
 
 
-def settled(
+def resolve_ranges(
     known: tuple[InputSpec, ...],
     texts: Sequence[str],
     probe: Callable[[Inputs, Sequence[str]], Probe],
@@ -345,19 +345,19 @@ class ModuleProbe:
 def of_program(
     program: ExportedProgram, specs: tuple[InputSpec, ...], texts: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """`settled` by a captured program."""
+    """`resolve_ranges` by a captured program."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
 
     def whole(cases: Sequence[Inputs]) -> Sequence[Sequence[Tensor]]:
         results = Run(program, cases).results() if parameters <= WHOLE else []
         return [[value for value in found if isinstance(value, Tensor)] for found in results]
 
-    return settled(specs, texts, partial(ProgramProbe, program), whole)
+    return resolve_ranges(specs, texts, partial(ProgramProbe, program), whole)
 
 
 def of_module(
     module: nn.Module, specs: tuple[InputSpec, ...], texts: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """`settled` by a module, where there is no program."""
+    """`resolve_ranges` by a module, where there is no program."""
     probe = ModuleProbe(module)
-    return settled(specs, texts, lambda *_: probe, lambda cases: [*map(probe.floats, cases)])
+    return resolve_ranges(specs, texts, lambda *_: probe, lambda cases: [*map(probe.floats, cases)])

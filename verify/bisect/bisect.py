@@ -22,9 +22,9 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.verify.bisect.culprit import Bisection, Culprit, GuiltySite, Leave, ModuleError
-from enginecast.verify.boundaries import enclosing, isolated
+from enginecast.verify.boundaries import enclosing_modules, isolated
 from enginecast.verify.eager import Case
-from enginecast.verify.program.observer import CaseRuns, Look, Observer
+from enginecast.verify.program.observer import CaseRuns, Observer, PassComparison
 from enginecast.verify.reference import Reference
 from enginecast.verify.report.data import PassCheck
 
@@ -40,11 +40,11 @@ class Attempt:
 
     program: ExportedProgram
     run: PassRun
-    look: Look
+    comparison: PassComparison
 
     @property
     def wrong(self) -> bool:
-        return bool(self.look.check.failure)
+        return bool(self.comparison.check.failure)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Suspect:
     Args:
         before: the program that it gets; not altered.
         context: with the sites that it leaves alone already.
-        observer: what found it, with the program before the pass as the last one it accepted.
+        observer: found the error; it compares with the program before the pass.
         judged_as: whose promise is broken; None: the pass's own.
     """
 
@@ -80,14 +80,14 @@ class Suspect:
             PassError: the pass does not run so, or what it leaves does not.
         """
         program = structural_copy(self.before)
-        looks: list[Look] = []
+        found: list[PassComparison] = []
 
-        def look(found: Pass, changed: ExportedProgram, run: PassRun) -> None:
-            looks.append(self.observer.look(self.judged_as or found, changed, run))
+        def compare(ran: Pass, changed: ExportedProgram, run: PassRun) -> None:
+            found.append(self.observer.compare(self.judged_as or ran, changed, run))
 
         self.trials += 1
-        (run,) = run_pipeline((pass_,), program, context, (look,))
-        return Attempt(program, run, looks[0])
+        (run,) = run_pipeline((pass_,), program, context, (compare,))
+        return Attempt(program, run, found[0])
 
     def tried(self, leave: Sequence[Site]) -> Attempt | None:
         """Like `run`; None when it does not run at all, or does harm."""
@@ -104,7 +104,7 @@ class Suspect:
             name=self.pass_.name,
             position=self.position,
             promise=self.pass_.promise,
-            failure=whole.look.check.failure,
+            failure=whole.comparison.check.failure,
             rewritten=whole.run.rewritten,
         )
         if self.pass_.promise == "precision":
@@ -155,21 +155,21 @@ class Suspect:
     def _around(self, module: str) -> ModuleError | None:
         """The error at the innermost boundary around a module."""
         known = {error.module: error for error in self.modules}
-        return next((known[path] for path in enclosing(module) if path in known), None)
+        return next((known[path] for path in enclosing_modules(module) if path in known), None)
 
     def _entry(self, whole: Attempt) -> ModuleError | None:
         """Where the error comes in: the first module that makes one of its own, else the place
         where the comparison failed.
         """
         first = next((error for error in self.modules if error.arises), None)
-        return first or self._around(whole.look.check.worst_place)
+        return first or self._around(whole.comparison.check.worst_place)
 
     def _module_errors(self, whole: Attempt) -> tuple[ModuleError, ...]:
         """Every boundary as the program computes it and isolated; measured as if roundings alone
         had moved, in floors of the value's own dtype.
         """
         self.trials += 2
-        observer, runs = self.observer, whole.look.runs
+        observer, runs = self.observer, whole.comparison.runs
         alone = isolated(
             self.before,
             whole.program,
@@ -204,7 +204,7 @@ class Suspect:
         culprit = replace(culprit, module=module)
         if module is None or not hasattr(self.pass_, KEEP):
             return culprit
-        paths = enclosing(module.module)
+        paths = enclosing_modules(module.module)
         tried = (path for path in paths[:KEPT] if self._can_stay(path))
         helps = next(tried, None)
         return replace(culprit, keep=_pattern(helps or paths[0]), keep_helps=helps is not None)
@@ -316,7 +316,7 @@ class _Bisect:
                 self._trials += suspect.trials
             if done.wrong:
                 break  # what is found after it is mostly its consequence
-            suspect.observer.accept(done.look)
+            suspect.observer.advance(done.comparison)
         return self.result(helps=not done.wrong)
 
     def whole(self, wrong: Sequence[Case]) -> Bisection:
@@ -409,7 +409,7 @@ class _Bisect:
 
     def _is_wrong(self, observer: Observer, program: ExportedProgram) -> bool:
         self._trials += 1
-        return bool(observer.look(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
+        return bool(observer.compare(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
 
     def result(self, *, helps: bool) -> Bisection:
         """The findings so far."""

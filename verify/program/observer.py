@@ -92,7 +92,7 @@ class Observer:
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
         """Check one pass; the next is compared with what this one left."""
-        self.accept(self.look(pass_, program, run))
+        self.advance(self.compare(pass_, program, run))
 
     def judge_by(self, reference: Reference | None) -> None:
         """Judge passes that change precision by the floor of a reference."""
@@ -102,8 +102,8 @@ class Observer:
             own = frozenset(case.name for case in self.cases)
             self.rules = Rules(reference.floor.only(own), reference.masked)
 
-    def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
-        """Check one pass; later ones are compared with the same program until `accept`."""
+    def compare(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "PassComparison":
+        """Check one pass; later passes are compared with the same program until `advance`."""
         start = time.perf_counter()
         state = self._computation(program)
         same = state.outputs == self._state.outputs and state.checks <= self._state.checks
@@ -115,19 +115,20 @@ class Observer:
             )
         ]
         check = self.rules.check(pass_, run, runs, time.perf_counter() - start)
-        return Look(check, runs, after, state)
+        return PassComparison(check, runs, after, state)
 
-    def accept(self, look: "Look") -> None:
+    def advance(self, comparison: "PassComparison") -> None:
         """Compare the next pass with the program that was just checked."""
-        self._before, self._state = look.after, look.state
-        self.checks.append(look.check)
+        self._before, self._state = comparison.after, comparison.state
+        self.checks.append(comparison.check)
 
-    def all_of(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
-        """Check what several passes left, in one run: each gets what was found of all.  None of
-        them may change precision.
+    def check_together(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
+        """Check several passes with one run of the last program; each gets the same finding.
+
+        None of them may change precision.
         """
         last = max(runs, key=lambda run: PROMISES.index(run.pass_.promise))
-        check = self.look(last.pass_, program, last).check
+        check = self.compare(last.pass_, program, last).check
         return [
             replace(
                 check,
@@ -162,8 +163,8 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The findings in a program after a pass."""
+class PassComparison:
+    """A program after a pass, compared with the one before."""
 
     check: PassCheck
     runs: Sequence["CaseRuns"]

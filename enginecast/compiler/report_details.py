@@ -30,7 +30,7 @@ def origin_of(machine: Machine, command: str, fingerprint: Mapping[str, str]) ->
     )
 
 
-def shown_plan(plan: QuantizationPlan, precision: str) -> Plan:
+def reported_plan(plan: QuantizationPlan, precision: str) -> Plan:
     """A plan with the bytes of each layer.
 
     Args:

@@ -77,7 +77,7 @@ MOST_ELEMENTS = 2**28
 TOO_LARGE = "too large to be compared"
 
 
-def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
+def judge_sizes(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     """Take out of the ranges the sizes at which the program is not the model.
 
     Returns:

@@ -17,7 +17,7 @@ _Container = dict[Any, Any] | list[Any] | set[Any]
 
 
 @contextmanager
-def keeping_caches(module: nn.Module) -> Iterator[None]:
+def preserving_caches(module: nn.Module) -> Iterator[None]:
     """Within the block, the model's code may fill its caches: afterwards globals and attributes of
     classes that hold data are as before, and what `functools.lru_cache` holds is forgotten.
     """
