@@ -1,5 +1,5 @@
 """Analyses that passes run on a program; they change nothing.
 
-Belongs here: analyses, whichever pass uses them. It imports `passes.ir` and `ops`; it must not
+Holds: analyses, whichever pass uses them. It imports `passes.ir` and `ops`; it must not
 import passes.
 """
