@@ -1,6 +1,6 @@
 """From a rewritten program to the files of an engine: one folder per target.
 
-Enters: targets. It imports `passes` and `runtime`, whose reader owns the bundle format; it must not
+Holds: targets. It imports `passes` and `runtime`, whose reader owns the bundle format; it must not
 run an engine, nor import `capture` or `verify`.
 """
 

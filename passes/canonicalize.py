@@ -46,7 +46,7 @@ from enginecast.passes.lower.merge_equal import merge_equal
 
 @dataclass(frozen=True)
 class Canonicalize(GraphPass):
-    """Drop what changes nothing, fold constants, merge equal values."""
+    """Remove ops without effect, fold constants, merge equal values."""
 
     name: ClassVar[str] = "canonicalize"
     # A no-op cast in an fp32 program says where the source wants fp32: unify-dtype must read it
@@ -85,15 +85,15 @@ def _sweep(program: ProgramView, log: SiteLog) -> bool:
 
 
 def _strides_matter(node: Node, replacement: Node) -> bool:
-    """Whether bits may change because a replacement lies otherwise in memory."""
+    """Whether the replacement's strides may change the bits of any result."""
     if not same_shape(shape_of(node), shape_of(replacement)):
         return False  # a smaller one, which its users broadcast as they did with the other
     return may_change_bits(node, value(replacement))
 
 
 Rule = Callable[[ProgramView, Node], Node | None]
-"""Takes a node of its op and returns the one to use instead, with the same bits, or None.  New
-nodes go before the old one.  Whether other strides of the new value matter is asked in `_sweep`."""
+"""Takes a node of its op and returns a replacement with the same bits, or None. New nodes go before
+the old one. `_sweep` checks whether other strides of the new value matter."""
 
 
 def drop_inert_dropout(program: ProgramView, node: Node) -> Node | None:
@@ -108,7 +108,7 @@ def drop_alias(program: ProgramView, node: Node) -> Node | None:
 
 
 def drop_noop_cast(program: ProgramView, node: Node) -> Node | None:
-    """A cast to the dtype that the value has already."""
+    """Remove a cast to the dtype that the value already has."""
     source = first_input(node)
     same = dtype_of(source) == dtype_of(node) and value(source).device == value(node).device
     return source if same else None
@@ -139,14 +139,14 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def drop_contiguous(program: ProgramView, node: Node) -> Node | None:
-    """Strides are not part of a value."""
+    """Remove `contiguous`: strides are not part of a value."""
     return first_input(node)
 
 
 def drop_noop_view(program: ProgramView, node: Node) -> Node | None:
-    """A reshape, view or expand to the shape that the value has already.
+    """Remove a reshape, view or expand to the shape that the value already has.
 
-    So is the squeeze of a dimension that is not one: torch leaves it, ONNX refuses it.
+    Also remove a squeeze of a dimension of another size than 1: torch ignores it, ONNX refuses it.
     """
     source = first_input(node)
     return source if same_shape(shape_of(source), shape_of(node)) else None
@@ -162,7 +162,7 @@ def drop_additive_zero(program: ProgramView, node: Node) -> Node | None:
 
 
 def drop_broadcast_before_broadcast(program: ProgramView, node: Node) -> Node | None:
-    """An expand whose users broadcast it again, all to the shape they have anyway."""
+    """Remove an expand whose users all broadcast the value to the same shape anyway."""
     source = first_input(node)
     return source if _users_broadcast(node, source) else None
 
@@ -180,7 +180,7 @@ def drop_true_and(program: ProgramView, node: Node) -> Node | None:
 
 
 def _users_broadcast(node: Node, smaller: Node) -> bool:
-    """Whether every user gives the same shape when it reads `smaller`, which broadcasts to node."""
+    """Whether every user returns the same shape if it reads `smaller`, which broadcasts to node."""
     return bool(node.users) and all(_user_broadcasts(user, node, smaller) for user in node.users)
 
 
@@ -193,7 +193,7 @@ def _user_broadcasts(user: Node, node: Node, smaller: Node) -> bool:
     if not shape_of(smaller) and any(
         dtype_of(other) not in (dtype_of(smaller), torch.bool) for other in others
     ):
-        return False  # a tensor without dims has no say in the dtype beside one that has some
+        return False  # dtype promotion ignores a zero-dim tensor next to one with dims
     return same_shape(broadcast(shape_of(smaller), *map(shape_of, others)), shape_of(user))
 
 
@@ -223,7 +223,7 @@ def index_of_full_ranges(program: ProgramView, node: Node) -> Node | None:
 
 
 def _full_range_place(index: Any, size: Any, result_rank: int) -> int | None:
-    """The result dim along which an index runs through 0..size-1, all its other dims being 1."""
+    """The result dim along which an index is 0..size-1 while its other dims have size 1."""
     shape = shape_of(index)
     long = [d for d, s in enumerate(shape) if not same_size(s, 1)]
     if len(long) != 1 or not same_size(shape[long[0]], size):
@@ -269,7 +269,7 @@ RULES: dict[Any, tuple[Rule, ...]] = {
 
 
 LARGEST = 4096
-"""Elements of a folded tensor at most: beyond, computing it costs less than carrying it."""
+"""Most elements of a folded tensor: a larger one costs less to compute than to store."""
 
 
 def fold_constants(
@@ -285,8 +285,8 @@ def fold_constants(
     stay as they are: the exporter evaluates their expressions while it writes them.
 
     Args:
-        among: the nodes that may go; None: all.
-        largest: elements of a folded tensor at most.
+        among: the nodes that may be folded; None: all.
+        largest: most elements of a folded tensor.
     """
     constants = _constant_expressions(program, among, largest)
     for node in list(program.graph.nodes):

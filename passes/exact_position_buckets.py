@@ -9,9 +9,9 @@
 
 A bucket is an integer function of one integer, so every value it can have is known: the pass
 computes it for every distance that the program's sizes allow and keeps the stretch on which it
-changes.  What a target makes of the logarithm (bf16 and TF32 move distances such as 45 and 90 into
-the next bucket) no longer matters, and about twenty ops on [tokens, key tokens] become three.
-Where a bucket only picks rows of weights, the rows are picked when the engine is written.
+changes.  The target's precision in the logarithm no longer matters (bf16 and TF32 move distances
+such as 45 and 90 into the next bucket), and about twenty ops on [tokens, key tokens] become three.
+If a bucket only selects rows of weights, they are selected when the engine is written.
 
 Must not happen, and is refused: a bucket that depends on anything else than the distance, a
 distance without known bounds, a table longer than `LONGEST`.
@@ -45,9 +45,9 @@ from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 
 LONGEST = 1 << 16
-"""Entries of a table."""
+"""Most entries of a table."""
 FARTHEST = 1 << 22
-"""Distances that are tried."""
+"""Most distances that are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Bucket:
 
     distance: Node
     nodes: tuple[Node, ...]
-    """What computes it, in graph order."""
+    """The nodes that compute it, in graph order."""
     out: Node
     lowest: int
-    """The smallest distance that there can be."""
+    """The smallest possible distance."""
     highest: int
 
 
@@ -144,7 +144,7 @@ def _root(log: Node) -> Node:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether each element of a result comes from the elements of its arguments at that place."""
+    """Whether each result element depends only on the arguments' elements at the same index."""
     if not has(node, Trait.ELEMENTWISE, Trait.CASTS, Trait.METADATA) or not is_pure(node):
         return False
     values = [value(found) for found in (node, *node.all_input_nodes)]
@@ -159,10 +159,10 @@ def _is_integer(node: Node) -> bool:
 
 
 def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
-    """The function's values from the first distance on that matters to the last.
+    """The function's values over the distances between which it changes.
 
     Raises:
-        NoMatch: there would be too many.
+        NoMatch: the table would be too long.
     """
     distances = torch.arange(bucket.lowest, bucket.highest + 1, dtype=value(bucket.distance).dtype)
     values: Tensor = Expression((*bucket.nodes,), {bucket.distance: distances})()

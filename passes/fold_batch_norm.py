@@ -5,11 +5,11 @@
     after:   %f = aten.mul(%gamma, aten.rsqrt(%var + 1e-05))            of weights alone
              %n = aten.conv2d(%x, %w * %f, (%b - %mean) * %f + %beta)
 
-Targets fold such norms by themselves where everything is in floats.  A convolution in int8 rounds
-what it gives, and the norm would be a step in floats behind it.
+Targets fold such norms themselves in float models. An int8 convolution rounds its output, and the
+norm would remain a separate float op after it.
 
-Left alone, with the reason: a norm that takes the statistics of what it reads, one behind something
-else, and a convolution that something else reads, too.
+Left alone, with the reason: a norm that uses batch statistics, one that does not follow a
+convolution, and a convolution with another reader.
 
 Promises `reordered`: a product of weights is rounded before it is multiplied with a value.
 """
@@ -67,7 +67,7 @@ class FoldBatchNorm(GraphPass):
 
 
 def _refusal(norm: Node, weights: set[Node]) -> str:
-    """Why a norm stays; empty: it is folded."""
+    """Why a norm is left alone; empty: it is folded."""
     conv, *constants, training = arguments(norm)[:6]
     if training:
         return "it computes statistics from its input"

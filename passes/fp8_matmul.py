@@ -13,7 +13,7 @@ from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm, fp8_dtype
 
 _ROWS = 16
-"""Of the matrix that stands for what a layer reads: any number of rows will do."""
+"""Rows of the matrix that represents a layer's input; the number does not matter."""
 
 
 @dataclass(frozen=True)

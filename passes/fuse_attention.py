@@ -70,7 +70,7 @@ class Attention:
     causal: bool
     out: Node
     note: str = ""
-    """Says that it is spelled out as softmax of a sum; empty: sdpa, whose mask is as it is."""
+    """A note if it was decomposed as softmax of a sum; empty for sdpa."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FuseAttention(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     to: Literal["attention", "sdpa"] = "attention"
-    """The op that takes its place: enginecast.attention, or aten.scaled_dot_product_attention."""
+    """The replacement op: enginecast.attention, or aten.scaled_dot_product_attention."""
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
@@ -128,7 +128,7 @@ def _sdpa(program: ProgramView, node: Node) -> Attention:
 
 
 def _masks_nothing(program: ProgramView, mask: Node) -> bool:
-    """A boolean mask that is true everywhere: vision models of transformers build one."""
+    """Whether a boolean mask is true everywhere, as transformers' vision models build it."""
     if dtype_of(mask) != torch.bool:
         return False
     spec = weight_specs(program).get(mask.name)
@@ -138,7 +138,7 @@ def _masks_nothing(program: ProgramView, mask: Node) -> bool:
 
 
 def _check(match: Attention) -> None:
-    """Raise NoMatch where one op for the whole would not compute the same."""
+    """Raise NoMatch if one attention op would not compute the same."""
     wanted = dtype_of(match.query)
     for node in (match.key, match.value, *match.bias):
         if dtype_of(node) not in (wanted, torch.bool):
@@ -178,7 +178,7 @@ def _broadcasts(size: Any, other: Any) -> bool:
 
 
 def _fuse(program: ProgramView, match: Attention, to: str) -> str:
-    """Put the op in; says which layout it took."""
+    """Insert the op; return a note on its layout."""
     heads = shape_of(match.query)[1]
     key, value = unrepeated(match.key), unrepeated(match.value)
     if shape_of(key)[1] != shape_of(value)[1]:
@@ -233,7 +233,7 @@ def _sum(program: ProgramView, match: Attention) -> Node | None:
 def _may_hide_rows(program: ProgramView, bias: Node) -> bool:
     """Whether a row of a bias may be -inf throughout: softmax gives NaN there, and attention zeros.
 
-    What products and totals give is taken for finite.
+    Products and sums are assumed finite.
     """
     specs, waiting, seen = weight_specs(program), [bias], {bias}
     while waiting:

@@ -78,8 +78,8 @@ class FuseRmsNorm(GraphPass):
 
 
 def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
-    """The norm around a mean of squares, with the cast back and the product with a weight where
-    nothing else reads what they read.
+    """The norm around a mean of squares, including the cast back and the weight product if nothing
+    else reads their inputs.
     """
     once = normalized.once("before the weight")
     low = op(Trait.CASTS)(once).where(_changes_dtype, "a cast that changes nothing").named("low")
@@ -91,7 +91,7 @@ def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
 
 
 def _fuse(program: ProgramView, match: Match) -> str:
-    """Put the norm in; says what moved.
+    """Insert the norm; return a note on roundings that moved.
 
     Its input is the one whose dtype it can keep: the stream value, or its upcast where the product
     is fp32.
@@ -125,7 +125,7 @@ def _fuse(program: ProgramView, match: Match) -> str:
 
 
 def _check_casts(out: Node, ends: set[Node | None]) -> None:
-    """Raise NoMatch where a cast on the way rounds more than the result does."""
+    """Raise NoMatch if an inner cast rounds more than the result does."""
     waiting, wanted = [out], dtype_of(out)
     assert wanted is not None
     while waiting:

@@ -85,7 +85,7 @@ def residual_norm(left: Value, right: Value, weight: Value, epsilon: Number) -> 
 
 
 def _check_residual(found: Match, weights: set[Node]) -> None:
-    """Raise NoMatch where one op for sum and norm would not compute the same."""
+    """Raise NoMatch if one op for sum and norm would not compute the same."""
     total, weight = found.node("total"), found.node("weight")
     if weight not in weights:
         raise NoMatch(weight, "the norm's weight is computed from inputs")

@@ -13,8 +13,8 @@ from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array
 
 DIFFERENCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Relative L2 error from which rows are taken to depend on those beside them.  That kernels round
-in another order in a larger batch costs a hundredth of it."""
+"""Relative L2 error from which rows count as dependent on the other rows of a batch. Another order
+of summation in a larger batch causes a hundredth of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class Rows:
     feeds: dict[str, Array]
     count: int
     width: int
-    """Tokens of each, where columns of padding may be added; else 0."""
+    """Tokens per row, if columns of padding may be added; else 0."""
     key: Hashable
-    """Those with equal keys may run together."""
+    """Requests with equal keys may run together."""
 
 
 class Joining:
@@ -125,7 +125,7 @@ class Joining:
         return found
 
     def difference(self, rows: Rows, single: Mapping[str, Array], part: Mapping[str, Array]) -> str:
-        """The difference between a request's outputs alone and in a batch; empty if they agree."""
+        """How a request's outputs differ alone and in a batch; empty if they agree."""
         for spec in self._manifest.outputs:
             one, other = (found[spec.name].astype(np.float64) for found in (single, part))
             if self._padding is not None and spec.shape[1:2] == (self._tokens,):

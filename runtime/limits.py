@@ -12,17 +12,17 @@ from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.device_tensor import Feed
 
 LARGE = 256 << 20
-"""Bytes of outputs below which nobody asks what the machine has: that takes longer than some
+"""Bytes of outputs below which free memory is not checked: the check takes longer than some
 runs."""
 _BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2}
 _BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
 
 
 class Limits:
-    """The current runs of an engine.
+    """Tracks and limits the current runs of an engine.
 
     Args:
-        most: how many may be so at once; None: any number.
+        most: how many may run at once; None: any number.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Limits:
         self._running: set[Stop] = set()
 
     def cancel(self) -> int:
-        """Stop all runs under way; how many there were."""
+        """Stop all current runs; return how many there were."""
         running = [*self._running]
         for one in running:
             one.stop("the run was canceled")
@@ -44,10 +44,10 @@ class Limits:
         """Wait for a slot, and stop a run after `timeout` seconds, waiting included.
 
         Args:
-            stop: by which somebody else may stop it, too.
+            stop: lets another thread stop the run, too.
 
         Raises:
-            StoppedError: there was no place in that time.
+            StoppedError: no slot became free in that time.
         """
         stop = stop or Stop()
         if timeout is None and self._most is None:
@@ -77,7 +77,7 @@ class Limits:
                     timer.cancel()
 
     def _take(self, most: int, timeout: float | None, stop: Stop, late: str) -> None:
-        """Wait for a place, which ends when the run is stopped."""
+        """Wait for a slot, or until the run is stopped."""
         stop.set_act(self._wake)
         with self._freed:
             self._freed.wait_for(lambda: self._held < most or stop.reason, timeout)
@@ -104,7 +104,7 @@ class Limits:
 
 
 class _Running:
-    """A run among those under way, as long as the block.  A generator would take twice the time."""
+    """Context manager that registers a run. A generator-based one would take twice the time."""
 
     __slots__ = ("_running", "_stop")
 
@@ -124,13 +124,13 @@ def require_memory(
 ) -> bool:
     """Refuse sizes whose outputs alone are larger than the memory that this machine has left.
 
-    That is less than what a run takes: it refuses what cannot succeed, and some of that.
+    A run needs more than its outputs, so only some of the runs that cannot succeed are refused.
 
     Returns:
-        Whether these sizes are never refused, however little memory there is.
+        Whether these sizes need no further check, however little memory there is.
 
     Raises:
-        MissingError: with the sizes, the bytes needed and the bytes there are.
+        MissingError: with the sizes, the bytes needed and the bytes available.
     """
     if on_gpu:  # its own runtime says what it lacks
         return True

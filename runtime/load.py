@@ -51,7 +51,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a user wants of the engine, whichever it is."""
+    """The user's options for opening an engine."""
 
     require: Level | None
     allow_code: bool
@@ -158,7 +158,7 @@ def _opened(path: str | os.PathLike[str], asked: _Asked, *, beside: bool = False
 
 
 def _require_trust(bundle: Bundle, record: EngineRecord, asked: _Asked) -> None:
-    """Refuse code that nobody vouches for."""
+    """Refuse to run code of an untrusted bundle."""
     if asked.allow_code or asked.trust is not None or is_trusted(bundle):
         return
     raise BundleError(
@@ -217,7 +217,7 @@ def _open(
 
 
 def _alike(part: Bundle, record: EngineRecord) -> EngineRecord:
-    """The engine of a part for the target of the engine around it.
+    """The engine of a part for the same target as the enclosing engine.
 
     Raises:
         BundleError: there is none.
@@ -232,7 +232,7 @@ def _alike(part: Bundle, record: EngineRecord) -> EngineRecord:
 def _settings(
     bundle: Bundle, record: EngineRecord, session: type[Session], provider: str, asked: _Asked
 ) -> Settings:
-    """How the engine is opened: what was asked for comes before what was tuned."""
+    """The settings to open the engine with: the user's take precedence over tuned ones."""
     found = asked.tuned if isinstance(asked.tuned, Settings) else DEFAULT
     if asked.tuned is True:
         try:
@@ -244,13 +244,13 @@ def _settings(
 
 @cache
 def _ignored(message: str) -> None:
-    """Warn once in a process."""
+    """Warn once per process."""
     message += "\n`enginecast tune DIR` tunes it here"
     warnings.warn(message, EnginecastWarning, stacklevel=5)
 
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
-    """What is code is never run unchecked."""
+    """The bundle with all digests checked before code is run, even with `check="size"`."""
     if not _session(record).runs_code or asked.check == "full":
         return bundle
     checked = open_bundle(bundle.root, check="full")
@@ -325,8 +325,8 @@ def _providers(providers: Sequence[str] | None, device: str) -> tuple[str, ...]:
 
 
 def _choose(bundle: Bundle, provider: str) -> EngineRecord:
-    """The engine that is meant for there and was verified there; of several the first, which is the
-    one that the export was asked for.
+    """The engine made for and verified on this device; of several the first, which is the export's
+    main target.
     """
     known = REGISTRY.known()
 
@@ -347,7 +347,7 @@ def _choose(bundle: Bundle, provider: str) -> EngineRecord:
 
 
 def _doubt(record: EngineRecord, provider: str) -> str:
-    """Why the verdict does not cover a run on `provider`; empty when it does."""
+    """Why the verdict does not cover a run on `provider`; empty if it does."""
     if record.verdict.outcome == "verified-by-emulation":
         return "it was verified by emulation and has not run on its target"
     provider = _provider(record, provider)
@@ -357,7 +357,7 @@ def _doubt(record: EngineRecord, provider: str) -> str:
 
 
 def _session(record: EngineRecord) -> type[Session]:
-    """What opens an engine.
+    """The session class that opens an engine.
 
     Raises:
         MissingError: nothing that is installed does.
@@ -379,7 +379,7 @@ def _provider(record: EngineRecord, provider: str) -> str:
 
 
 def backends() -> dict[str, Backend]:
-    """All that can be preferred, by name."""
+    """All backends, by name."""
     sessions, _ = REGISTRY.sorted_out(Session)  # type: ignore[type-abstract]
     return {
         name: Backend(name, session, device)

@@ -1,11 +1,11 @@
 """Run an engine without the work on padding, and put its outputs back in place.
 
-Only where the manifest says that no valid row changes (`Padding`).  Columns that every row leaves
-out are cut off, and rows of very different lengths run apart.  Rows of padding come back as zeros,
-whatever was cut, so that what a call gives does not depend on the rows beside.
+This is done only if the manifest guarantees that no valid row changes (`Padding`). Columns that are
+padding in every row are cut off, and rows of very different lengths run separately. Rows of padding
+are returned as zeros, whatever was cut, so that a row's result does not depend on the other rows.
 
-Rows without padding do not read one another, and many of them run in groups: what a layer writes
-for some hundred tokens stays in a core's caches, and for thousands it does not.
+Rows without padding are independent, and many of them run in groups: a layer's output for some
+hundred tokens stays in a core's caches, and for thousands it does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,21 +27,21 @@ CALL_TOKENS = 24
 """Tokens whose products take as long as one call takes to read all weights from memory: about ten
 bytes and a hundred products pass a core in a nanosecond.  See benchmarks/padding.py."""
 CALL_PRODUCTS = 2e7
-"""Products in the time of a call that computes nothing."""
+"""Multiplications in the time of an empty call."""
 MOST_LENGTHS = 32
-"""Lengths that are told apart when rows are grouped."""
+"""Most distinct lengths when rows are grouped."""
 GPU_STEP = 64
-"""On a GPU, widths are multiples: each width may be a graph to record, or a kernel to choose."""
+"""On a GPU, widths are multiples of this: each width may need a CUDA graph or a kernel choice."""
 GROUP_TOKENS = 512
-"""Tokens of a group of rows, for each thread: see benchmarks/row_groups.py."""
+"""Tokens per thread in a group of rows: see benchmarks/row_groups.py."""
 MOST_GROUPED_BYTES = 2**29
-"""Of the weights, which each group reads anew: groups were measured for smaller ones."""
+"""Most bytes of weights, which each group reads again: groups were measured up to this."""
 Run = Callable[[Mapping[str, Feed]], dict[str, Array]]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that run together, and the columns that they run with."""
+    """Rows that run together, and the columns that they need."""
 
     rows: NDArray[np.int64]
     start: int
@@ -52,8 +52,8 @@ class Trimming:
     """Rules for trimming the calls of one engine.
 
     Args:
-        on_gpu: whether the engine runs there; its calls are not split.
-        group_tokens: rows run in groups of about these many tokens; 0: together.
+        on_gpu: whether the engine runs on a GPU; its calls are not split.
+        group_tokens: rows run in groups of about this many tokens; 0: together.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Trimming:
         self._group_tokens = group_tokens if size < MOST_GROUPED_BYTES else 0
 
     def reason(self, outputs: Sequence[str]) -> str:
-        """Why these outputs may depend on padding; empty: they do not."""
+        """Why these outputs may depend on padding; empty if they do not."""
         found = self._padding.reasons
         return next((f"output {name!r}: {found[name]}" for name in outputs if name in found), "")
 
     def is_large(self, feeds: Mapping[str, Feed]) -> bool:
-        """Whether rows run in groups where nothing is padding."""
+        """Whether rows without padding run in groups."""
         mask = feeds[self._padding.mask]
         assert isinstance(mask, np.ndarray)
         return self._splits and 2 * mask.size >= 3 * self._group_tokens > 0
 
     def run(self, run: Run, feeds: Mapping[str, Feed], *, zero: bool = True) -> dict[str, Array]:
-        """Run on what is not padding; rows of padding are zeros.
+        """Run without padding; rows of padding are returned as zeros.
 
         Args:
             run: runs the engine on some rows and columns.
-            feeds: all of them, in CPU memory.
-            zero: whether padding may be left out; False: where there is any, all runs together.
+            feeds: all inputs, in CPU memory.
+            zero: whether padding may be left out; if False, a batch with padding runs whole.
         """
         mask = feeds[self._padding.mask]
         assert isinstance(mask, np.ndarray)
@@ -137,7 +137,7 @@ class Trimming:
     def _grouped(
         self, order: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Rows by length, split where a call more costs less than the padding that it saves."""
+        """Rows by length, split where an additional call costs less than the padding it saves."""
         lengths = (last - first)[order]
         changes = [0, *np.flatnonzero(np.diff(lengths)) + 1, len(order)]
         if len(changes) > MOST_LENGTHS + 1:
@@ -175,7 +175,7 @@ class Trimming:
         last: NDArray[np.int64],
         width: int,
     ) -> Piece | None:
-        """These rows with columns that the engine takes; None: there are none."""
+        """These rows with columns that the engine accepts; None: there are none."""
         start, stop = int(first[rows].min()), int(last[rows].max())
         wide = max(stop - start, self._least)
         wide = min(wide + -wide % self._step, width)
@@ -191,7 +191,7 @@ class Trimming:
         return Piece(rows, start, start + wide)
 
     def _cut(self, feeds: Mapping[str, Feed], piece: Piece) -> dict[str, Feed]:
-        """The feeds of some rows, without the columns that none of them needs."""
+        """The feeds of some rows, without unneeded columns."""
         found: dict[str, Feed] = {}
         for spec in self._manifest.inputs:
             array = feeds[spec.name]
@@ -208,7 +208,7 @@ class Trimming:
 def _joined(
     parts: Sequence[Array], pieces: Sequence[Piece], shape: tuple[int, ...], has_tokens: bool
 ) -> Array:
-    """The outputs of pieces as one, zeros where nothing was computed."""
+    """The joined outputs of pieces, zero where nothing was computed."""
     rows, columns = shape
     rest = parts[0].shape[2:] if has_tokens else parts[0].shape[1:]
     whole = np.zeros((rows, columns, *rest) if has_tokens else (rows, *rest), parts[0].dtype)

@@ -18,36 +18,36 @@ from enginecast.runtime.sessions.settings import DEFAULT, Settings
 
 _LARGEST = 1 << 20
 _HOLD_TIMES = ("report.html", "report.json", "build.log")
-"""Files of a bundle that differ where the same is exported again."""
+"""Files of a bundle that differ if the same model is exported again."""
 
 
 class Machine(Record, frozen=True, kw_only=True):
-    """What has to be the same for a choice to hold."""
+    """The machine properties that must match for a choice to apply."""
 
     processor: str
     cores: int
     versions: dict[str, str]
-    """Of the packages that run the engine."""
+    """Versions of the packages that run the engine."""
 
 
 class Tuned(Record, frozen=True, kw_only=True):
-    """A choice."""
+    """The chosen settings for an engine."""
 
     schema_version: int = 1
     bundle: Digest
     engine: str
-    """Its file."""
+    """The engine's file."""
     provider: str
     machine: Machine
     settings: Settings
     speed: float
-    """How many times faster than the default it was."""
+    """Speedup over the default."""
     inputs: str
-    """On what, in words."""
+    """The measured inputs, in words."""
 
 
 def tuned_path(root: Path) -> Path:
-    """Where the choice for a bundle is."""
+    """The path of a bundle's tuned settings."""
     return root.with_name(f"{root.name}{TUNED_SUFFIX}")
 
 
@@ -57,13 +57,13 @@ def machine_of(session: type[Session]) -> Machine:
 
 
 def bundle_digest(bundle: Bundle) -> str:
-    """Of all files but those that hold times: exported again, the same bundle has the same."""
+    """Digest of all files except those with timings, so that a repeated export has the same one."""
     lines = [f"{f.name} {f.sha256}" for f in bundle.manifest.files if f.name not in _HOLD_TIMES]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def write_tuned(root: Path, tuned: Tuned) -> Path:
-    """Write the choice whole, or leave what is there.
+    """Write the choice atomically.
 
     Raises:
         BundleError: the disk failed.
@@ -74,7 +74,7 @@ def write_tuned(root: Path, tuned: Tuned) -> Path:
 
 
 def forget_tuned(root: Path) -> None:
-    """Let a bundle's engines be opened as by default.
+    """Remove the tuned settings of a bundle.
 
     Raises:
         BundleError: the file cannot be removed.
@@ -89,10 +89,10 @@ def forget_tuned(root: Path) -> None:
 def find_tuned(
     bundle: Bundle, record: EngineRecord, session: type[Session], provider: str
 ) -> Settings:
-    """What was chosen for an engine here; the default where nothing was.
+    """The settings chosen for an engine on this machine, or the defaults.
 
     Raises:
-        BundleError: there is a choice, and it is not for this bundle or machine, or is damaged.
+        BundleError: the choice is for another bundle or machine, or is damaged.
     """
     path = tuned_path(bundle.root)
     if not session.tunable or not path.is_file():

@@ -18,7 +18,7 @@ from transformers import CLIPTextModelWithProjection, PreTrainedModel, T5Encoder
 from enginecast.cache.read.cached_encoder import CachedEncoder, absent_output
 from enginecast.cache.store.spec import About
 from enginecast.cache.store.store import create_store
-from enginecast.capture.outputs.partial import Absent
+from enginecast.capture.outputs.partial import MissingOutput
 from enginecast.errors import CacheError
 
 OUTPUTS = ("text_embeds", "hidden_states.-2")
@@ -164,7 +164,7 @@ def test_its_outputs_are_copied_and_pickled(
 
 
 def test_an_absent_output_fails_wherever_it_is_used() -> None:
-    absent = Absent("pooler_output", ["last_hidden_state"], absent_output)
+    absent = MissingOutput("pooler_output", ["last_hidden_state"], absent_output)
     assert not hasattr(absent, "to")
     for use in (
         lambda: torch.cat([torch.ones(1), absent]),  # type: ignore[list-item]

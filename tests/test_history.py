@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import enginecast
-from enginecast.capture.python.kept_caches import keeping_caches
+from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.tracing.state.history import CalledInTurn
 from enginecast.errors import CaptureError
 
@@ -341,7 +341,7 @@ def test_caches_behind_a_function_that_a_module_holds_are_cleared() -> None:
     """The class of the module is elsewhere."""
     module = nn.Linear(4, 4)
     vars(module)["scale"] = lambda: table(4)
-    with keeping_caches(module):
+    with preserving_caches(module):
         table(4)
         assert table.cache_info().currsize
     assert not table.cache_info().currsize

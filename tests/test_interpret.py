@@ -24,7 +24,7 @@ from enginecast.passes.ir.interpret import (
 from enginecast.passes.ir.source import module_path
 from enginecast.verify.boundaries import (
     Snapshot,
-    handed_on,
+    is_module_output,
     largest_values,
     leaving,
     snapshots,
@@ -227,7 +227,7 @@ def test_ranges_are_of_what_modules_hand_on_without_mask_fills() -> None:
 
     x = torch.tensor([-1.0, 2.0])
     largest, _ = largest_values(export(Outer(), (x,)), [{"x": x}])
-    handed = {module_path(node): size for node, size in largest.items() if handed_on(node)}
+    handed = {module_path(node): size for node, size in largest.items() if is_module_output(node)}
     assert handed == {"peak": pytest.approx(2e5), "": pytest.approx(3.0)}
 
 

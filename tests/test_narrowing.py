@@ -21,9 +21,9 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError, OtherSizes
+from enginecast.compiler.judge_sizes import _refuse_asked
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.settle import _refuse_asked
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError, VerificationError
 

@@ -117,7 +117,7 @@ def test_passes_are_checked_together_as_they_are_one_by_one(edit: Edit) -> None:
     exported = program(encoder())
     observer = Observer(exported, cases(), low_reference("fp32"), names=NAMES)
     runs = run_pipeline([Reordered(edit), Exact()], exported, PassContext())
-    checks = observer.all_of(exported, runs)
+    checks = observer.check_together(exported, runs)
     assert [check.promise for check in checks] == ["reordered", "exact"]
     assert all(bool(check.failure) == (edit is change_epsilon) for check in checks)
     assert all(check.worst_error for check in checks)

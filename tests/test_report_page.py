@@ -11,7 +11,7 @@ from browser import PROGRAM, Browser, browser
 from exports import Exports
 from reports import full, report
 
-from enginecast.compiler.shown import origin_of, shown_plan
+from enginecast.compiler.report_details import origin_of, reported_plan
 from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verify.report.comparison import Side, compare
@@ -204,7 +204,7 @@ def test_a_plan_has_the_bytes_of_weights_and_scales() -> None:
     )
     kept = msgspec.structs.replace(layer, module="wo", choice="keep")
     plan = QuantizationPlan(format="int8", arch="cpu", max_error=0.1, layers=(layer, kept))
-    stored, whole = shown_plan(plan, "fp32").layers
+    stored, whole = reported_plan(plan, "fp32").layers
     assert (stored.bytes_before, stored.bytes) == (64 * 256 * 4, 64 * 256 // 2 + 64 * 8 * 4)
     assert (whole.bytes, whole.scaling) == (64 * 256 * 4, "")
-    assert shown_plan(plan, "fp16").layers[1].bytes == 64 * 256 * 2
+    assert reported_plan(plan, "fp16").layers[1].bytes == 64 * 256 * 2

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
-from enginecast.verify.choices import Rejudged, choosing, rejudge
+from enginecast.verify.choices import TieReference, choice_nodes, tie_reference
 from enginecast.verify.eager import as_arrays, make_reference
 from enginecast.verify.engine import where_it_ran
 from enginecast.verify.reference import Reference
@@ -110,7 +110,7 @@ def referenced(model: nn.Module, case: Case, output: str) -> tuple[ExportedProgr
     return program, before
 
 
-def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, Rejudged]:
+def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, TieReference]:
     """The verdict on an engine that chooses in its way, and is off by a part of what it gives."""
     model = Proposals(score).eval()
     x = torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(1))
@@ -120,7 +120,7 @@ def outcome(score: Choose, choose: Choose, *, wrong: float = 0.0) -> tuple[str, 
         given = {"boxes": model.of(x, chosen) * (1 + wrong)}
     program, before = referenced(model, case, "boxes")
     choices = {"drawn": {"topk": chosen.numpy()}}
-    found = rejudge(program, [case], [], ["boxes"], choices, before)
+    found = tie_reference(program, [case], [], ["boxes"], choices, before)
     reference = found.reference or before
     [stored] = reference.cases
     assert (list(stored.inputs), list(stored.outputs)) == (["x"], ["boxes"])
@@ -202,13 +202,13 @@ def in_order(marks: Tensor) -> Tensor:
     return marks.sort(dim=1, descending=True, stable=True).indices[:, 0]
 
 
-def rejudged_ends(mark: Choose, choose: Choose, chosen: Choose) -> Rejudged:
+def rejudged_ends(mark: Choose, choose: Choose, chosen: Choose) -> TieReference:
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
     model, case = Ends(mark, choose).eval(), Case("drawn", {"x": x})
     program, before = referenced(model, case, "y")
-    [name] = choosing(program)
+    [name] = choice_nodes(program)
     choices = {"drawn": {name: chosen(mark(x)).numpy()}}
-    return rejudge(program, [case], [], ["y"], choices, before)
+    return tie_reference(program, [case], [], ["y"], choices, before)
 
 
 @pytest.mark.parametrize("mark", [lambda x: (x > 1).long(), lambda x: (x > 1).float()])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.python.kept_caches import keeping_caches
+from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import capture
 from enginecast.compiler.prepare import input_specs
@@ -82,6 +82,6 @@ def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
 def test_nothing_fake_is_left_by_a_walk(kind: type[nn.Module]) -> None:
     steps.cache_clear()
     module = kind()
-    with keeping_caches(module), FakeTensorMode():
+    with preserving_caches(module), FakeTensorMode():
         module(torch.ones(3, 8))
     assert type(module(torch.ones(3, 8))) is Tensor

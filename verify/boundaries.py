@@ -1,6 +1,4 @@
-"""The outputs of each module while a program runs: the values at which two programs of one model
-can be compared.
-"""
+"""Record the outputs of each module while a program runs, to compare two programs of one model."""
 
 import math
 from collections import defaultdict
@@ -39,11 +37,11 @@ class Boundary:
     shape: tuple[int, ...]
     dtype: torch.dtype
     digest: bytes
-    """Of all elements; equal for equal values (-0 counts as 0)."""
+    """Digest of all elements; equal for equal values (-0 counts as 0)."""
     sample: Tensor
     """Evenly spaced elements of the valid rows, [n], in the tensor's dtype or a wider one."""
     max_abs: float
-    """Of the finite elements of the valid rows."""
+    """Largest magnitude of the finite elements of the valid rows."""
     nonfinite: int
     """Elements of the valid rows that are infinite or NaN."""
     source: str
@@ -51,14 +49,15 @@ class Boundary:
     node: str
     """Name of the node that computes it; fx never gives one twice in a graph."""
     module: str
-    """The innermost module that it leaves."""
+    """Path of the innermost module that it leaves."""
     _distances: WeakKeyDictionary["Boundary", float] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
-    """Most boundaries are compared again after passes that did not change them."""
+    """Cache of distances: most boundaries are compared again after passes that did not change
+    them."""
 
     def distance(self, wanted: "Boundary") -> float:
-        """Relative L2 distance of the sample from another, where both are finite."""
+        """Relative L2 distance of the sample from another's, over elements finite in both."""
         if self.digest == wanted.digest:
             return 0.0
         if wanted not in self._distances:
@@ -76,13 +75,14 @@ class Snapshot:
 
     outputs: Mapping[str, Tensor]
     boundaries: Mapping[str, tuple[Boundary, ...]]
-    """Module path -> what left it, in order of execution; the last one is the module's result.
-    Modules stand in the order in which they end."""
+    """Module path -> values that left it, in order of execution; the last one is the module's
+    result. Modules are in the order in which they end."""
 
 
 def is_scaled(node: Node) -> bool:
-    """Whether a value fills the range of its dtype by construction: there is no headroom to
-    measure."""
+    """Whether a value fills its dtype's range by construction, so that there is no headroom to
+    measure.
+    """
     return has(node, Trait.FULL_RANGE)
 
 
@@ -103,7 +103,7 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
             if user.op == "output" or isinstance(value(user), Tensor | tuple | list)
         ]
         left = tuple(
-            p for p in enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
+            p for p in enclosing_modules(module_path(node)) if any(_outside(r, p) for r in readers)
         )
         if left:
             found[node] = left
@@ -129,12 +129,13 @@ def snapshots(
     feed: Feed | None = None,
     watched: int | None = None,
 ) -> list[Snapshot]:
-    """Run a program once over all cases; keep its outputs and those of each module.
+    """Run a program once over all cases; record its outputs and those of each module.
 
     Args:
-        watched: of the cases, from the first on; the outputs alone are kept of others.  None: all.
+        watched: number of leading cases with recorded modules; of others, only outputs are kept.
+            None: all.
         masks: attention mask [B, S] of each case; rows with 0 are left out of samples and ranges.
-        feed: replaces values for what reads them; kept is what was computed.
+        feed: replaces values for their readers; the computed values are recorded.
     """
     paths = leaving(program)
     masks = [None] * len(cases) if masks is None else masks
@@ -164,13 +165,13 @@ def renamed(
     program: ExportedProgram,
     others: Mapping[str, str],
 ) -> list[Snapshot]:
-    """The snapshots of one program as those of another that computes the same; what leaves a module
-    in the other one alone is not in them.
+    """The snapshots of one program under the names of an equivalent one; values that leave a module
+    only in the second are missing.
 
     Args:
-        values: for each node of the first what it computes, by its name.
-        program: the other one.
-        others: for each node of the other what it computes.
+        values: digest of each node of the first program, by name.
+        program: the second program.
+        others: digest of each node of the second program, by name.
     """
     made = []
     paths = {node: left for node, left in leaving(program).items() if not is_scaled(node)}
@@ -203,17 +204,16 @@ def isolated(
     names: tuple[str, ...] | None = None,
     masks: Sequence[Tensor | None] | None = None,
 ) -> list[Snapshot]:
-    """Run every module of `after` on the inputs that it gets in `before`.
+    """Run every module of `after` on its inputs from `before`.
 
-    So an error shows in the module where it arises, and not where it is only handed on.
+    So an error shows only in the module where it arises.
 
-    A value that leaves a module is kept as the module computed it; what reads it gets the value of
-    `before`.  A value that `before` does not have, such as the inner sum of a fused norm, is handed
-    on as it is.
+    A value that leaves a module is recorded as computed; its readers get the value of `before`. A
+    value that `before` lacks, such as the inner sum of a fused norm, is passed on unchanged.
 
     Args:
         before: a program before one pass.
-        after: a copy of it after that pass: what the pass left alone has kept its FX name.
+        after: a copy of it after that pass; untouched nodes keep their FX names.
     """
     counterparts = _counterparts(before, after)
     wanted = set(counterparts.values())
@@ -235,10 +235,10 @@ def isolated(
 
 
 def _counterparts(before: ExportedProgram, after: ExportedProgram) -> dict[str, str]:
-    """For the values that leave modules after a pass, the names of the same values before it.
+    """For each value that leaves a module after a pass, the name of its counterpart before it.
 
-    A name that both programs have is the same place: fx never gives a name twice in one graph.
-    What a pass put in the place of something else stands in the same module and on the same line.
+    A name in both programs is the same place, since fx never reuses a name in a graph. A
+    replacement is in the same module and on the same source line.
     """
     old = {node.name: node for node in leaving(before) if node.graph is before.graph}
     new = {node.name: node for node in leaving(after) if node.graph is after.graph}
@@ -291,18 +291,18 @@ def _largest(tensor: Tensor) -> float:
     return float(torch.where(sizes < FILL, sizes, 0.0).max())
 
 
-def handed_on(node: Node) -> bool:
-    """Whether a module passes a value on.
+def is_module_output(node: Node) -> bool:
+    """Whether a value is read outside of its module, or is an output.
 
-    What stays inside one may be large: the square in a norm and the cube in a GELU are larger than
-    fp16 holds, and harm nothing.
+    Inner values may be large: the square in a norm and the cube in a GELU exceed fp16's range
+    without harm.
     """
     path = module_path(node)
     return any(user.op == "output" or module_path(user) != path for user in node.users)
 
 
 def _boundary(tensor: Tensor, node: Node, mask: Tensor | None, scale: Exponents) -> Boundary:
-    """Describe a value; one that a pass scaled by powers of two is described as it was before."""
+    """The boundary record of a value; one scaled by a pass is recorded at its original scale."""
     dtype = tensor.dtype
     tensor = without_scale(tensor, scale)
     flat = valid_rows(tensor, mask).reshape(-1)
@@ -321,7 +321,7 @@ def _boundary(tensor: Tensor, node: Node, mask: Tensor | None, scale: Exponents)
 
 
 def valid_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """A tensor [B, S, ...] without the rows that a mask [B, S] leaves out; others as they are."""
+    """The valid rows of a tensor [B, S, ...] under a mask [B, S]; other tensors unchanged."""
     follows = mask is not None and tensor.shape[: mask.ndim] == mask.shape
     return tensor[mask != 0] if follows else tensor
 
@@ -335,7 +335,7 @@ def sample(flat: Tensor, count: int) -> Tensor:
 
 
 def _extent(flat: Tensor) -> tuple[float, int]:
-    """Largest finite magnitude, and how many elements are not finite."""
+    """Largest finite magnitude, and the number of non-finite elements."""
     if not flat.numel():
         return 0.0, 0
     low, high = (bound.item() for bound in torch.aminmax(flat))  # NaN and infinities come through
@@ -359,7 +359,7 @@ def _digest(tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def enclosing(path: str) -> list[str]:
+def enclosing_modules(path: str) -> list[str]:
     """The module and the modules around it, innermost first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]

@@ -68,31 +68,31 @@ PAIRS = frozenset(
         *(aten.max.dim, aten.min.dim),
     }
 )
-"""Ops that give the values chosen and their places."""
+"""Ops that return the selected values and their positions."""
 PLACES = frozenset({aten.argmax.default, aten.argmin.default, aten.argsort.default})
-"""Ops that give the places alone."""
+"""Ops that return the positions alone."""
 FIRST = frozenset({aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default})
-"""Ops that torch promises the first of equal values of."""
+"""Ops for which torch guarantees the first of equal values."""
 _LARGEST = {aten.max.dim: True, aten.min.dim: False, aten.argmax.default: True}
 ALIKE, FEW, FAR = 4.0, 4, 1000.0
-"""Values up to so many times as large as two that are compared tell what fp32 loses there, and so
-many of the smallest ones that are not so much larger."""
+"""The error of fp32 at two compared values is taken from values of the row up to `ALIKE` times as
+large, and from its `FEW` smallest values where these are at most `FAR` times as large."""
 Choices = Mapping[str, Mapping[str, Array]]
-"""Case -> node that chooses -> places along its dimension."""
+"""Case -> choice node -> positions along its dimension."""
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """A node that chooses."""
+class ChoiceNode:
+    """A node that selects positions along one dimension, such as `topk` or `argmax`."""
 
     node: Node
     dim: int
     largest: bool
     is_ordered: bool
-    """Whether the order of what is chosen is promised."""
+    """Whether torch guarantees the order of the selected values."""
     keeps_dim: bool
     takes_first: bool
-    """Whether torch promises the first of equal values."""
+    """Whether torch guarantees the first of equal values."""
 
     @property
     def source(self) -> Node:
@@ -103,17 +103,17 @@ class Choosing:
 
 
 @dataclass(frozen=True)
-class Rejudged:
-    """The result of judging an engine with its own choices."""
+class TieReference:
+    """A reference that was computed with an engine's own choices at ties."""
 
     reference: Reference | None
-    """With the choices given; None where one of them is wrong."""
+    """None if the engine made the program's own choices, or one that is wrong."""
     notes: tuple[str, ...]
-    """Where it chose otherwise than the program, or why that is wrong."""
+    """Where the engine chose differently from the program, or why that is wrong."""
 
 
-def choosing(program: ExportedProgram) -> dict[str, Choosing]:
-    """The nodes of a program, outside of its blocks, that choose along one dimension."""
+def choice_nodes(program: ExportedProgram) -> dict[str, ChoiceNode]:
+    """The choice nodes of a program by name, without those in control-flow subgraphs."""
     found = {}
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target not in PAIRS | PLACES:
@@ -121,7 +121,7 @@ def choosing(program: ExportedProgram) -> dict[str, Choosing]:
         given = _arguments(node)
         if given.get("dim", -1) is None:
             continue
-        found[node.name] = Choosing(
+        found[node.name] = ChoiceNode(
             node,
             given.get("dim", -1),
             _LARGEST.get(node.target, bool(given.get("largest", given.get("descending", False)))),
@@ -140,8 +140,8 @@ def _arguments(node: Node) -> dict[str, Any]:
     return found | dict(node.kwargs)
 
 
-def asking(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
-    """A copy whose additional outputs are the choices of some of its nodes."""
+def with_choice_outputs(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
+    """A copy of the program with the choices of the named nodes as additional outputs."""
     copy = structural_copy(program)
     nodes = {node.name: node for node in copy.graph.nodes}
     output = copy.graph.output_node()
@@ -156,12 +156,13 @@ def asking(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
     return copy
 
 
-def given_choices(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
-    """A copy that takes what some of its nodes choose as inputs, by the names of the nodes, and
-    gives what they choose from as further outputs.
+def with_choice_inputs(program: ExportedProgram, names: Sequence[str]) -> ExportedProgram:
+    """A copy of the program that takes the choices of the named nodes as additional inputs.
+
+    Its additional outputs are the values that these nodes choose from.
     """
     copy = structural_copy(program)
-    found, graph = choosing(copy), copy.graph
+    found, graph = choice_nodes(copy), copy.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     sources = []
     for name in names:
@@ -185,7 +186,7 @@ def given_choices(program: ExportedProgram, names: Sequence[str]) -> ExportedPro
     return copy
 
 
-def _give(program: ExportedProgram, each: Choosing, places: Node) -> None:
+def _give(program: ExportedProgram, each: ChoiceNode, places: Node) -> None:
     graph, node = program.graph, each.node
     if node.target in PLACES:
         node.replace_all_uses_with(places)
@@ -227,50 +228,50 @@ def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) 
 
 @dataclass(frozen=True)
 class _Given:
-    """A case with what an engine chose in it."""
+    """A case with an engine's choices among its inputs."""
 
     name: str
     inputs: Mapping[str, Tensor]
 
 
-def rejudge(
+def tie_reference(
     program: ExportedProgram,
     cases: Sequence[Case],
     edges: Sequence[Case],
     outputs: Sequence[str],
     choices: Choices,
     before: Reference,
-) -> Rejudged:
-    """Compute the reference of an fp32 engine again with the engine's choices, if they are allowed.
+) -> TieReference:
+    """Compute the reference of an fp32 engine again with its choices, if those are allowed.
 
     Args:
         program: as captured.
         cases: those of the reference.
-        edges: inputs of the edges that it has.
+        edges: inputs of its edge cases.
         outputs: names of the program's outputs.
-        choices: of the engine, in every case and edge.
+        choices: of the engine, in every case and edge case.
         before: the reference by which it was rejected.
     """
     names = list(next(iter(choices.values()), {}))
-    found = choosing(program)
+    found = choice_nodes(program)
     own = _own_choices(program, [*cases, *edges], [found[name] for name in names])
     if not any(_differ(choices[case][name], own[case][name]) for case in own for name in names):
-        return Rejudged(None, ())
+        return TieReference(None, ())
     sources = [f"{name} chooses from" for name in names]
     try:
         made, added = _made(program, cases, edges, (*outputs, *sources), choices, before)
     except (EnginecastError, IndexError, RuntimeError, ValueError) as error:
-        return Rejudged(None, (f"the program does not run with the engine's choices: {error}",))
+        return TieReference(None, (f"the program does not run with the engine's choices: {error}",))
     if {case.name for case in made.edges} != {case.name for case in edges}:
-        return Rejudged(None, ("not all edges run with the engine's choices",))
+        return TieReference(None, ("not all edges run with the engine's choices",))
     notes, wrong = [], []
     for name, source in zip(names, sources, strict=True):
         note, worse = _ties_at(found[name], source, made, choices, own)
         notes += note
         wrong += worse
     if wrong:
-        return Rejudged(None, tuple(wrong))
-    return Rejudged(_without(made, added, set(sources)), tuple(notes))
+        return TieReference(None, tuple(wrong))
+    return TieReference(_without(made, added, set(sources)), tuple(notes))
 
 
 def _made(
@@ -281,9 +282,9 @@ def _made(
     choices: Choices,
     before: Reference,
 ) -> tuple[Reference, set[str]]:
-    """The reference with choices given, and the inputs that these are."""
+    """The reference with the engine's choices, and the names of the inputs that hold them."""
     names = list(next(iter(choices.values()), {}))
-    given = given_choices(program, names)
+    given = with_choice_inputs(program, names)
     inputs = list(given.graph_signature.user_inputs)[-len(names) :]
 
     def fed(case: Case) -> _Given:
@@ -318,13 +319,13 @@ def _made(
 
 
 def _ties_at(
-    each: Choosing,
+    each: ChoiceNode,
     source: str,
     made: Reference,
     choices: Choices,
     own: Choices,
 ) -> tuple[list[str], list[str]]:
-    """Where a node of the engine chose otherwise than the program: as a note; and what is wrong."""
+    """Notes on where the engine chose differently from the program, and what is wrong there."""
     name = each.node.name
     place = source_line(each.node) or name
     ties, rows, widest, wrong = 0, 0, 0.0, list[str]()
@@ -362,11 +363,11 @@ def _ties_at(
 
 
 def _own_choices(
-    program: ExportedProgram, cases: Sequence[Case], nodes: Sequence[Choosing]
+    program: ExportedProgram, cases: Sequence[Case], nodes: Sequence[ChoiceNode]
 ) -> dict[str, dict[str, Array]]:
-    """What the program chooses itself."""
+    """The program's own choices: case -> node -> positions."""
     names = [each.node.name for each in nodes]
-    asked = asking(program, names)
+    asked = with_choice_outputs(program, names)
     found = {}
     for case in cases:
         results = list(interpret(asked, case.inputs).values())[-len(names) :]
@@ -378,16 +379,17 @@ def _differ(one: Array, other: Array) -> bool:
     return not np.array_equal(one, other)
 
 
-def _exist(each: Choosing, case: ReferenceCase, source: str, chosen: Array) -> bool:
+def _exist(each: ChoiceNode, case: ReferenceCase, source: str, chosen: Array) -> bool:
     shape = case.reference[source].shape
     count = shape[each.dim] if shape else 1
     places = chosen.astype(np.int64)
     return bool(((places >= 0) & (places < count)).all())
 
 
-def _passes_over(each: Choosing, case: ReferenceCase, source: str, chosen: Array) -> bool:
-    """Whether an engine did not take the first of equal values, where torch promises it, in a row
-    that rounding does not change: such as one of marks, or of ids.
+def _passes_over(each: ChoiceNode, case: ReferenceCase, source: str, chosen: Array) -> bool:
+    """Whether the engine skipped the first of equal values where torch guarantees that one.
+
+    Only rows without rounding errors count, such as masks or ids.
     """
     values, exact = case.outputs[source], case.reference[source]
     if not each.takes_first or not values.ndim:
@@ -407,11 +409,9 @@ def _passes_over(each: Choosing, case: ReferenceCase, source: str, chosen: Array
 
 
 def _worse(
-    each: Choosing, case: ReferenceCase, source: str, chosen: Array
+    each: ChoiceNode, case: ReferenceCase, source: str, chosen: Array
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """By how much each value chosen is worse than the one that the program chooses from the same
-    values, in fp32 or fp64, and what rounding allows.
-    """
+    """How much worse each chosen value is than the right one, in fp32 or fp64, and the limit."""
     exact = case.reference[source]
     off = np.zeros(0)
     sides = [side.astype(np.float64) for side in (case.outputs[source], exact)]
@@ -456,15 +456,16 @@ def _lost_near(
     lost: NDArray[np.float64],
     dim: int,
 ) -> NDArray[np.float64]:
-    """What fp32 loses of values about as large as others of their row.
+    """The error of fp32 at the compared values, taken from values of about their size in the row.
 
-    What it loses of much larger ones says nothing of these: a row may hold scores of 1 beside ones
-    that a mask has set to -1e9, or moved by as much.  A value alone may lose nothing by luck, so
-    that a few of the smallest count as well.
+    The error of much larger values says nothing about these: a row may hold scores of 1 beside
+    ones that a mask has set to -1e9, or moved by as much.  A single value may have no error by
+    luck, so that a few of the smallest count as well.
 
     Args:
-        near: the sizes of the values that are compared, [..., chosen, ...].
-        sizes: of all values, [..., count, ...]; so is `lost`.
+        near: magnitudes of the values that are compared, [..., chosen, ...].
+        sizes: magnitudes of all values, [..., count, ...].
+        lost: the error of fp32 at each of them, of the same shape.
         dim: the dimension along which values are chosen.
     """
     ends = [np.moveaxis(array, dim, -1) for array in (near, sizes, lost)]
@@ -484,7 +485,7 @@ def _lost_near(
 
 
 def _without(reference: Reference, inputs: set[str], outputs: set[str]) -> Reference:
-    """The reference as the model's own: without given choices and what they were chosen from."""
+    """The reference without the inputs and outputs that were added for the choices."""
 
     def kept(found: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
         return {name: array for name, array in found.items() if name not in names}

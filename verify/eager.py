@@ -29,7 +29,7 @@ from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
-from enginecast.verify.boundaries import handed_on, largest_values
+from enginecast.verify.boundaries import is_module_output, largest_values
 from enginecast.verify.edges import LOST
 from enginecast.verify.floor import (
     FP16_PER_BF16,
@@ -70,13 +70,13 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Runs a module on a case's inputs and names its outputs."""
 
 ALIKE = 4.0
-"""How much farther off eager may be for a batch than for one of its rows, for the others to have no
-part in it."""
+"""Largest ratio of eager's error for a batch to its error for one row at which rows count as
+independent."""
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
 class Case(Protocol):
-    """Inputs under a name."""
+    """Named inputs."""
 
     @property
     def name(self) -> str: ...
@@ -107,7 +107,7 @@ def reference_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def reference_outputs(exact: Runs, cases: Sequence[Case]) -> Outputs:
-    """The fp64 outputs of every case, by the `reference_program` of what was captured.
+    """The fp64 outputs of every case, computed by the `reference_program` of the captured program.
 
     Raises:
         VerificationError: an assertion of the program does not hold in a case.
@@ -172,18 +172,17 @@ def make_reference(
     singles: Mapping[str, Sequence[Mapping[str, Tensor]]] | None = None,
     work: float = WORK,
 ) -> Reference:
-    """Run everything an engine will be judged by: fp64 reference, eager fp32, and eager in the
+    """Compute everything an engine is judged by: fp64 reference, eager fp32, and eager in the
     target dtype.
 
     Args:
-        program: as captured, before any pass; None when there is none: then `exact` makes the
-            reference.
-        dtype: that the engine computes in: "fp32", "fp16" or "bf16".
+        program: as captured, before any pass; None: `exact` makes the reference.
+        dtype: the engine's compute dtype: "fp32", "fp16" or "bf16".
         mask_input: input that marks valid rows; None: every row counts.
         exact: gives the fp64 outputs of cases.
-        singles: inputs of cases as batches of one: fp64 is computed for each alone, where a batch
-            comes to the same.
-        work: how much may be run with the noise of other kernels (`verify.kernels.affordable`).
+        singles: inputs of cases as batches of one: fp64 is computed for each row alone if rows are
+            independent.
+        work: limit for runs with kernel noise (`verify.kernels.affordable`).
     """
     singles = singles or {}
     if exact is None:
@@ -251,14 +250,15 @@ def _stacked(
     known: Outputs,
     plain: Outputs,
 ) -> dict[str, Array]:
-    """The fp64 outputs of a batch, from those of its rows alone: half the work where one of the
-    rows is a case.  Eager computes all of them together, and it must be no farther off than it is
-    for that case.
+    """The fp64 outputs of a batch, joined from those of its rows: half the work if one of the rows
+    is a case.
+
+    Eager computes the batch at once, and must not be farther from it than for that case.
 
     Args:
-        rows: inputs of the batch, as batches of one.
+        rows: the rows of the batch, as batches of one.
         known: fp64 outputs of other cases.
-        plain: of eager fp32.
+        plain: outputs of eager fp32.
 
     Returns:
         Nothing where a row depends on others.
@@ -287,7 +287,7 @@ def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> Reference:
-    """With what a run loses at each element, times a factor, where that is more than is known."""
+    """The reference with its losses raised to a run's error at each element, times a factor."""
 
     def worse(case: ReferenceCase) -> ReferenceCase:
         losses = {}
@@ -308,13 +308,14 @@ def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> 
 def _by_eager(
     reference: Reference, measured: Comparison, samples: Sequence[Outputs]
 ) -> dict[str, float]:
-    """The outputs that eager fp32 loses, and how far it is off: the model jumps or cancels there,
-    and an engine that computes the same loses the same.  A case of its own counts where the noise
-    of other kernels does not move eager.
+    """The outputs that eager fp32 cannot compute accurately, and its error in them.
+
+    The model is discontinuous or cancels there, and a correct engine has the same error. A single
+    case counts if kernel noise does not change eager's result.
 
     Args:
-        measured: eager fp32 against fp64.
-        samples: outputs of the program with noise.
+        measured: metrics of eager fp32 against fp64.
+        samples: outputs of the program with kernel noise.
     """
     found = {}
     for name in output_names(measured):
@@ -339,7 +340,7 @@ def _is_near(found: Array, plain: Array) -> bool:
 def _samples(
     program: ExportedProgram, cases: Sequence[Case], names: Sequence[str], work: float
 ) -> list[Outputs]:
-    """Outputs of the program with noise, of the cases that are small enough."""
+    """Outputs of the program with kernel noise, for the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
     some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
     try:
@@ -353,7 +354,7 @@ def _samples(
 
 
 def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference:
-    """With what other kernels than eager's may lose, in the cases that were run with noise."""
+    """The reference with the error of other kernels, for the cases that were run with noise."""
     measured: dict[str, dict[str, list[Metrics]]] = {}
     for outputs in samples:
         for case in reference.cases:
@@ -381,12 +382,13 @@ def with_all_kernels(
     edges: Sequence[Case],
     names: Sequence[str],
 ) -> Reference:
-    """With what other kernels may lose in the cases that were too large to run with noise, too.
+    """The reference with the error of other kernels, including cases that were too large to run
+    with noise.
 
     Args:
         program: as captured, with the names of its outputs.
-        cases: those of the reference, which is one in fp32.
-        edges: inputs of the edges that it has.
+        cases: those of the reference, which must be in fp32.
+        edges: inputs of its edge cases.
     """
     known = reference.floor.kernels or {}
     left = [case for case in cases if case.name not in known]
@@ -405,16 +407,18 @@ def edge_reference(
     dtype: str = "fp32",
     work: float = EDGE_WORK,
 ) -> tuple[ReferenceCase, ...]:
-    """What eager makes of unusual values in fp32 and fp64, where it takes them, and by how much
-    other kernels may move it; in 16 bits, of values rounded to these, and what eager then loses.
+    """The edge cases of a reference: eager's outputs for unusual values in fp32 and fp64, where it
+    accepts them, and the error of other kernels.
+
+    For 16-bit dtypes, inputs are rounded to the dtype first, and eager's own error in it is stored.
 
     Args:
         eager: makes the eager module in a dtype.
-        cases: unusual inputs, in sizes that the program takes.
+        cases: unusual inputs, in sizes that the program accepts.
         forward: runs a module and names its outputs.
         exact: gives the fp64 outputs of cases.
-        program: as captured, with the names of its outputs; None where there is none.
-        dtype: that engines compute in.
+        program: as captured, with the names of its outputs; None without a program.
+        dtype: the engines' compute dtype.
         work: as for `make_reference`.
     """
     if dtype != "fp32":
@@ -445,7 +449,7 @@ def _edges_with_kernels(
     names: Sequence[str],
     work: float,
 ) -> tuple[ReferenceCase, ...]:
-    """With what other kernels may move eager by, where that is not known."""
+    """The edge cases with the error of other kernels, where it is not known yet."""
     edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
     unknown = {edge.name for edge in found if not edge.losses}
     left = [case for case in cases if case.name in unknown]
@@ -471,8 +475,8 @@ def _rounded(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
 
 
 def _own_losses(case: ReferenceCase, own: Mapping[str, Array]) -> dict[str, Array]:
-    """What eager loses in 16 bits at each element: infinite where only it, or only fp64, is not
-    finite; of integers and booleans, 1 where they differ.  Nothing where it gives another size.
+    """Eager's error in 16 bits at each element: infinite if only eager, or only fp64, is not
+    finite; for integers and booleans, 1 where they differ. Empty for outputs of another size.
     """
     losses = {}
     for name, exact in case.reference.items():
@@ -496,8 +500,8 @@ def _compared(
     """Compare eager with fp64.
 
     Args:
-        fixed: outputs that no value of an input leads to: their zeros are meant, and agreement on
-            them proves enough.
+        fixed: outputs that depend on no input value: their zeros are intended, and agreement on
+            them suffices.
     """
     try:
         measured = reference.compare(case, outputs[case.name])
@@ -517,18 +521,17 @@ def _compared(
 
 @dataclass(frozen=True)
 class _Unnamed:
-    """Inputs that no engine is judged by: a case with other padding, or one row of it."""
+    """Inputs that no engine is judged on: a case with other padding, or one of its rows."""
 
     name: str
     inputs: Mapping[str, Tensor]
 
 
 def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[Case]) -> Floor:
-    """fp16 is measured beside bf16, which separates lost precision from lost range.
+    """The floor in fp16, measured along with bf16 to separate lost precision from lost range.
 
-    Where eager fp16 leaves its range there is no eager to compare with, and a program that stays in
-    range can be as good as fp16's precision allows: an eighth of what bf16, with fp32's range,
-    loses.
+    If eager fp16 leaves its range, it cannot be compared with. A program that stays in range can be
+    as good as fp16's precision: an eighth of the error of bf16, which has fp32's range.
     """
     if program is None or not floor.defects:
         return floor
@@ -544,7 +547,7 @@ def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[C
 
 
 def _less(found: Metrics, factor: float) -> Metrics:
-    """The same with errors times `factor`; a cosine's distance from one goes with its square."""
+    """The same with errors times `factor`; a cosine's distance from 1 scales with its square."""
     return replace(
         found,
         error_norm=found.error_norm * factor,
@@ -556,20 +559,20 @@ def _less(found: Metrics, factor: float) -> Metrics:
 
 
 def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str | None:
-    """Where values that a module hands on first leave fp16's range, in words; None: nowhere."""
+    """Where module outputs first leave fp16's range, in words; None: nowhere."""
     limit = torch.finfo(torch.float16).max
     largest, _ = largest_values(program, [case.inputs for case in cases])
     for node, size in largest.items():
-        if size > limit and handed_on(node):
+        if size > limit and is_module_output(node):
             place = module_path(node) or "the model itself"
             return f"values leave fp16's range at {place} (max {size:.3g} > {limit:.0f})"
     return None
 
 
 def shape_only_outputs(program: ExportedProgram, names: Sequence[str]) -> frozenset[str]:
-    """The outputs that depend on sizes and on nothing else, such as `torch.zeros(x.shape[0])`.
+    """The outputs that depend only on sizes, such as `torch.zeros(x.shape[0])`.
 
-    A reference that is all zero otherwise proves nothing, for a broken engine may give zeros too.
+    Any other all-zero reference proves nothing, since a broken engine may return zeros too.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = (s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT)
@@ -580,7 +583,7 @@ def shape_only_outputs(program: ExportedProgram, names: Sequence[str]) -> frozen
 
 
 def _depends_on_values(node: Node) -> bool:
-    """Whether a tensor that was not made here leads to a node; a number is not followed."""
+    """Whether a node depends on values of an input or weight tensor; numbers are not followed."""
     waiting, seen = [node], set()
     while waiting:
         found = waiting.pop()
@@ -597,7 +600,7 @@ def _depends_on_values(node: Node) -> bool:
 
 
 class _Widening(TorchDispatchMode):
-    """Hands fp64 to every operator that asks for fp32.
+    """Function mode that gives fp64 to every operator that asks for fp32.
 
     `module.double()` is not enough: forward may say `.float()` or `dtype=torch.float32`, as norms
     and rotary embeddings do.
@@ -612,7 +615,7 @@ class _Widening(TorchDispatchMode):
 
 @contextmanager
 def in_fp64() -> Iterator[None]:
-    """Compute in fp64 whatever dtype the code asks for."""
+    """Within the block, compute in fp64 even where the code asks for fp32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -625,10 +628,10 @@ def in_fp64() -> Iterator[None]:
 def fp64_outputs(
     eager: Eager, cases: Sequence[Case], forward: Forward
 ) -> tuple[Outputs, str | None]:
-    """The model's outputs in fp64; where it does not run in fp64, those in fp32.
+    """The model's outputs in fp64, or in fp32 if it does not run in fp64.
 
-    Those are a stricter measure: eager fp32 has no error by them, and an engine may have three unit
-    roundoffs.
+    The latter is a stricter measure: eager fp32 has no error by it, and an engine may have three
+    unit roundoffs.
 
     Returns:
         The outputs, and a note on why they are fp32; None when they are fp64.
@@ -661,16 +664,16 @@ def capture_failures(
     guards: Collection[str] = (),
     again: Callable[[Case], Mapping[str, Array]] | None = None,
 ) -> Iterator[str]:
-    """Say where the captured program in fp32 differs from eager fp32 by more than rounding.
+    """Report where the captured program in fp32 differs from eager fp32 by more than rounding.
 
-    It is the one comparison that every later one stands on: the fp64 reference is computed from the
-    program, so a capture that baked a branch would take its reference along, and every engine made
-    from it would agree. Same ops on the same kernels are mostly bit-equal; a kernel that picks
-    another order may differ by what the program itself loses against its own fp64 reference.
+    Every later comparison depends on this one: the fp64 reference is computed from the program, so
+    a capture that baked in a branch would have a reference with the same defect, and every engine
+    made from it would agree. The same ops on the same kernels are mostly bit-equal; a kernel with
+    another order may differ by the program's own error against fp64.
 
     Args:
         captured: runs the program.
-        guards: outputs that the program has besides the model's, and that have to be true.
+        guards: additional outputs of the program, which must be true.
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
         again: runs eager fp32 once more, with its weights in memory as the program's are: a product
             with one row adds up in another order where a weight lies at an odd address, as in a
@@ -704,8 +707,8 @@ def capture_failures(
 
 @contextmanager
 def aligned_weights(module: nn.Module) -> Iterator[None]:
-    """Let the weights of a module lie where torch's allocator puts tensors: copies of those that
-    lie elsewhere stand in for them.
+    """Align the weights of a module as torch's allocator would: unaligned ones are replaced by
+    copies within the block.
     """
     moved = [
         (weight, weight.data)
@@ -722,7 +725,9 @@ def aligned_weights(module: nn.Module) -> Iterator[None]:
 
 
 def _other_than(found: Array, plain: Array, exact: Array) -> str:
-    """How an output of the program differs from eager fp32 by more than rounding; "" when not."""
+    """How an output of the program differs from eager fp32 by more than rounding; "" if it does
+    not.
+    """
     allowed = LIMIT * max(_distance(found, exact), least_floor("fp32"))
     off = _distance(found, plain)
     if not off <= allowed:
@@ -742,7 +747,7 @@ def _other_than(found: Array, plain: Array, exact: Array) -> str:
 
 
 def _distance(found: Array, wanted: Array) -> float:
-    """Relative L2; infinite where shapes differ or one has values that the other has not."""
+    """Relative L2 distance; infinite if shapes differ or only one side is finite somewhere."""
     if found.shape != wanted.shape:
         return float("inf")
     measured = measure(found, wanted)

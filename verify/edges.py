@@ -1,14 +1,14 @@
 """Compare an engine with eager at the edges: zeros, tiny, large and shifted values, whole and half
 numbers.
 
-There eager fp32 and the fp64 reference may differ for good reasons: a step is taken on either side
-of a rounding, an intermediate overflows in fp32 alone.  So an element agrees when it is near either
-of the two, and what both make infinite or NaN has to be so in the engine.  Each row is judged by
-the error that eager has in its own case, for in another the numbers are of another size.
+There eager fp32 and the fp64 reference may differ for good reasons: a rounding decides a step, or
+an intermediate overflows only in fp32. So an element agrees if it is near either of the two, and
+one that is infinite or NaN in both must be so in the engine. Each row is judged by eager's error in
+the same case, since magnitudes differ between cases.
 
-In fp16 and bf16 the inputs are rounded first, so that eager fp32 and fp64 compute from what the
-engine gets.  What eager loses at an element in the engine's dtype, a step or an overflow, is its
-own, and an engine may lose it, too.
+In fp16 and bf16 the inputs are rounded first, so that eager fp32 and fp64 compute from the engine's
+inputs. An engine may have the error that eager itself has at an element in that dtype, such as a
+step or an overflow.
 """
 
 import math
@@ -23,20 +23,20 @@ from enginecast.verify.metrics import SMALL_ROW, Array, times
 from enginecast.verify.reference import ReferenceCase
 
 LIMIT = 8.0
-"""Error of a row over the largest error of a row that eager, or the program with the noise of other
-kernels, has in the same case."""
+"""Largest ratio of a row's error to the largest row error in the same case of eager, or of the
+program with kernel noise."""
 LEAST_FLOORS = {"fp32": 64, "fp16": 16, "bf16": 16}
-"""Below as many unit roundoffs a row agrees: in rows of a few elements, correct kernels of
-different libraries differ as much."""
+"""A row agrees if its error is below this many unit roundoffs: in short rows, correct kernels of
+different libraries differ by as much."""
 MISMATCHES = 0.02
-"""Part of the integers of an output that may differ: what decides them may be a tie."""
+"""Share of an output's integers that may differ: a tie may decide them."""
 LOST = 0.25
-"""Where eager fp32 itself loses more in a row, nothing can be judged."""
+"""If eager fp32 itself has a larger error in a row, nothing can be judged."""
 LARGEST = float(np.finfo(np.float32).max)
 HELD = {"fp32": LARGEST, "fp16": 65504.0 * 0.9, "bf16": LARGEST * 0.9}
 """Values past this may be infinite: a rounding decides."""
 UNDERFLOW = 1e-30
-"""Rows whose norm is less count as zero: hardware may flush the squares of such values."""
+"""Rows with a smaller norm count as zero: hardware may flush the squares of such values."""
 
 Floats = NDArray[np.float64]
 
@@ -49,11 +49,12 @@ def least_error(dtype: str) -> float:
 def edge_failures(
     case: ReferenceCase, outputs: Mapping[str, Array], dtype: str = "fp32"
 ) -> Iterator[str]:
-    """Say which outputs of an engine are neither eager's nor the reference's, and by how much.
+    """Report which outputs of an engine agree with neither eager nor the reference, and by how
+    much.
 
     Args:
-        case: with eager fp32, fp64, and what other kernels or, in 16 bits, eager itself may lose.
-        dtype: that the engine computes in.
+        case: eager fp32 and fp64 outputs, and the errors of other kernels or, in 16 bits, of eager.
+        dtype: the engine's compute dtype.
     """
     for name, plain in case.outputs.items():
         found, exact = outputs[name], case.reference[name]
@@ -78,7 +79,7 @@ def edge_failures(
 
 
 def _mismatches(dtype: str, moved: Array) -> float:
-    """The part of an output's integers that may differ."""
+    """The share of an output's integers that may differ."""
     if dtype == "fp32":
         return MISMATCHES
     rate = float(moved.mean()) if moved.size else 0.0
@@ -135,7 +136,7 @@ def _low_failures(
 
 
 def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:
-    """Values that are not finite, or should not be."""
+    """Elements that are wrongly non-finite or wrongly finite."""
     row, column = np.argwhere(where)[0]
     return (
         f"{int(where.sum())} values are {engine[row, column]:.3g} and the like"
@@ -144,14 +145,14 @@ def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:
 
 
 def _loss(eager: Floats, wanted: Floats) -> float:
-    """What eager fp32 loses in its worst row."""
+    """The error of eager fp32 in its worst row."""
     with np.errstate(invalid="ignore", over="ignore"):
         lost = np.abs(eager - wanted)
     return _worst_row(np.where(_equal(eager, wanted), 0.0, lost), eager, wanted)
 
 
 def _worst_row(error: Floats, eager: Floats, wanted: Floats) -> float:
-    """The largest error of a row relative to its length; what is not finite is judged elsewhere."""
+    """The largest error of a row relative to its norm; non-finite elements are judged elsewhere."""
     in_range = np.abs(wanted) <= LARGEST  # fp64 holds what fp32 does not
     size = np.where(in_range, wanted, np.where(np.isfinite(eager), eager, 0.0))
     lengths = np.linalg.norm(size, axis=1)

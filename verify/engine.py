@@ -29,8 +29,8 @@ EXACT: PadRows = "exact"
 ZERO: PadRows = "zero"
 
 LEAK = 0.1
-"""Part of the noise floor by which other padding may move an output: kernels that sum in another
-order from run to run."""
+"""Share of the noise floor by which other padding may change an output: some kernels sum in another
+order in each run."""
 LEAST_LEAK = 4 * UNIT_ROUNDOFF["fp32"]
 
 
@@ -46,7 +46,7 @@ def verify_engine(
     Args:
         engine: loaded, on the provider to be judged.
         reference: of the model the engine was made from.
-        emulated: the program in true dtype arithmetic, where that could be run; must pass too.
+        emulated: the program in true dtype arithmetic, if it could be run; must pass too.
         problems: reasons to reject that were found elsewhere.
 
     Raises:
@@ -81,12 +81,14 @@ def compare_edges(engine: Engine, reference: Reference) -> tuple[str, ...]:
 
 
 def edges_of(reference: Reference) -> Sequence[ReferenceCase]:
-    """The edges, where eager is a measure: a plan saturates."""
+    """The edge cases, for which eager is a valid measure: not for quantized engines, which
+    saturate.
+    """
     return () if reference.floor.rounding else reference.edges
 
 
 def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tuple[str, ...]]:
-    """Run every case; return its metrics, and why a case could not be measured.
+    """Run every case; return the metrics, and reasons why cases could not be measured.
 
     Raises:
         InputError: a stored case does not fit the engine's declared inputs.
@@ -108,8 +110,8 @@ def translation_failures(
     """Report where an fp32 engine differs from its own program.
 
     Args:
-        cases: with what the program gives in fp32 and, as the reference, in fp64.
-        reference: says which rows count.
+        cases: with the program's outputs in fp32 and, as the reference, in fp64.
+        reference: determines the valid rows.
     """
     found: list[str] = []
     for case in cases:
@@ -125,7 +127,7 @@ def translation_failures(
 def _valid(
     outputs: Mapping[str, Array], mask: Array | None, masked: frozenset[str]
 ) -> dict[str, Array]:
-    """The outputs with zeros in their pad rows."""
+    """The outputs with zeros in their padding rows."""
     found = dict(outputs)
     for name in masked & outputs.keys():
         rows = row_mask(found[name].shape, mask)
@@ -137,7 +139,7 @@ def _valid(
 
 
 def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
-    """Run one case with other padding; say which outputs let it through though eager's do not."""
+    """Run one case with other padding; report outputs that depend on it although eager's do not."""
     masks = {case.name: reference.mask_of(case) for case in reference.cases}
     case = next((c for c in reference.cases if c.name == padded_case(masks)), None)
     if case is None or reference.mask_input is None or not reference.guarded:
@@ -158,8 +160,8 @@ def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
 
 
 def trimming_failures(engine: Engine, reference: Reference) -> dict[str, str]:
-    """Run one case with more padding, as it is and trimmed; say which outputs then change by more
-    than an engine may be off.
+    """Run one case with more padding, untrimmed and trimmed; report outputs that differ by more
+    than an engine's tolerance.
     """
     padding = engine.manifest.padding
     masks = {case.name: reference.mask_of(case) for case in reference.cases}
@@ -191,7 +193,7 @@ def trimming_failures(engine: Engine, reference: Reference) -> dict[str, str]:
 def _with_padding(
     engine: Engine, feeds: Mapping[str, Array], mask_input: str
 ) -> Mapping[str, Array]:
-    """A case with more padding on the right, as far as the range goes."""
+    """A case with more padding on the right, as far as its range allows."""
     manifest = engine.manifest
     tokens = next(spec for spec in engine.inputs if spec.name == mask_input).shape[1]
     size, step = feeds[mask_input].shape[1], manifest.steps.get(str(tokens), 1)
@@ -212,7 +214,7 @@ def feeds_of(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:
 
 
 def as_declared(engine: Engine, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Those of the engine's inputs that are there, in the dtypes that it declares."""
+    """The given inputs of the engine, in its declared dtypes."""
     feeds = {}
     for declared in engine.inputs:
         if declared.name not in arrays:
@@ -236,7 +238,7 @@ def where_it_ran(engine: Engine | None = None) -> Where:
     """This machine, as a verdict records it.
 
     Args:
-        engine: what ran; None: nothing did.
+        engine: the engine that ran; None: none did.
     """
     versions = installed("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
     if engine is not None:

@@ -1,9 +1,9 @@
 """The noise floor: the error that eager itself has in the target's dtype, against fp64.
 
-Every tolerance is a multiple of it. So a floor that is itself absurd for its dtype is a defect of
-the reference, never a wide tolerance: a tolerance that cannot fail says nothing. In fp32 it is none
-of the model, which may jump (x // 0.1) or cancel ((x + 1e8) - 1e8): there fp64 is not the measure,
-and eager itself is. What measures the floor is `verify.eager`.
+Every tolerance is a multiple of it. So a floor that is implausible for its dtype is a defect of the
+reference, never a wide tolerance: a tolerance that cannot fail proves nothing. In fp32 the model
+itself may be discontinuous (x // 0.1) or cancel ((x + 1e8) - 1e8); there the reference is eager
+instead of fp64. `verify.eager` measures the floor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2
 """Largest relative error of rounding one number: half the distance between 1 and the next one (IEEE
 754; bfloat16 keeps 8 significant bits)."""
 LIMIT = 3.0
-"""Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
-epsilon does not."""
+"""Largest ratio of error to floor, pooled over all cases. Two correct orders of summation differ by
+less; a wrong epsilon by more."""
 ROUNDING = 1.0
 """The least floor, in unit roundoffs: computing in the dtype and rounding the result to it."""
 CAP = 4.0
@@ -33,31 +33,33 @@ CAP = 4.0
 of bf16's)."""
 FP16_PER_BF16 = 8.0
 LARGEST_FLOOR = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
-"""Past this relative error of eager it is no measure in its dtype: a model that loses so much in it
-is not meant to be computed in it, or the reference is another model."""
+"""Relative error of eager above which it is not a valid measure in its dtype: the model is not
+meant for the dtype, or the reference belongs to another model."""
 PLANNED = 0.25
-"""The same of a quantized engine, for which the plan counts."""
+"""The same for a quantized engine, including the plan's error."""
 MOST_WRONG = 0.5
-"""The same for outputs of integers and booleans: the part of them that eager has otherwise."""
+"""The same for outputs of integers and booleans: the share in which eager differs from fp64."""
 FREE = {"fp64": 0.0, "fp32": 1e-4, "fp16": 0.02, "bf16": 0.05}
-"""Part of the integers and booleans that may differ where eager's own do not: what decides them may
-be a tie, such as that of two logits."""
+"""Share of integers and booleans that may differ although eager's do not: a tie, such as of two
+logits, may decide them."""
 KERNELS = 1e-4
-"""What is made of a backend's kernels at most, whatever a program makes of their rounding: so an
-error of 1e-3 in fp32 is never theirs."""
+"""Upper bound on the error attributed to a backend's kernels, however a program amplifies their
+rounding: an error of 1e-3 in fp32 is never theirs."""
 SINGLE = 8
-"""Of as many in low precision one may differ in any case."""
+"""In low precision, one of this many integers may differ in any case."""
 
 
 def least_floor(dtype: str) -> float:
-    """The relative error below which a floor is not taken at its word: an eager run without any
-    error must not make every error infinite."""
+    """The smallest relative floor: an eager run without any error must not make every ratio
+    infinite.
+    """
     return ROUNDING * UNIT_ROUNDOFF[dtype]
 
 
 def most_wrong(rate: float) -> float:
-    """The part of integers or booleans that may differ at most: half of what eager has right must
-    be right."""
+    """The largest share of integers or booleans that may differ: half of those that eager has right
+    must be right.
+    """
     return (1 + rate) / 2
 
 
@@ -81,9 +83,9 @@ class Floor:
     max_error: float | None = None
     """The largest relative L2 error of a row that the plan allows; None: no such limit."""
     kernels: Comparison | None = None
-    """For fp32: what a backend's own kernels may lose, in some of the cases (`verify.kernels`)."""
+    """For fp32: the estimated error of a backend's own kernels in some cases (`verify.kernels`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
-    """For fp32: the outputs that eager itself is the measure of, and how far off fp64 it is."""
+    """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:
@@ -101,10 +103,10 @@ class Floor:
         return replace(self, cases=kept(self.cases), wider=wider, kernels=kernels)
 
     def of(self, name: str, *, kernels: bool = False) -> float:
-        """What an output may lose, times a limit: what eager loses, and its dtype at least.
+        """The floor of an output: eager's error, and at least the dtype's rounding.
 
         Args:
-            kernels: count what a backend's own kernels may lose, too.
+            kernels: include the error of a backend's own kernels.
         """
         pooled = pool_output(self.cases, name)
         other = self._kernels(name).relative if kernels else 0.0
@@ -142,18 +144,18 @@ class Floor:
 
     @property
     def owner(self) -> str:
-        """Whose error it is."""
+        """What the floor is the error of, in words."""
         own = "fp16 in bf16's range" if self.estimated else f"eager {self.dtype}"
         return f"{own} with the plan's {self.rounding} rounding" if self.rounding else own
 
     @property
     def label(self) -> str:
-        """The arithmetic that it measures: "fp32", or "fp32+int8"."""
+        """The arithmetic of the floor: "fp32", or "fp32+int8"."""
         return f"{self.dtype}+{self.rounding}" if self.rounding else self.dtype
 
     @property
     def defects(self) -> tuple[str, ...]:
-        """Why it is not a measure, in sentences: each is a reason to reject."""
+        """Why the floor is not a valid measure, as sentences: each is a reason to reject."""
         return tuple(self._defects())
 
     def _defects(self) -> Iterator[str]:

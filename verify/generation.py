@@ -1,9 +1,9 @@
 """Follow a model's `generate` with an engine, token by token.  Needs neither torch nor the model.
 
-At each step the engine has to choose the token that the model chose.  It may choose another one
-only where the two are a tie: where the model's logits of both are nearer to each other than what
-the model itself loses there in the engine's dtype, times the limit of every verdict.  The engine
-goes on with the model's token in any case, so that what comes after is compared, too.
+At each step the engine has to choose the token that the model chose. It may choose another one only
+at a tie: if the model's logits of both differ by less than the model's own error there in the
+engine's dtype, times the limit of every verdict. The engine continues with the model's token in any
+case, so that later steps are compared, too.
 """
 
 import json
@@ -24,28 +24,28 @@ from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF
 
 GENERATION_NAME = "generation.json"
 ENCODED_NAME = "generation.safetensors"
-"""What the encoder read, of a model that has one."""
+"""File with the encoder's inputs, for a model that has an encoder."""
 KEPT = 8
-"""Tokens of each step whose logits are stored: those that may tie with the best one."""
+"""Number of tokens per step whose logits are stored: those that may tie with the best one."""
 MOST_SHOWN = 4
-"""Steps that a verdict names."""
+"""Most steps that a verdict names."""
 Numbers = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 class Continued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prompts, and how a model continues them."""
+    """Prompts and a model's continuation of them."""
 
     prompts: list[list[int]]
     mask: list[list[int]]
     tokens: list[list[int]]
-    """What the model generated, [prompts, steps]."""
+    """The generated tokens, [prompts, steps]."""
     best: list[list[list[int]]]
     """The tokens with the highest logits, [prompts, steps, `KEPT`], the highest first."""
     logits: list[list[list[float]]]
-    """Theirs in fp64."""
+    """The logits of `best` in fp64."""
     slack: list[list[float]]
-    """How far apart two logits may be that tie, [prompts, steps]."""
+    """Largest difference of two logits that tie, [prompts, steps]."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Followed:
     """The result of following `generate` with an engine."""
 
     logits: tuple[NDArray[np.float32], ...]
-    """Of each step, [prompts, vocabulary]."""
+    """The logits of each step, [prompts, vocabulary]."""
     ties: int
     failures: tuple[str, ...]
 
@@ -64,11 +64,11 @@ def continued(
     """The stored part of a model's run.
 
     Args:
-        ids, mask: of the prompts, [prompts, tokens].
-        tokens: that the model generated, [prompts, steps].
+        ids, mask: the prompts, both [prompts, tokens].
+        tokens: the model's generated tokens, [prompts, steps].
         exact: logits in fp64, [prompts, steps, vocabulary].
-        plain: those of the model in the engine's dtype.
-        dtype: that one: "fp32".
+        plain: the model's logits in the engine's dtype, of the same shape.
+        dtype: the engine's dtype, such as "fp32".
     """
     lost = np.abs(plain - exact).max(-1)
     least = UNIT_ROUNDOFF[dtype] * np.abs(exact).max(-1)
@@ -87,10 +87,10 @@ def continued(
 def write_continued(
     folder: Path, found: Continued, encoded: Mapping[str, Array] | None = None
 ) -> None:
-    """Write it into a bundle.
+    """Write a stored run into a bundle.
 
     Args:
-        encoded: what the encoder read, where the model has one.
+        encoded: the encoder's inputs, if the model has an encoder.
     """
     (folder / GENERATION_NAME).write_bytes(msgspec.json.encode(found) + b"\n")
     if encoded:
@@ -113,7 +113,7 @@ def read_encoded(folder: Path) -> dict[str, Array]:
 
 
 def read_continued(folder: Path) -> Continued:
-    """Read it.
+    """Read the stored run of a bundle.
 
     Raises:
         BundleError: the file is missing or damaged.
@@ -140,11 +140,11 @@ def follow(
     encoded: Mapping[str, Array] | None = None,
     encoder: Engine | None = None,
 ) -> Followed:
-    """Generate with an engine, and compare with what the model generated.
+    """Generate with an engine, and compare with the model's tokens.
 
     Args:
-        encoded: what its encoder read.
-        encoder: that one; None: as it was loaded with the engine.
+        encoded: the inputs of its encoder.
+        encoder: the encoder's engine; None: the one loaded with the engine.
     """
     tokens = np.array(model.tokens, np.int64)
     decoder, found, failures, ties = Decoder(engine, encoder), [], list[str](), 0
@@ -170,7 +170,7 @@ def follow(
 
 
 def _differing(chosen: Ids, model: Continued, step: int) -> Iterator[tuple[int, str]]:
-    """The rows with another token, and why it is wrong; empty where it is a tie."""
+    """The rows with another token, and why it is wrong; empty at a tie."""
     for row, token in enumerate(chosen.tolist()):
         wanted = model.tokens[row][step]
         if token == wanted:

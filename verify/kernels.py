@@ -1,8 +1,8 @@
 """Estimate the error of kernels other than eager's: run the program with noise in every value.
 
-Eager is one sample of what fp32 loses, and now and then a lucky one.  A backend adds in another
-order and has an exp of its own.  So every value that an op rounds gets noise as large as the error
-of ONNX Runtime's kernels was measured to be (1.28, CPU provider, against fp64, in unit roundoffs):
+Eager is one sample of fp32's rounding error, and sometimes a lucky one. A backend sums in another
+order and has its own exp. So every value that an op rounds gets noise of the measured error of ONNX
+Runtime's kernels (1.28, CPU provider, against fp64, in unit roundoffs):
 
     products        0.3 sqrt(K), 5.1 at most, of sqrt(x^2 @ w^2)    (K=16: 1.2, 64: 2.4, 256: 5.1)
     conv1d          the same, 9.3 at most (1.31)                    (K=672: 7.5, 1536: 8, 3072: 9.2)
@@ -13,12 +13,12 @@ of ONNX Runtime's kernels was measured to be (1.28, CPU provider, against fp64, 
     what else adds  as sums, of what the result moves by where each input is off by a roundoff
     erf, tanh, ...  1.3 of the result                               (0.4 to 1.3)
 
-Equal values get equal noise, for a kernel that computes the same twice rounds alike: on an image of
-one color, or in a batch of equal rows, no mean over positions takes it away.
+Equal values get equal noise, since a kernel rounds equal computations alike: on an image of one
+color, or in a batch of equal rows, a mean over positions does not average it out.
 
-What every kernel rounds alike (x + y, x * y) gets none, nor what ops move, select or compare, nor
-whole numbers and halves.  What is decided inside the program, an index or a comparison, is decided
-as without noise: a flip is no rounding error.
+Ops that every kernel rounds alike (x + y, x * y) get none, nor do ops that move, select or compare,
+nor integers and halves. Decisions inside the program, such as an index or a comparison, are made as
+without noise: a flip is not a rounding error.
 """
 
 import math
@@ -36,11 +36,11 @@ from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.traits import Trait, has
 
 SAMPLES = 2
-"""Runs with noise of each case."""
+"""Number of noisy runs of each case."""
 WORK = 3e9
 """Elements of a case's inputs times parameters, summed over the cases that are run."""
 EDGE_WORK = 1e11
-"""The same for unusual values, where eager may be one sample for all rows."""
+"""The same for edge cases, in which eager may be one sample for all rows."""
 PRODUCTS, PRODUCTS_MOST = 0.3, 5.1
 CONV1D_MOST = 9.3
 SUMS = 0.12
@@ -50,9 +50,9 @@ ATTENTION = 3.0
 OTHER = 1.3
 UNIT = 2.0**-24
 MOST_TERMS = 256
-"""Terms of a sum that has measured ones, where an op does not say how many it adds."""
+"""Assumed number of terms of a sum if an op does not tell how many it adds."""
 DYADIC = 256.0
-"""Multiples of one over this are taken to be exact."""
+"""Multiples of 1 / DYADIC are assumed exact."""
 
 aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -107,7 +107,7 @@ _ADDING = frozenset(
         *(aten.stft.default, aten.stft.center, aten.istft.default),
     }
 )
-"""Ops that add, besides those that have a trait for it: results may be small beside their terms."""
+"""Ops that sum without having the trait: a result may be small relative to its terms."""
 _STAYS = (
     Trait.CORRECTLY_ROUNDED,
     Trait.EXACT,
@@ -121,7 +121,7 @@ _STAYS = (
 def affordable(
     cases: Sequence[Mapping[str, Tensor]], parameters: int, work: float = WORK
 ) -> list[int]:
-    """Which cases can be run with noise, the smallest first."""
+    """The cases that can be run with noise, smallest first."""
     sizes = [sum(tensor.numel() for tensor in case.values()) for case in cases]
     kept, used = [], 0.0
     for index in sorted(range(len(cases)), key=sizes.__getitem__):
@@ -134,7 +134,7 @@ def affordable(
 def noisy_outputs(
     program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
 ) -> list[list[dict[str, Tensor]]]:
-    """For each sample the outputs of each case, of a program in fp32."""
+    """The outputs of each case for each noise sample, of a program in fp32."""
     with torch.no_grad():
         found = _Noisy(program, [case for case in inputs for _ in range(SAMPLES + 1)]).results()
     outputs = [named(results, names) for results in found]
@@ -176,12 +176,12 @@ class _Noisy(Run):
         return torch.where(exact | ~found.isfinite(), found, found + noise)
 
     def _drawn(self, values: Tensor) -> Tensor:
-        """A number from 0 to 1 for each value, by chance; the same for values that are the same."""
+        """A pseudo-random number from 0 to 1 for each value; equal values get equal numbers."""
         seed = torch.randint(2**31, (), generator=self._generator, dtype=torch.int32)
         return _hashed(values.contiguous().view(torch.int32) ^ seed)
 
     def _moved(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """What a result moves by where each input is off by as much as adding loses."""
+        """The change of a result if each input has the error of a summation."""
 
         def off(value: Any) -> Any:
             if _is_complex(value):
@@ -219,12 +219,12 @@ def _adds(node: Node) -> bool:
 
 
 def _decides(node: Node, found: Tensor) -> bool:
-    """Whether a small change of what a node reads may change its result by much."""
+    """Whether a small change of a node's input may change its result by much."""
     return not found.is_floating_point() or node.target in _STEPS
 
 
 def _is_read(node: Node) -> bool:
-    """Whether a node is more than an output, moved about at most."""
+    """Whether a node is read by anything but outputs and data movement."""
     return any(
         user.op != "output" and not (has(user, Trait.MOVES) and not _is_read(user))
         for user in node.users
@@ -255,7 +255,7 @@ def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
 
 
 def _again(node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
-    """What the op of a node gives for other values."""
+    """The result of a node's op for other input values."""
     found = _called(node, args, kwargs)
     assert isinstance(found, Tensor)
     return found
@@ -285,7 +285,7 @@ def _is_complex(value: object) -> bool:
 
 
 def _terms(node: Node, args: Any) -> int:
-    """Products that are summed up for each element."""
+    """Number of products that are summed for each element."""
     tensors = [a for a in args if isinstance(a, Tensor) and a.ndim > 1]
     if not tensors:
         return 1

@@ -26,9 +26,9 @@ Outputs = Mapping[str, Mapping[str, Array]]
 BEYOND = 1e30
 SQNR_CAP = 400.0
 SMALL_ROW = 0.1
-"""A row shorter than this part of the median row is measured against that part instead of itself:
-dividing by a row of almost nothing would let it decide the verdict, and dropping it would hide it.
-A mean row would be that of the few that are loud."""
+"""A row with a norm below this share of the median norm is measured against that share instead:
+dividing by a tiny norm would let the row decide the verdict, and dropping the row would hide it.
+The mean would be dominated by a few large rows."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Metrics:
     max_abs: float
     """Largest absolute difference in the judged rows."""
     cosine: float
-    """Smallest cosine between a judged row and its reference; rows of almost nothing have no
-    direction to compare."""
+    """Smallest cosine between a judged row and its reference; rows of tiny norm have no direction
+    to compare."""
     reference_max: float
     """Largest absolute value of the reference in the judged rows."""
     nonfinite: int = 0
-    """Elements that are infinite or NaN and should not be, or finite and should not be."""
+    """Elements that are wrongly infinite or NaN, or wrongly finite."""
     first_nonfinite: tuple[int, ...] | None = None
     """Index of the first of them."""
     pad_error: float | None = None
@@ -63,21 +63,22 @@ class Metrics:
     degenerate: str = ""
     """Why the reference proves little: "all zero" or "constant"; else empty."""
     worst_at: tuple[int, ...] | None = None
-    """Where the worst row is: its indices along the leading dimensions, such as prompt and token;
-    None over several cases."""
+    """Indices of the worst row along the leading dimensions, such as prompt and token; None over
+    several cases."""
     prompts: int = 0
     """Prompts judged; 0 for an output that follows no mask."""
     prompt_cosine: float = 1.0
-    """Smallest cosine between a prompt's mean over its valid rows and that of the reference: what
-    sentence embeddings are made of."""
+    """Smallest cosine between a prompt's mean over its valid rows and the reference's, as in
+    sentence embeddings."""
     wrong: int | None = None
-    """Elements that differ, of an output of integers or booleans; each of them is a row."""
+    """Elements that differ in an output of integers or booleans, where each element is a row; else
+    None."""
     part: Part | None = None
-    """The row or channel that is farthest off by what eager loses there, where that is known."""
+    """The row or channel with the largest error relative to eager's error there, if known."""
 
     @property
     def relative(self) -> float:
-        """Relative L2 error, ||y - r|| / ||r||; of integers and booleans the part that differs."""
+        """Relative L2 error, ||y - r|| / ||r||; for integers and booleans, the differing share."""
         if self.wrong is not None:
             return ratio(self.wrong, self.rows)
         return ratio(self.error_norm, self.reference_norm)
@@ -133,11 +134,12 @@ def measure(
         reference: float64 or float32, or integers, of the same shape.
         mask: which rows count, of the leading dimensions of the output (see `row_mask`); None
             counts all of them.
-        loss: that rows and channels are measured against; None: they are not.
+        loss: eager's error, which rows and channels are measured against; None: they are not
+            measured.
 
     Raises:
-        VerificationError: the shapes differ, or one has booleans or integers where the other has
-            not: a sum over a dimension of 1, say, that eager leaves out.
+        VerificationError: the shapes differ, or only one side has booleans or integers: for
+            example, eager skips a sum over a dimension of size 1.
     """
     if output.shape != reference.shape:
         raise VerificationError(
@@ -192,7 +194,7 @@ def _spread(mask: Mask, rank: int) -> Mask:
 
 
 def _measure_exact(output: Array, reference: Array, mask: Mask | None) -> Metrics:
-    """Integers and booleans are right or wrong: an id that is off by ten is as wrong as any."""
+    """Measure integers and booleans by equality: an id that is off by ten is as wrong as any."""
     differs = np.asarray(output != reference)
     counts = np.broadcast_to(True if mask is None else _spread(mask, differs.ndim), differs.shape)
     found, wanted = (side[counts].astype(np.float64)[:, None] for side in (output, reference))
@@ -209,11 +211,10 @@ def _measure_exact(output: Array, reference: Array, mask: Mask | None) -> Metric
 def _wrongly_nonfinite(
     found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
 ) -> Mask:
-    """Where one side is not finite and the other differs.
+    """Mask of elements where one side is not finite and the other differs.
 
-    An infinity of the engine counts in a pad row too.  One of the reference alone counts only in a
-    judged row: eager attention over a fully padded row may be NaN where an engine's is finite, and
-    nobody reads it.
+    An infinity of the engine counts in a padding row too. One of only the reference counts only in
+    a judged row: eager attention over a fully padded row may be NaN, which nobody reads.
     """
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     wrong = ~np.isfinite(found) & ~same
@@ -276,7 +277,7 @@ def _cosine_of_means(found: NDArray[np.float64], wanted: NDArray[np.float64]) ->
 
 
 def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tuple[Metrics, int]:
-    """What can be said of the judged rows, and which of them is the worst."""
+    """The metrics of the judged rows, and the index of the worst."""
     if found.size == 0:
         return Metrics(0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0), 0
     # Dividing by the largest value first keeps the squares of tiny and huge values inside float64.
@@ -401,7 +402,7 @@ def compare(
         reference: output name -> float64 array of the same shape.
         attention_mask: of this case, [B, S].
         masked: outputs whose rows follow the mask.
-        losses: what eager loses in each of them.
+        losses: eager's error in each output.
 
     Raises:
         VerificationError: a shape differs.

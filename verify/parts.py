@@ -1,8 +1,8 @@
 """Find a row or channel of an output whose error exceeds eager's error there.
 
-One norm over an output shows what is large in it: beside boxes in pixels a confidence may be
-anything.  So each vector along the last axis, and each index of the last axis and of axis 1, is
-measured against its own size and what eager loses in that very place.
+One norm over an output is dominated by its large values: next to boxes in pixels, the error of a
+confidence does not show. So each vector along the last axis, and each index of the last axis and of
+axis 1, is measured against its own size and eager's error in the same place.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT = 8.0
-"""Error of a part over that of eager in it."""
+"""Largest ratio of a part's error to eager's error in it."""
 LEAST = 8.0
-"""Unit roundoffs, relative to its length, that eager is taken to lose in a part at least."""
+"""Lower bound on eager's error in a part, in unit roundoffs relative to its length."""
 USUAL = 0.75
 """A part may lose what this share of all parts do, even if eager does not lose it there."""
 ENOUGH = 16
@@ -25,7 +25,7 @@ SAME = 1e-6
 loses, and not several: on an image of one color, positions compute the same and round alike. What
 varies by more, as a head does whose bias is large, is judged by every element."""
 SLIGHT = 1e-3
-"""Relative error up to which that counts: no rounding of fp32 comes near it."""
+"""Relative error up to which `SAME` applies: fp32 rounding is far smaller."""
 LARGEST = 0.9
 """No part may be off by more, unless eager is off by `LOST` there, or by less where elements are
 few: one of zeros is off by 1."""
@@ -56,10 +56,10 @@ def worst_part(
     """The part whose error is largest relative to its limit; None for an output without elements.
 
     Args:
-        found: of the engine; finite, as `wanted` is.
-        loss: magnitude of what eager loses at each element.
-        counts: elements that count, of the same shape.
-        dtype: that the engine computes in, with its unit roundoff.
+        found: the engine's output; finite, like `wanted`.
+        loss: magnitude of eager's error at each element.
+        counts: mask of the elements that count, of the same shape.
+        dtype: the engine's compute dtype, whose unit roundoff is used.
     """
     if not counts.any():
         return None
@@ -95,11 +95,11 @@ def worst_part(
 
 
 def _allowed(length: Floats, lost: Floats, least: float, samples: NDArray[np.int_]) -> Floats:
-    """What parts may lose.
+    """The largest allowed error of each part.
 
     Args:
-        least: relative to their length, that eager is taken to lose at least.
-        samples: how many elements of each tell what eager loses there.
+        least: lower bound on eager's error, relative to the parts' length.
+        samples: number of elements of each part that sample eager's error.
     """
     few = np.maximum(ENOUGH / samples, 1.0)
     allowed = LIMIT * few * np.maximum(lost, least * length)

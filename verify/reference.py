@@ -30,8 +30,8 @@ REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
 FLIPS = 0.02
-"""Part of the elements of an output that eager is the measure of, which may be on fp64's side of a
-jump."""
+"""Share of elements that may be on fp64's side of a jump, for outputs that are compared with
+eager."""
 _KINDS = ("in", "out", "ref", "loss")
 _DAMAGE = (
     safetensors.SafetensorError,
@@ -42,7 +42,7 @@ _DAMAGE = (
     ValueError,
     OSError,
 )
-"""What reading a file that is not a reference may raise."""
+"""Errors from reading a file that is not a reference."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class ReferenceCase:
     outputs: Mapping[str, Array]
     """Eager fp32."""
     reference: Mapping[str, Array]
-    """The same in fp64."""
+    """The outputs in fp64."""
     losses: Mapping[str, Array] = field(default_factory=dict)
-    """What eager loses at each element in the engine's dtype, by output."""
+    """Eager's error at each element in the engine's dtype, by output."""
 
     @property
     def size(self) -> int:
@@ -75,9 +75,9 @@ class Reference:
     masked: frozenset[str] = frozenset()
     """Outputs whose rows follow the mask."""
     guarded: frozenset[str] = frozenset()
-    """Those of them whose rows that count do not depend on what stands in padded positions."""
+    """Those of them whose valid rows do not depend on the content of padding."""
     edges: tuple[ReferenceCase, ...] = ()
-    """Unusual values, judged case by case (`verify.edges`)."""
+    """Edge cases with unusual values, judged one by one (`verify.edges`)."""
     left_out: tuple[str, ...] = ()
     """Cases that were verified at export but did not fit into the file."""
 
@@ -86,8 +86,8 @@ class Reference:
         return None if self.mask_input is None else case.inputs[self.mask_input]
 
     def compare(self, case: ReferenceCase, outputs: Mapping[str, Array]) -> dict[str, Metrics]:
-        """Measure what was computed for a case against fp64, over the rows that count; against
-        eager where that is the measure.
+        """Measure the outputs of a case against fp64, over the valid rows; or against eager, for
+        outputs that eager itself is the reference of.
 
         Raises:
             VerificationError: a shape differs.
@@ -109,7 +109,7 @@ class Reference:
 
 
 def _nearer(found: Array, plain: Array, exact: Array) -> Array:
-    """What eager gives, but for few elements that are on fp64's side of a jump."""
+    """Eager's output, with fp64's value for the few elements that are on fp64's side of a jump."""
     if not found.shape == plain.shape == exact.shape:
         return plain
     if found.dtype.kind in "biu":
@@ -122,13 +122,13 @@ def _nearer(found: Array, plain: Array, exact: Array) -> Array:
 
 
 def fit(reference: Reference, budget: int = BUDGET) -> Reference:
-    """Leave out whole cases where not all fit; at least one stays.
+    """Drop whole cases if not all fit; at least one stays.
 
     The largest that fits is kept, then the small ones: positions that only a long case reaches are
     compared, and as many cases as there is room for.
 
     Args:
-        budget: bytes of tensor data.
+        budget: most bytes of tensor data.
     """
     ascending = sorted(reference.cases, key=lambda case: case.size)
     largest = next((c for c in reversed(ascending) if c.size <= budget), ascending[0])
@@ -157,7 +157,7 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
         budget: bytes of tensor data that may be stored.
 
     Returns:
-        Names of the cases that were left out.
+        The names of the cases that were left out.
     """
     stored = fit(reference, budget)
     tensors: dict[str, Array] = {}
@@ -231,11 +231,11 @@ def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Refe
 
 
 UNCHANGED = 1e-12
-"""Relative change of an fp64 output below which padding has no part in it."""
+"""Relative change of an fp64 output below which it does not depend on padding."""
 
 
 def padded_case(masks: Mapping[str, Array | None]) -> str | None:
-    """The smallest case that has padding beside rows that count.
+    """The smallest case that has both padding and valid rows.
 
     A lost mask moves the output of a small or well-conditioned model by less than fp16's own error,
     and then no comparison with eager can see it. An engine compared with itself has no such noise:
@@ -253,9 +253,12 @@ def padded_case(masks: Mapping[str, Array | None]) -> str | None:
 
 
 def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Array]:
-    """The same inputs, but for integers in padded positions: they become the largest in use that
-    is no placeholder.  One that all rows hold equally often may be: another would want a feature.
-    So may any in a batch of one; there they become a number between those in use.
+    """The same inputs with other integers in padded positions: the largest in use that cannot be a
+    placeholder.
+
+    An id that all rows hold equally often may be a placeholder, and one more would need another
+    image feature. In a batch of one, any id may be; there padding becomes an unused number between
+    those in use.
 
     Args:
         inputs: of one case; those with the mask's leading dimensions have padding.
@@ -273,8 +276,8 @@ def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Arr
 def _largest(array: Array, rows: Array) -> Any:
     """The largest number where `rows` is true that some rows hold more often than others.
 
-    Where there is none, as in a batch of one: the largest below the maximum that no row holds; of
-    marks, which are zeros and ones, zero: one would want a feature.
+    If there is none, as in a batch of one: the largest unused number below the maximum. For zeros
+    and ones: zero, since a one would need a feature.
     """
     spread = rows.reshape(rows.shape + (1,) * (array.ndim - rows.ndim))
     for number in np.unique(array[rows])[::-1]:
@@ -291,7 +294,7 @@ def _largest(array: Array, rows: Array) -> Any:
 def moved(
     before: Mapping[str, Array], after: Mapping[str, Array], mask: Array, names: Sequence[str]
 ) -> dict[str, float]:
-    """Relative change of the rows that count, by output.
+    """Relative change of the valid rows, by output.
 
     Raises:
         VerificationError: a shape differs.

@@ -13,11 +13,11 @@ Inputs = Mapping[str, Tensor]
 
 
 class Runs:
-    """Runs a program; what it gives for the cases that passes are watched on is kept.
+    """Runs a program and caches its results for watched cases.
 
     Args:
-        make: makes the program, when it is run for the first time.
-        names: of its outputs.
+        make: makes the program before its first run.
+        names: names of its outputs.
         mask_input: input that marks valid rows; None: every row counts.
     """
 
@@ -46,7 +46,7 @@ class Runs:
         """The outputs for each case.
 
         Raises:
-            AssertionFailedError: with the place of the case among `cases`.
+            AssertionFailedError: with the index of the case in `cases`.
         """
         asked = {id(inputs) for inputs in cases}
         is_watched = any(id(inputs) in asked for inputs in self._watched)
@@ -70,7 +70,8 @@ class Runs:
         return [inputs for inputs in cases if id(inputs) not in self._kept]
 
     def _run(self, watched: Sequence[Inputs], others: Sequence[Inputs]) -> list[Snapshot]:
-        """Run both together, for each run reads all weights anew, and keep what is watched.
+        """Run watched and other cases together, since each run reads all weights, and cache the
+        watched ones.
 
         Returns:
             Of the others.

@@ -21,22 +21,21 @@ from enginecast.verify.metrics import (
 )
 
 QUANTIZED_LIMIT = 2.0
-"""The same where the floor is mostly the rounding of a plan: its simulation and the engine round
-the same values by the same scales, so their errors are nearer than those of two precisions."""
+"""The limit if the floor is mostly a plan's rounding: its simulation and the engine round the same
+values with the same scales, so their errors are closer than those of two precisions."""
 ROW_LAXITY = 2.0
-"""A single worst row may exceed the pooled limit by this factor: extremes scatter more than
-means."""
+"""The worst row may exceed the pooled limit by this factor: extremes vary more than means."""
 LARGEST_ROW = 0.9
-"""No row may be off by more, whatever the floor: a row of zeros is off by 1."""
+"""No row may have a larger relative error, whatever the floor: a row of zeros has error 1."""
 TOO_GOOD = 0.01
-"""An engine that computes in eager's dtype does not lose less than this part of what eager loses:
-then the floor is that of another model."""
+"""An engine in eager's dtype cannot have an error below this share of eager's: then the floor
+belongs to another model."""
 KERNELS = ", or of its kernels"
-"""What a floor is, besides eager's error, where the kernels of a backend count."""
+"""Added to the description of a floor that includes the error of a backend's kernels."""
 FEW_VALUES = 4
-"""Cases of fewer integers are judged with the others alone."""
+"""Cases with fewer integers are judged only pooled with the others."""
 LARGE = 256.0
-"""Unit roundoffs of a floor from which on that is looked at."""
+"""Size of a floor, in unit roundoffs, from which on `TOO_GOOD` is checked."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class _Judged:
     limit: float
     failures: tuple[str, ...]
     kernels: bool = False
-    """Whether the floor counts what a backend's kernels may lose."""
+    """Whether the floor includes the error of a backend's kernels."""
 
     @property
     def ratio(self) -> float:
@@ -77,7 +76,7 @@ def judge(
         measured: the engine's outputs against the fp64 reference; None when no engine could run
             here at all, and `emulated` is all there is.
         floor: eager in the engine's dtype against the same reference.
-        where: on what the engine ran.
+        where: hardware and software that the engine ran on.
         engine_ran: whether that is its target (the CPU provider computes fp16 in fp32: that is
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.

@@ -1,5 +1,5 @@
 """An embedding cache on disk: shards, their index, specs, locks.
 
-Enters: file formats, and how they are committed. It knows neither texts nor encoders, and must not
+Holds: file formats, and how they are committed. It knows neither texts nor encoders, and must not
 import torch.
 """

@@ -1,4 +1,4 @@
 """Inputs of a model: their names, kinds, dtypes and ranges, and values that fit.
 
-Enters: what describes, reads or draws inputs. It must not trace a model.
+Holds: what describes, reads or draws inputs. It must not trace a model.
 """

@@ -1,5 +1,5 @@
 """Seeded inputs: the example to trace, the cases to verify an engine on, and variations of given
-inputs, in search of those that take another path.
+inputs that may take another path.
 """
 
 import math
@@ -26,9 +26,9 @@ Style = Literal[
     "highest",
 ]
 SCALE = 8.0
-"""Factor of the images that look for range problems."""
+"""Scale factor of images that test for range problems."""
 LONGEST = 64
-"""Tokens of the longest case that every model is verified on."""
+"""Tokens of the longest case for every model."""
 CORNERS = (512, 256)
 """Tokens of texts at the corners of the range: 511 and 255 pads behind an empty prompt, and a text
 without any.  Pipelines of text-to-image models pad to these."""
@@ -39,9 +39,9 @@ EDGES: Mapping[Style, str] = {
     "shifted": "shifted values",
     "halves": "whole and half numbers",
 }
-"""What floats are like at the edges of what a model may meet, and the names of the cases."""
+"""Styles of floats in edge cases, and the names of the cases."""
 TIED: frozenset[Style] = frozenset({"zeros", "large", "shifted", "halves"})
-"""Those of equal values, or of values that make scores saturate and so equal."""
+"""Styles with equal values, or with values that saturate scores to equal ones."""
 _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
     "normal": lambda values: values,
     "constant": lambda values: torch.full_like(values, 0.5),
@@ -52,28 +52,30 @@ _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
     "shifted": lambda values: values + 100,
     "halves": lambda values: (values * 3).round() / 2,
 }
-"""What becomes of values of a standard normal distribution."""
+"""Transforms of standard normal values, by style."""
 ENDS: Mapping[Style, str] = {"lowest": "lowest integers", "highest": "highest integers"}
-"""What integers are like at the ends of their ranges, and the names of the cases."""
+"""Styles of integers at the ends of their ranges, and the names of the cases."""
 SMALL = 12
 """Sizes that are tried one by one."""
 NEAR = 4
 """Integers from 0 on that are drawn more often than others."""
 EDGE_WORK = 1e12
-"""Elements of the float inputs times parameters, above which a model does without: minutes."""
+"""Elements of the float inputs times parameters above which edge cases are skipped: they would take
+minutes."""
 HEAVY_WORK = 1e13
-"""The same for a batch of two, above which few cases have to do: a ViT-B takes seconds an image."""
+"""The same for a batch of two, above which only a few cases are run: a ViT-B takes seconds per
+image."""
 WORK = 2e10
-"""Products that a run of one corner may take: seconds.  Larger models do without."""
+"""Most multiplications of one corner case, some seconds; larger models skip it."""
 LARGEST_WORK = 1e7
 """Elements of the inputs times parameters of a case with the largest size of one dimension."""
 SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
 HUGE = 1e6
 SHIFTS = (-100.0, -1.0, 1.0, 100.0)
 CHANCES = 48
-"""Inputs drawn at random after all others."""
+"""Number of random inputs after all others."""
 WIDEST = 6.0
-"""Random values reach from 10 to the minus this to 10 to the plus half of this."""
+"""Random magnitudes range from 10^-WIDEST to 10^(WIDEST / 2)."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,13 @@ class Case:
     name: str
     inputs: dict[str, Tensor]
     singles: tuple[Mapping[str, Tensor], ...] = ()
-    """The inputs as batches of one, in order, where the smallest case is the first of them: what
-    is expensive may be computed for each alone, if it comes to the same.  Empty: they are not."""
+    """The rows as batches of one, the first of which is the smallest case: expensive references may
+    be computed for each row alone, if rows are independent. Empty: no such split."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a case is made: sizes wanted (clipped to the ranges), real tokens by row, style."""
+    """The recipe of a case: wanted sizes (clipped to the ranges), real tokens per row, style."""
 
     name: str
     batch: int
@@ -99,9 +101,9 @@ class _Plan:
     lengths: tuple[int, ...] | None = None
     style: Style = "normal"
     least: str = ""
-    """A dimension that has its smallest size, whatever the others have."""
+    """A dimension at its smallest size, whatever the others are."""
     most: str = ""
-    """A dimension that has its largest size."""
+    """A dimension at its largest size."""
 
 
 _EDGE_PLAN = _Plan("", 2, 9, 0)
@@ -113,8 +115,8 @@ def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
 
 
 def sizes_with(specs: Sequence[InputSpec], chosen: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of the traced example but for some that are chosen; others are smaller where sums
-    would be longer than the engine takes.
+    """The sizes of the traced example with some replaced; others shrink if a sum would exceed the
+    engine's limit.
     """
     dims, sizes = named_dims(specs), {**example_sizes(specs), **chosen}
     for total in sums(specs).values():
@@ -141,7 +143,7 @@ def sample(
         lengths: real tokens of each row, the rest is padding on the right; negative: on the left.
             By default the first row is full and the others are ragged.  Without an attention mask
             all rows are full.
-        style: what images, or floats at all, look like.
+        style: distribution of images and other floats.
     """
     generator = torch.Generator().manual_seed(seed)
     masks = _masks(specs, sizes, lengths, generator)
@@ -165,13 +167,13 @@ def verification_inputs(
 ) -> list[Case]:
     """Cases for a verdict: other shapes than the traced one, corners of the ranges, padding.
 
-    Cases that the ranges make equal are given once; equal calls give equal cases.  The first two
-    are those that every pass is watched on: one of them has padding.
+    Cases that are equal within the ranges appear once; equal calls return equal cases. Every pass
+    is compared on the first two, one of which has padding.
 
     Args:
         specs: the inputs.
         seed: of the first case; each has its own.
-        longest: tokens of the case called "long".
+        longest: tokens of the case named "long".
         parameters: of the model; given them, corners of long texts are added as far as `WORK`
             allows: every position up to the longest, and an empty prompt with nothing but pads; and
             each dimension at its largest size, as far as `LARGEST_WORK` allows.  0: of no limit.
@@ -199,14 +201,14 @@ def verification_inputs(
 
 
 def _few(kinds: set[Kind]) -> list[_Plan]:
-    """What a heavy model is compared on besides the smallest sizes."""
+    """Cases of a heavy model besides the smallest sizes."""
     if "image" in kinds:
         return [_Plan("scaled image", 2, 13, 1, style="scaled")]
     return [_Plan("odd sizes", 2, 13, 1)]
 
 
 def _of_kinds(kinds: set[Kind], longest: int, costly: bool) -> list[_Plan]:
-    """What other models are compared on besides; costly ones on fewer images."""
+    """Cases of other models besides those; costly models get fewer images."""
     if costly:
         return [
             _Plan("several", 2, 9, 0),
@@ -235,7 +237,7 @@ def _of_kinds(kinds: set[Kind], longest: int, costly: bool) -> list[_Plan]:
 
 
 def _of_singles(specs: Sequence[InputSpec], smallest: Case, case: Case) -> Case:
-    """The case with the smallest one as its first row, where only the batch is larger."""
+    """The case with the smallest case as its first row, if it differs in the batch size only."""
     sizes = set()
     for spec in specs:
         one, several = smallest.inputs[spec.name], case.inputs[spec.name]
@@ -252,14 +254,14 @@ def _of_singles(specs: Sequence[InputSpec], smallest: Case, case: Case) -> Case:
 def edge_inputs(
     specs: Sequence[InputSpec], seed: int, parameters: int = 0, *, sorts: bool = False
 ) -> list[Case]:
-    """Cases whose floats are not those of a standard normal distribution: where kernels lose
-    digits, overflow or decide otherwise than eager.
+    """Cases with floats unlike a standard normal distribution, for which kernels lose digits,
+    overflow, or decide differently from eager.
 
     Args:
         specs: the inputs; none of them may be a float.
         seed: of the first case.
         parameters: of the model; see `EDGE_WORK`.
-        sorts: whether the model sorts: torch does not say which of equal values comes first.
+        sorts: whether the model sorts: torch does not define which of equal values comes first.
     """
     sizes = _sizes(specs, _EDGE_PLAN)
     is_drawn = any(_is_drawn(spec) for spec in specs)
@@ -273,14 +275,14 @@ def edge_inputs(
 
 
 def is_heavy(specs: Sequence[InputSpec], parameters: int) -> bool:
-    """Whether runs of a model take so long that few and small cases have to do."""
+    """Whether a model runs so slowly that it gets only a few small cases."""
     has_text = any(spec.kind == "token_ids" for spec in specs)
     return not has_text and _float_work(specs, parameters) > HEAVY_WORK
 
 
 def _is_costly(specs: Sequence[InputSpec], parameters: int) -> bool:
-    """Whether runs on images take long enough to leave out cases that differ from others in the
-    batch alone: only where nothing else varies, and without text.
+    """Whether runs on images are slow enough to skip cases that differ only in the batch size: only
+    if nothing else varies, and without text.
     """
     kinds = {spec.kind for spec in specs}
     if "image" not in kinds or kinds & {"token_ids", "attention_mask"}:
@@ -297,13 +299,13 @@ def _float_work(specs: Sequence[InputSpec], parameters: int) -> int:
 
 
 def _is_drawn(spec: InputSpec) -> bool:
-    """Whether the values of an input are floats of no known range."""
+    """Whether an input holds floats without a known range."""
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
 def _at_ends(specs: Sequence[InputSpec]) -> list[_Plan]:
-    """Both ends of inputs that hold one integer, such as the step of a diffusion: each case sees
-    one value of them.
+    """Cases for both ends of inputs that hold a single integer, such as a diffusion timestep, since
+    each case holds one value.
     """
     for spec in specs:
         sizes = [dim.size for dim in spec.dims if dim.name != BATCH]
@@ -313,8 +315,8 @@ def _at_ends(specs: Sequence[InputSpec]) -> list[_Plan]:
 
 
 def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
-    """Each of several dimensions at its smallest size, alone: a trace takes 1 for any size, and
-    code that asks for it has a path of its own.
+    """Cases with one of several dimensions at its smallest size: a trace may generalize a size of 1
+    although the code has a separate path for it.
     """
     names = [name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum]
     if len(names) < 2:
@@ -323,7 +325,7 @@ def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
 
 
 def _largest(specs: Sequence[InputSpec], parameters: int | None) -> list[_Plan]:
-    """Each dimension at its largest size, alone, as far as the work allows."""
+    """Cases with one dimension at its largest size, as far as the work limit allows."""
     if parameters is None:
         return []
     plans = [_Plan(f"largest {name}", 2, 7, 0, most=name) for name in named_dims(specs)]
@@ -336,7 +338,7 @@ def _elements(specs: Sequence[InputSpec], plan: _Plan) -> int:
 
 
 def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
-    """Long texts, as far as the work and the range of the sequence allow."""
+    """Cases of long texts, as far as the work limit and the sequence range allow."""
     [most] = {dim.maximum for spec in specs for dim in spec.dims if dim.name == SEQUENCE} or {0}
     fits = [n for n in CORNERS if n > LONGEST and n * parameters <= WORK]
     sizes = sorted({min(size, most) for size in fits if min(size, most) > LONGEST})
@@ -449,7 +451,7 @@ def positions_of(mask: Tensor) -> Tensor:
 def _whole(
     low: int, high: int, shape: tuple[int, ...], style: Style, generator: torch.Generator
 ) -> Tensor:
-    """Whole numbers over all of a range; of a wide one both ends, and some that are near zero."""
+    """Integers over a whole range; for a wide range both ends and some near zero."""
     if style in ENDS:
         return torch.full(shape, low if style == "lowest" else high)
     drawn = torch.randint(low, high + 1, shape, generator=generator)
@@ -462,9 +464,9 @@ def _whole(
 
 
 def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
-    """Let every row end as texts of this model do, and fill the rest of it up.
+    """End every row with the model's end token, and fill the rest with padding ids.
 
-    A mask of another shape says nothing of these ids.
+    A mask of another shape does not apply to these ids.
     """
     if mask is None or ids.shape != mask.shape:
         return ids
@@ -475,7 +477,7 @@ def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
 
 
 def _placed(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
-    """Put placeholders where every row has them, behind padding on the left, and nowhere else."""
+    """Put placeholders at their fixed columns, after left padding, and nowhere else."""
     if not spec.reserved:
         return ids
     assert spec.low is not None  # token ids have a range
@@ -506,8 +508,8 @@ def perturbed(
 ) -> Iterator[dict[str, Tensor]]:
     """Inputs of the same names and dtypes as `bases`, finite, sizes within the ranges of `specs`.
 
-    The order goes from what is likely to turn a predicate over to what is merely different: sizes,
-    boundary values, signs and scales of one input after another, then seeded chance.
+    Ordered by the chance of flipping a predicate: sizes, boundary values, signs and scales of one
+    input after another, then seeded random values.
     """
     yield from _other_sizes(specs, seed)
     for base in bases[:2]:
@@ -526,7 +528,7 @@ def perturbed(
 def telling(
     specs: Sequence[InputSpec], bases: Sequence[Mapping[str, Tensor]], seed: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Inputs near `bases`, and very large ones, within the ranges that an engine takes."""
+    """Inputs near `bases`, and very large ones, within the engine's ranges."""
     large = ({n: t * HUGE if t.is_floating_point() else t for n, t in b.items()} for b in bases[:1])
     for inputs in (*large, *perturbed(specs, bases, seed)):
         if all(_takes(spec, inputs[spec.name]) for spec in specs):
@@ -540,7 +542,7 @@ def _takes(spec: InputSpec, tensor: Tensor) -> bool:
 
 
 def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
-    """The smallest, the largest within reason, and some between, of every named dimension."""
+    """The smallest, a reasonably large, and some intermediate sizes of every named dimension."""
     for name, dim in named_dims(specs).items():
         wanted = {dim.minimum, dim.minimum + dim.step, dim.size * 2, dim.fit(dim.size * 8)}
         for size in sorted(wanted - {dim.size}):
@@ -574,8 +576,8 @@ def _variants(tensor: Tensor, spec: InputSpec) -> Iterator[Tensor]:
 def _boundaries(tensor: Tensor, spec: InputSpec) -> list[int]:
     """Integers at and around the edges of an input's range.
 
-    The range of ids is known.  That of other integers is only what the example held, so a model
-    may be asked about more; `coverage` drops what eager refuses.
+    The range of ids is known. That of other integers is only the example's, so values beyond it are
+    tried; the coverage search drops those that eager refuses.
     """
     low, high = spec.low, spec.high
     if low is None or high is None:

@@ -48,7 +48,7 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
 
 
 def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
-    """Raise UsageError when an input is none of the arguments of the model's `forward`."""
+    """Raise UsageError if an input is not an argument of the model's `forward`."""
     unknown = sorted(set(names) - set(source.forward_arguments))
     if unknown:
         raise UsageError(
@@ -60,7 +60,7 @@ def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
 
 
 def given_prompts(path: Path) -> list[str]:
-    """One prompt a line, read as `enginecast run` reads them.
+    """One prompt per line, read as by `enginecast run`.
 
     Raises:
         UsageError: the file is missing, no UTF-8, or empty.
@@ -118,7 +118,7 @@ class DynamicOption:
     input: str
     dim: int
     minimum: int
-    """0: as for others of its symbol."""
+    """0: as for other dimensions with its symbol."""
     maximum: int
     text: str
     """As the user wrote it, for messages."""
@@ -142,8 +142,8 @@ def parse_dynamic(text: str) -> DynamicOption:
     """Parse one of the forms that the module lists.
 
     Raises:
-        UsageError: another form, a size below 1, an empty range, or one that does not begin and
-            end with a multiple of its step.
+        UsageError: the text has another form, a size below 1, an empty range, or ends that are not
+            multiples of its step.
     """
     match = FORM.fullmatch(text.strip())
     if match is None:
@@ -166,7 +166,7 @@ def parse_dynamic(text: str) -> DynamicOption:
 def apply_dynamic(
     specs: tuple[InputSpec, ...], options: Sequence[DynamicOption]
 ) -> tuple[InputSpec, ...]:
-    """Set the ranges of dimensions; a name that several inputs share changes in all of them.
+    """Set the ranges of dimensions; a shared name changes in all inputs.
 
     Raises:
         UsageError: no such input or dimension, or two options that contradict each other.
@@ -190,9 +190,10 @@ def apply_dynamic(
 def _with_symbols(
     specs: tuple[InputSpec, ...], options: Sequence[DynamicOption]
 ) -> tuple[InputSpec, ...]:
-    """The inputs with dimensions that are called as the user calls them.
+    """The inputs with dimensions renamed to the user's symbols.
 
-    Where a name that inputs share gets another one at a single place, it gets that everywhere.
+    A name that several inputs share is renamed everywhere, even if the user renamed it in one
+    place.
     """
     named = {option.place: option for option in options if option.symbol}
     symbols = {place: option.symbol for place, option in named.items()}
@@ -221,8 +222,8 @@ def _with_symbols(
 def _check_symbol(
     option: DynamicOption, dims: Sequence[DimSpec], options: Sequence[DynamicOption]
 ) -> None:
-    """Refuse a symbol that nothing gives a range, and one of dimensions that the example has in
-    different sizes.
+    """Refuse a symbol without a range, and one shared by dimensions of different sizes in the
+    example.
     """
     has_range = any(other.minimum for other in options if other.symbol == option.symbol)
     if not has_range and all(dim.name is None for dim in dims):
@@ -239,12 +240,12 @@ def _check_symbol(
 
 
 def _widest(dims: Sequence[DimSpec]) -> DimSpec:
-    """What dimensions of one name have in common: the first of those that may vary."""
+    """The representative of dimensions with one name: the first that may vary."""
     return next((dim for dim in dims if dim.name is not None), dims[0])
 
 
 def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[str, int]]:
-    """Input and index of the dimension that is meant, and of those that share its name."""
+    """Input and index of the named dimension, and of those that share its name."""
     target = _find(specs, option)
     if target.name is None:
         return [option.place]
@@ -301,7 +302,7 @@ def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[In
     """Set the ranges of whole numbers, `NAME=MIN..MAX` each.
 
     Raises:
-        UsageError: another form, no such input, one without whole numbers, or an empty range.
+        UsageError: the text has another form, names no integer input, or has an empty range.
     """
     asked: dict[str, InputSpec] = {}
     by_name = {spec.name: spec for spec in specs}

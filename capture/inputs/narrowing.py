@@ -1,9 +1,9 @@
 """Narrow dimensions that the user did not set to the sizes that the model's code accepts.
 
-A default range is a guess.  Where the code of a model takes another path at some size, or unrolls
-a loop over a dimension, torch.export refuses the guess and says which sizes it cannot vouch for;
-the guess is then narrowed, or the dimension fixed, which is reported.  A range that was given
-with --dynamic is never touched: there the refusal is the answer.
+A default range is a guess. If a model's code takes another path at some size, or unrolls a loop
+over a dimension, torch.export rejects the guess and names the sizes it cannot guarantee; the guess
+is then narrowed, or the dimension fixed, which is reported. A range given with --dynamic is never
+changed: there the refusal is the result.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.refusals.refusal import CONSTANT, GUARD, SIZE
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
-"""Sizes of dimensions that must be fixed where no inputs were given; with given ones they keep the
-size they have there, and others the size they were traced with."""
+"""Sizes of dimensions that must be fixed, if no inputs were given; with given inputs they keep
+their size, and others the size they were traced with."""
 
 STEPS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
-"""That sizes may vary in, where a model's code does not take all of them."""
+"""Step sizes to try if a model's code does not accept all sizes."""
 MOST_TRIALS = 100_000
-"""Sizes that a guard is tried on before it counts as unproved."""
+"""Most sizes that a guard is evaluated for before it counts as unproved."""
 
 _SUGGESTED = re.compile(r"^\s+(?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
@@ -55,21 +55,21 @@ class Narrowed:
 
     specs: tuple[InputSpec, ...]
     notes: tuple[str, ...]
-    """What was narrowed, as sentences for the user."""
+    """Notes for the user on what was narrowed."""
     is_proved: bool = False
-    """Whether torch only lacked a proof: what it asked holds for every size there is."""
+    """Whether torch only lacked a proof: its guard holds for every size in range."""
 
 
 def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narrowed | None:
     """Narrow what torch.export names in `message`.
 
     Args:
-        specs: the inputs as they were traced.
-        message: of the error.
-        place: FILE:LINE of the code that does not take all sizes, where it is known.
+        specs: the inputs as traced.
+        message: torch's error message.
+        place: FILE:LINE of the code that rejects some sizes, if known.
 
     Returns:
-        None when the message names no dimension, or one that the user asked for.  What holds for
+        None if the message names no dimension, or one that the user asked for.  What holds for
         all sizes is not a reason to narrow anything: torch then defers its check (`is_proved`).
     """
     dims = named_dims(specs)
@@ -88,12 +88,12 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
 
 
 def _with_given(dim: DimSpec, sizes: range) -> range:
-    """The sizes, or that of the inputs that the user gave where it is none of them."""
+    """The sizes, or the size of the user's inputs if it is not among them."""
     return sizes if dim.given is None or dim.given in sizes else range(dim.given, dim.given + 1)
 
 
 def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None:
-    """Fix dimensions that cannot vary; None when the user asked for one of them to."""
+    """Fix dimensions that cannot vary; None if the user asked for one of them to vary."""
     dims = named_dims(specs)
     if any(dims[name].asked for name in names):
         return None
@@ -104,12 +104,12 @@ def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
 def in_steps(
     specs: tuple[InputSpec, ...], takes: Callable[[Mapping[str, int]], bool], place: str
 ) -> Narrowed | None:
-    """Let sizes vary in the smallest steps that the code takes, such as those that it halves and
-    doubles again; None where no steps help, or the user asked for the sizes.
+    """Let sizes vary in the smallest steps that the code accepts, such as for a size that is halved
+    and doubled; None if no step helps, or if the user asked for the sizes.
 
     Args:
-        takes: whether the model's code runs with inputs of these sizes.
-        place: FILE:LINE of the code that does not take all sizes.
+        takes: whether the model's code accepts inputs of these sizes.
+        place: FILE:LINE of the code that rejects some sizes.
     """
     dims = named_dims(specs)
     names = [name for name, dim in dims.items() if name not in FIXED and dim.step == 1]
@@ -132,7 +132,7 @@ def _take(
     dims: Mapping[str, DimSpec],
     steps: Mapping[str, int],
 ) -> bool:
-    """Whether some sizes in steps are taken, the smallest among them."""
+    """Whether some sizes in steps are accepted, including the smallest."""
     sizes = {name: _multiples(dims[name], step) for name, step in steps.items()}
     if not all(sizes.values()):
         return False
@@ -154,9 +154,10 @@ def _multiples(dim: DimSpec, step: int) -> range:
 
 
 def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
-    """Let one dimension less vary: the last of those that share a name, then the rest of them.
+    """Let one dimension fewer vary: first the last of those that share a name, then the others.
 
-    A default takes equal leading sizes for one batch, which weights among the inputs do not have.
+    By default, equal leading sizes are taken for one batch, which is wrong for weights among the
+    inputs.
     """
     for index in reversed(range(len(specs))):
         spec = specs[index]
@@ -180,7 +181,7 @@ def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
 
 
 def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
-    """(dimension, guard in the names of dimensions) for each guard that torch cannot vouch for."""
+    """(dimension, guard over dimension names) for each guard that torch cannot guarantee."""
     by_place = {
         (spec.name, index): dim.name or str(dim.size)
         for spec in specs
@@ -196,7 +197,7 @@ def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]
 
 
 def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
-    """Whether a guard holds for every size of the dimensions it names: of each alone, or of two."""
+    """Whether a guard holds for all sizes of the one or two dimensions it names."""
     try:
         code = compile(guard, "<guard>", "eval")
         names = [name for name in dims if name in code.co_names]
@@ -214,7 +215,7 @@ def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
 def _ranges(
     dims: Mapping[str, DimSpec], guards: Sequence[tuple[str, str]], message: str
 ) -> dict[str, range]:
-    """New sizes of the dimensions that a message names."""
+    """New ranges of the dimensions that a message names."""
     constant = {match["name"] for match in CONSTANT.finditer(message)}
     ranges: dict[str, range] = {}
     _, _, suggested = message.partition("Suggested fixes:")
@@ -239,8 +240,8 @@ def _ranges(
 
 
 def _allowed(dim: DimSpec, sizes: range, guard: str) -> range:
-    """The longest run of sizes around the traced one for which a guard holds; where its neighbors
-    break it, of sizes in steps.
+    """The longest run of sizes around the traced one for which a guard holds; in steps, if the
+    adjacent sizes break it.
 
     A guard that mentions other dimensions as well, or that cannot be read, allows one size.
     """
@@ -258,7 +259,7 @@ def _allowed(dim: DimSpec, sizes: range, guard: str) -> range:
 
 
 def _run(size: int, holding: Set[int], step: int) -> range:
-    """The multiples of a step next to each other, a size among them; empty where it is none."""
+    """The consecutive multiples of a step around a size; empty if the size is not a multiple."""
     if size % step or size not in holding:
         return range(0)
     low = high = size

@@ -39,16 +39,16 @@ class DimSpec:
     """One dimension of an input.
 
     Args:
-        name: symbol shared by all dimensions that must agree; None for a static dimension.
-        size: its size in the example that is traced.
+        name: symbol shared by all dimensions that must be equal; None for a static dimension.
+        size: its size in the traced example.
         minimum: smallest size that the engine takes.
         maximum: largest size that the engine takes.
-        asked: whether the user gave the range, so that it is never narrowed without a refusal.
-        given: its size in the inputs that the user gave; None when they were derived.
-        step: all sizes are multiples of it, the smallest and the largest, too.
-        parts: names and example sizes of the dimensions that this one is the sum of, such as those
-            of the tokens before and of the new ones for a mask of both; empty: it is none.
-        cap: largest sum.
+        asked: whether the user gave the range; it is then refused rather than narrowed.
+        given: its size in the user's inputs; None if inputs were derived.
+        step: all sizes are multiples of it, including the smallest and the largest.
+        parts: names and example sizes of the dimensions that this one is the sum of, such as past
+            and new tokens for a mask over both; empty: it is not a sum.
+        cap: largest allowed sum.
     """
 
     name: str | None
@@ -67,37 +67,37 @@ class DimSpec:
 
     @classmethod
     def sum_of(cls, name: str, parts: Sequence["DimSpec"], cap: int = LARGEST_SUM) -> "DimSpec":
-        """The sum of other dimensions, called `name`."""
+        """A dimension named `name` that is the sum of others."""
         low, high = sum(p.minimum for p in parts), min(cap, sum(p.maximum for p in parts))
         sizes = tuple((str(part.name), part.size) for part in parts)
         return cls(name, sum(p.size for p in parts), low, high, parts=sizes, cap=cap)
 
     def size_in(self, sizes: Mapping[str, int]) -> int:
-        """Its size where named dimensions have these sizes, and others the example's."""
+        """Its size if named dimensions have the given sizes, and others the example's."""
         if self.parts:
             return sum(sizes.get(name, size) for name, size in self.parts)
         return self.size if self.name is None else sizes.get(self.name, self.size)
 
     @property
     def sizes(self) -> range:
-        """All sizes that the engine takes."""
+        """All sizes that the engine accepts."""
         return range(self.minimum, self.maximum + 1, self.step)
 
     @property
     def shown(self) -> str:
-        """The sizes as `--dynamic` has them."""
+        """The sizes in the syntax of `--dynamic`."""
         step = f"/{self.step}" if self.step > 1 else ""
         return "..".join(map(str, dict.fromkeys((self.minimum, self.maximum)))) + step
 
     def fit(self, size: int) -> int:
-        """The size that an engine takes in place of this one, not larger if that is possible."""
+        """The accepted size nearest to this one, not larger if possible."""
         size = min(max(size, self.minimum), self.maximum)
         return size - size % self.step
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input: what its values mean, and its shape."""
+    """One input: the meaning of its values, and its shape."""
 
     name: str
     kind: Kind
@@ -116,22 +116,22 @@ class InputSpec:
     """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
     which must not be negative."""
     places: tuple[tuple[int, int], ...] = ()
-    """Column and id of what every row of token ids holds: as many placeholders as there are
-    features of its image or its sound."""
+    """Column and id of the placeholders in every row of token ids: one per image or audio
+    feature."""
     reserved: frozenset[int] = frozenset()
-    """Ids that stand nowhere else, because they are placeholders."""
+    """Placeholder ids, which occur only at `places`."""
     origin: Origin = "known"
     """Where the range of values comes from: "known" from a config or the kind of input, "example"
     is only what the example held, "asked" is what the user wants."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds whole numbers of a range."""
+        """Whether it holds integers with a known range."""
         return self.low is not None and self.high is not None
 
 
 def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
-    """The dimensions that vary by themselves, by name."""
+    """The independently varying dimensions, by name."""
     return {
         dim.name: dim
         for spec in specs
@@ -146,7 +146,7 @@ def sums(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
 
 
 def with_sums(specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
-    """The inputs, where dimensions that are sums have the sizes that their parts have now."""
+    """The inputs, with the sizes of sums updated from their parts."""
     dims = named_dims(specs)
 
     def summed(dim: DimSpec) -> DimSpec:
@@ -160,7 +160,7 @@ def with_sums(specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
 
 
 def ranges_of(specs: Sequence[InputSpec]) -> dict[str, tuple[int, int]]:
-    """Least and greatest size of each dimension that varies."""
+    """Smallest and largest size of each varying dimension."""
     every = {**named_dims(specs), **sums(specs)}
     return {name: (dim.minimum, dim.maximum) for name, dim in every.items()}
 
@@ -175,21 +175,20 @@ def from_example(
     """Inputs of a model from one example of each.
 
     Dimension 0 is the batch where it is that of the first input, of two or more: others, such as
-    the positions of an image's patches, may be the same for all rows.
-    Two-dimensional integer `input_ids` and masks are known for what they are: their dimension 1 is
-    the sequence.  So are four-dimensional `pixel_values`.  With either, and in calls
-    of a pipeline's components, a batch of one may grow.
-    Inputs of any float dtype are fp32, as the captured module is.
-    Placeholders, whose ids the config names, stay where they are in every row.
+    the positions of an image's patches, may be the same for all rows. Two-dimensional integer
+    `input_ids` and masks are known for what they are: their dimension 1 is the sequence.  So are
+    four-dimensional `pixel_values`.  With either, and in calls of a pipeline's components, a batch
+    of one may grow. Inputs of any float dtype are fp32, as the captured module is. Placeholders,
+    whose ids the config names, keep their columns in every row.
 
     Args:
         example: one tensor for each input.
-        config: of the model.
+        config: the model's config.
         of_pipeline: whether it is a call of a pipeline's component.
-        is_one_size: whether sizes of images are a part of the model, so that no batch varies.
+        is_one_size: whether image sizes are part of the model, so that no batch varies.
 
     Raises:
-        UsageError: there is no example at all.
+        UsageError: the example is empty.
     """
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
@@ -230,7 +229,7 @@ def from_example(
 def _placeholders(
     example: Mapping[str, Tensor], kinds: Mapping[str, Kind], config: PreTrainedConfig | None
 ) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
-    """Column and id of the placeholders in each row, and their ids; none where rows differ."""
+    """Column and id of the placeholders in each row, and their ids; empty if rows differ."""
     ids = next((example[name] for name, kind in kinds.items() if kind == "token_ids"), None)
     parts = () if config is None else parts_of(config)
     known = frozenset(id_ for part in parts for id_ in placeholders_of(part).values())
@@ -244,7 +243,7 @@ def _placeholders(
 def _marks(
     tensor: Tensor, name: str, example: Mapping[str, Tensor], kinds: Mapping[str, Kind]
 ) -> bool:
-    """Whether an input of zeros and ones says something of each token."""
+    """Whether an input holds a zero or one for each token."""
     ids = next((example[name] for name, kind in kinds.items() if kind == "token_ids"), None)
     if ids is None or kinds[name] != "tensor" or "mask" not in name or tensor.shape != ids.shape:
         return False
@@ -254,8 +253,8 @@ def _marks(
 def with_held_marks(
     specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]
 ) -> tuple[InputSpec, ...]:
-    """The inputs, where masks that mark the same tokens in every row mark these alone: as many as
-    there are features of an image.
+    """The inputs, with masks restricted to the tokens that they mark in every row: one per image
+    feature.
     """
     kinds = {spec.name: spec.kind for spec in specs}
     held, least = {}, 1
@@ -278,12 +277,12 @@ def with_held_marks(
 
 
 def _is_main(kinds: Mapping[str, Kind], name: str) -> bool:
-    """Whether an input has rows for sure: where some are known for what they are, one of them."""
+    """Whether an input surely has a batch: one of known kind, if there are any."""
     return kinds[name] != "tensor" or set(kinds.values()) == {"tensor"}
 
 
 def captured_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype that a tensor enters the capture with: all modules are captured in fp32."""
+    """The dtype of a tensor at capture: all modules are captured in fp32."""
     return torch.float32 if tensor.is_floating_point() else tensor.dtype
 
 
@@ -339,7 +338,7 @@ def kind_of(name: str, tensor: Tensor) -> Kind:
 def _id_range(
     name: str, tensor: Tensor, config: PreTrainedConfig | None
 ) -> tuple[int | None, int | None, Origin]:
-    """The range of an input's values, and where it comes from."""
+    """The range of an input's values, and its origin."""
     kind = kind_of(name, tensor)
     if kind == "attention_mask":
         return 0, 1, "known"

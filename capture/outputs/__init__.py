@@ -1,5 +1,5 @@
 """The outputs of a model: their names, and which of them an engine returns.
 
-Enters: what is the same for eager and for a trace. It imports `enginecast.errors` and no other
+Holds: what is the same for eager and for a trace. It imports `enginecast.errors` and no other
 folder of ours.
 """

@@ -14,13 +14,13 @@ from enginecast.errors import UsageError
 ALWAYS = ("last_hidden_state", "pooler_output", "text_embeds", "logits")
 """Fields that a model fills whenever its output has them."""
 Refuse = Callable[[str, str], Exception]
-"""The error for an output that is not there, by its name and the names of those that are."""
+"""Makes the error for a missing output from its name and the names of the available ones."""
 
 
-class Absent:
+class MissingOutput:
     """A placeholder for an output that is not available; any use raises an error.
 
-    Its place counts: `[0]` has to stay what it is.
+    It keeps its position, so that the other outputs keep their indices.
     """
 
     def __init__(self, name: str, there: Iterable[str], refuse: Refuse) -> None:
@@ -52,14 +52,14 @@ class Absent:
         raise next(one for one in tree_leaves((given, named)) if isinstance(one, cls)).refuse()
 
     def __repr__(self) -> str:
-        return f"Absent({self._name!r})"
+        return f"MissingOutput({self._name!r})"
 
 
-class HiddenStates(tuple[Tensor | Absent, ...]):
-    """All hidden states of a model; asked for one that is not there, it says so.
+class HiddenStates(tuple[Tensor | MissingOutput, ...]):
+    """All hidden states of a model; indexing one that is not available raises an error.
 
-    Going through them gives `Absent` for those: what moves or casts outputs (accelerate does) makes
-    another of these from what it went through.
+    Iterating yields a `MissingOutput` for each of those: code that moves or casts outputs, such as
+    accelerate, rebuilds this tuple from what it iterates over.
     """
 
     @overload
@@ -72,7 +72,7 @@ class HiddenStates(tuple[Tensor | Absent, ...]):
         except IndexError:
             raise IndexError(f"hidden_states[{index}]: the model has {len(self)}") from None
         for one in found if isinstance(index, slice) else (found,):
-            if isinstance(one, Absent):
+            if isinstance(one, MissingOutput):
                 raise one.refuse()
         return found
 
@@ -87,7 +87,7 @@ class UncountedHiddenStates(dict[int, Tensor]):
 
     def __missing__(self, index: int) -> NoReturn:
         there = (f"{HIDDEN_STATES}.{one}" for one in self.keys())
-        raise Absent(f"{HIDDEN_STATES}.{index}", there, self.refuse).refuse()
+        raise MissingOutput(f"{HIDDEN_STATES}.{index}", there, self.refuse).refuse()
 
     def __iter__(self) -> NoReturn:
         raise self.refuse(HIDDEN_STATES, ", ".join(str(one) for one in self.keys()))
@@ -119,7 +119,7 @@ def assemble(
         elif field.name == HIDDEN_STATES and hidden:
             made[field.name] = _hidden_states(tensors, count, refuse, uncounted)
         elif field.name in always:
-            made[field.name] = Absent(field.name, tensors, refuse)
+            made[field.name] = MissingOutput(field.name, tensors, refuse)
     return made
 
 
@@ -136,5 +136,6 @@ def _hidden_states(
         return uncounted(found)
     counted = {index % count: tensor for index, tensor in found.items()}
     return HiddenStates(
-        counted.get(index, Absent(f"{prefix}{index}", there, refuse)) for index in range(count)
+        counted.get(index, MissingOutput(f"{prefix}{index}", there, refuse))
+        for index in range(count)
     )

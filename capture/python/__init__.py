@@ -1,4 +1,4 @@
 """Tools for Python code: source locations, swapping code during a trace, silencing libraries.
 
-Enters: what knows nothing of models. It imports `enginecast.errors` and no other folder of ours.
+Holds: what knows nothing of models. It imports `enginecast.errors` and no other folder of ours.
 """

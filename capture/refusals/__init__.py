@@ -1,4 +1,4 @@
 """Explain why torch.export refused a model, in terms of the user's code.
 
-Enters: readers of torch's errors. It must not trace a model.
+Holds: readers of torch's errors. It must not trace a model.
 """

@@ -160,7 +160,7 @@ def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str
     return Call({name: _as_tuple(value) for name, value in arguments.items()}, entry)
 
 
-def taking(module: nn.Module, call: Call | None) -> nn.Module:
+def take_named_tensors(module: nn.Module, call: Call | None) -> nn.Module:
     """Make `module` take the tensors of `call` by name, in place.
 
     Wrapping the module instead would put a prefix before every module path in the program.

@@ -286,7 +286,10 @@ class DecoderSource(WrappedSource):
         return None
 
     def _stepping(self, module: nn.Module) -> nn.Module:
-        """Make `module` take and give keys and values by name, in place (see `calls.taking`)."""
+        """Make `module` take and return keys and values by name, in place.
+
+        See `calls.take_named_tensors`.
+        """
         plain: Callable[..., Any] = type(module).forward
         names, past, layers = set(self.names), self.past, len(self.layers)
 

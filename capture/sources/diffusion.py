@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.calls import Call, taking
+from enginecast.capture.sources.calls import Call, take_named_tensors
 from enginecast.capture.sources.checkpoint import (
     LOADABLE,
     WeightNames,
@@ -92,16 +92,16 @@ class ComponentSource(Source):
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         if dtype == torch.float32:
-            return taking(fill_widened(self._bare(), self.weights()), self.call)
+            return take_named_tensors(fill_widened(self._bare(), self.weights()), self.call)
         module = self._bare(dtype)
         kept = set(getattr(self.model_class, "_keep_in_fp32_modules", None) or ())
         module.load_state_dict(
             {n: _cast(t, n, kept, dtype) for n, t in self.weights().items()}, assign=True
         )
-        return taking(module.requires_grad_(False), self.call)
+        return take_named_tensors(module.requires_grad_(False), self.call)
 
     def empty(self) -> nn.Module:
-        return taking(self._bare(), self.call)
+        return take_named_tensors(self._bare(), self.call)
 
     def weights(self) -> dict[str, Tensor]:
         if self.seed is not None:

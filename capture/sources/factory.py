@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.refusals.refusal import missing_requirement
-from enginecast.capture.sources.calls import call_of, taking
+from enginecast.capture.sources.calls import call_of, take_named_tensors
 from enginecast.capture.sources.copies import cast_module, copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
@@ -82,10 +82,10 @@ class FactorySource(Source):
             cast_module(module, dtype)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
-        return taking(module, self.call)
+        return take_named_tensors(module, self.call)
 
     def empty(self) -> nn.Module:
-        return taking(empty_copy(self._module, casts=not self._casts_inputs), self.call)
+        return take_named_tensors(empty_copy(self._module, casts=not self._casts_inputs), self.call)
 
     @cached_property
     def _casts_inputs(self) -> bool:
@@ -98,7 +98,7 @@ class FactorySource(Source):
             return False
         try:
             with torch.no_grad():
-                taking(copy_sharing_weights(self._module), self.call)(**self.example())
+                take_named_tensors(copy_sharing_weights(self._module), self.call)(**self.example())
         except Exception:  # the model's own code
             return False
         return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.sources.calls import Call, taking
+from enginecast.capture.sources.calls import Call, take_named_tensors
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
@@ -25,10 +25,10 @@ class CalledSource(WrappedSource):
         return self._model.fingerprint()
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        return taking(self._model.eager(dtype), self.call)
+        return take_named_tensors(self._model.eager(dtype), self.call)
 
     def empty(self) -> nn.Module:
-        return taking(self._model.empty(), self.call)
+        return take_named_tensors(self._model.empty(), self.call)
 
     @property
     def forward_signature(self) -> inspect.Signature:

@@ -106,7 +106,10 @@ class StatefulSource(WrappedSource):
         return {**found, **self.start} if found else {}
 
     def _fed(self, module: nn.Module) -> nn.Module:
-        """Make `module` take and give its state by name, in place (see `calls.taking`)."""
+        """Make `module` take and return its state by name, in place.
+
+        See `calls.take_named_tensors`.
+        """
         plain: Callable[..., Any] = module.forward
         places = {name: _places(module, name) for name in self.buffers}
         names = dict(self.inputs)

@@ -38,7 +38,7 @@ from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.questions import all_as_eager, as_eager
 from enginecast.capture.tracing.checks.aware import is_users, unlike_eager
-from enginecast.capture.tracing.checks.passed import told_by_modes
+from enginecast.capture.tracing.checks.mode_queries import mode_dependence
 from enginecast.capture.tracing.checks.sweep import Sweep, untold
 from enginecast.capture.tracing.checks.walk import Walker
 from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
@@ -275,7 +275,7 @@ def _unlike(
     is_swept = strategy.name in SWEPT
     if is_swept and (unlike := unlike_eager(source, traced, wanted, strategy.is_strict)):
         return unlike
-    return told_by_modes(source, traced, wanted, answered=is_answered, exporting=not is_swept)
+    return mode_dependence(source, traced, wanted, answered=is_answered, exporting=not is_swept)
 
 
 def _swept(

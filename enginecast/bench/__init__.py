@@ -1,4 +1,4 @@
 """Times of an engine beside its peers: one run, in turns, with accuracy beside each time.
 
-Enters: a bundle, and the model that it was made from.  Needs torch for peers alone.
+Holds: a bundle, and the model that it was made from.  Needs torch for peers alone.
 """

@@ -1,7 +1,7 @@
 """Estimate the disk and memory that an export needs, before it begins.
 
-The figures are least ones: what is known to be taken, without what the steps need for themselves.
-So a refusal is never a guess, and an export that is let through may still be a tight fit.
+The figures are lower bounds: they count what is known to be needed, without the working memory of
+the steps. So a refusal is never a guess, and an accepted export may still run out.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from enginecast.runtime.bundle.staging import require_space
 from enginecast.runtime.device.machine import available
 
 Elements = Mapping[torch.dtype, int]
-"""How many elements of the weights are stored in each dtype."""
+"""Number of weight elements stored in each dtype."""
 
 BESIDE_WEIGHTS = 64 << 20
 """Bytes on disk for the graph, the stored reference and the reports."""
 IMPORTED = 600 << 20
-"""Bytes of a process that has imported torch, transformers and ONNX Runtime."""
+"""Bytes of memory of a process that has imported torch, transformers and ONNX Runtime."""
 SESSION = {"fp32": 3, "fp16": 2, "bf16": 2}
 """Bytes in memory per weight of a CPU session besides the mapped file: ONNX Runtime packs most fp32
 weights for its kernels, and casts fp16 ones to fp32 while it runs (measured on T5 encoders)."""
@@ -34,22 +34,22 @@ weights for its kernels, and casts fp16 ones to fp32 while it runs (measured on 
 
 @dataclass(frozen=True)
 class Budget:
-    """The least that an export takes, in bytes."""
+    """Lower bounds on the disk and memory of an export, in bytes."""
 
     disk: int
     memory: int
     why: str
-    """What most of the memory is for."""
+    """What takes most of the memory."""
 
 
 def estimate(
     elements: Elements, config: EngineConfig, *, in_memory: bool, maps_mixed: bool = False
 ) -> Budget:
-    """Add up what is known.
+    """Add up the known needs of an export.
 
     Args:
-        in_memory: the weights are not mapped from a file.
-        maps_mixed: eager reads them from their file though they are of several dtypes.
+        in_memory: whether the weights are in memory rather than mapped from a file.
+        maps_mixed: eager maps the weights from their file although they have several dtypes.
     """
     count = sum(elements.values())
     size = sum(number * dtype.itemsize for dtype, number in elements.items())
@@ -70,7 +70,7 @@ def estimate(
 
 
 def require(source: Source, config: EngineConfig, folder: Path) -> None:
-    """Refuse to begin what this machine cannot finish; the bundle is written into `folder`."""
+    """Refuse an export that this machine cannot finish; `folder` will hold the bundle."""
     budget = estimate(
         source.weight_elements(), config, in_memory=source.in_memory, maps_mixed=source.maps_mixed
     )
@@ -91,7 +91,7 @@ def require(source: Source, config: EngineConfig, folder: Path) -> None:
 
 
 def _eager(elements: Elements, name: str, maps_mixed: bool) -> int:
-    """Bytes that the eager module holds besides mapped files (see `capture.sources.widened`)."""
+    """Bytes that the eager module needs besides mapped files (see `capture.sources.widened`)."""
     dtype = DTYPES[name]
     mapped = {dtype, *NARROW} if dtype == torch.float32 else {dtype}
     others = set(elements) - mapped

@@ -49,13 +49,13 @@ from enginecast.verify.eager import shape_only_outputs
 from enginecast.verify.runs import Runs
 
 SEED = 0
-"""Of the verification inputs: equal calls give equal bundles."""
+"""Seed of the verification inputs, fixed so that equal calls give equal bundles."""
 GIVEN = ("given ", "example ")
-"""What the names of cases begin with whose values somebody chose."""
+"""Prefixes of the names of cases whose values a person chose."""
 DRAWS = 8
-"""Of one case, until the model takes it."""
+"""Most draws of one case until the model accepts it."""
 FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
-"""What a program raises at values or sizes that it does not take."""
+"""Errors that a program raises for values or sizes it does not accept."""
 
 
 def choose_cases(
@@ -69,11 +69,11 @@ def choose_cases(
     """The verification inputs, those of the user first.
 
     Args:
-        specs: with the ranges that the program kept.
-        parameters: of the model, which limits the work; 0: no limit.
+        specs: the inputs, with the ranges that the program kept.
+        parameters: parameter count of the model, which limits the work; 0: no limit.
 
     Raises:
-        UsageError: what was given does not fit the inputs.
+        UsageError: the user's values do not fit the inputs.
     """
     cases = verification_inputs(specs, SEED, parameters=parameters)
     if given:
@@ -99,7 +99,7 @@ def choose_cases(
 def with_other_sizes(
     specs: Sequence[InputSpec], cases: Sequence[Case], others: Sequence[OtherSizes]
 ) -> tuple[Case, ...]:
-    """The cases, and one for each size that the guards exclude, which takes another path."""
+    """Add one case for each size that the guards exclude and that takes another path."""
     added = []
     for other in others:
         place = f" ({other.place})" if other.place else ""
@@ -112,7 +112,7 @@ def with_other_sizes(
 def allowed(
     specs: Sequence[InputSpec], cases: Sequence[Case], checks: Sequence[SizeCheck]
 ) -> tuple[Case, ...]:
-    """The cases whose sizes an engine takes, and what the user gave in any case."""
+    """The cases whose sizes an engine accepts, and every case of the user's."""
     return tuple(
         case
         for case in cases
@@ -124,9 +124,10 @@ def allowed(
 def that_eager_takes(
     source: Source, program: ExportedProgram, specs: Sequence[InputSpec], cases: Sequence[Case]
 ) -> tuple[Case, ...]:
-    """The cases; where values decide sizes, such as that of a selection, those that were drawn and
-    that eager raises at are drawn again, for it may want one row at least.  What it takes in no
-    draw stays as it is.
+    """Redraw the random cases that eager raises an error for.
+
+    This matters where values decide sizes: a selection may have to return at least one row. A case
+    that eager accepts in no draw stays as it is.
     """
     if not any(map(_sized_by_values, program.graph.nodes)):
         return tuple(cases)
@@ -168,8 +169,8 @@ def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
 
 
 def in_example_values(cases: Sequence[Case], example: Mapping[str, Tensor]) -> tuple[Case, ...]:
-    """The cases with floats of the example in any order, for a model that takes no others: its
-    inputs may be probabilities.
+    """The cases with their floats drawn from the example's values, for a model that accepts no
+    others: its inputs may be probabilities.
     """
     generator = torch.Generator().manual_seed(SEED)
 
@@ -196,15 +197,16 @@ def with_telling_values(
     told: Collection[str] = (),
     plain: Runs | None = None,
 ) -> tuple[Case, ...]:
-    """The cases, and one for each output that has no number but zero in all of them and need not:
-    agreement on nothing else proves little.
+    """Add one case for each output that is zero in all cases and need not be: agreement on zeros
+    alone proves little.
 
     Args:
-        runs: of the program in fp64.
-        names: of its outputs.
-        told: the outputs that are known to have another number in one of the cases.
-        plain: of the program as it is: inputs at which its outputs have other sizes, such as equal
-            scores of boxes that fp64 tells apart, show rounding alone, and are not taken.
+        runs: cached runs of the program in fp64.
+        names: names of its outputs.
+        told: outputs that are known to be nonzero in one of the cases.
+        plain: cached runs of the program as captured. Inputs for which its outputs have other sizes
+            than in fp64, such as box scores that are equal in fp32 alone, are not used: they show
+            only rounding.
     """
     if set(names) <= set(told):
         return tuple(cases)
@@ -232,7 +234,7 @@ def with_telling_values(
 
 
 def _of_equal_sizes(runs: Runs, others: Runs, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether two programs give outputs of the same sizes; also where the others do not run."""
+    """Whether two programs return outputs of the same sizes; true where the second does not run."""
     try:
         [[one], [other]] = runs.outputs([inputs]), others.outputs([inputs])
     except FAILS:
@@ -246,7 +248,7 @@ def _telling(runs: Runs, inputs: Mapping[str, Tensor]) -> set[str]:
 
 
 def telling_outputs(outputs: Mapping[str, Tensor]) -> set[str]:
-    """The outputs that hold a finite number other than zero."""
+    """The outputs that hold a finite nonzero number."""
     return {
         name for name, found in outputs.items() if bool((found.isfinite() & (found != 0)).any())
     }
@@ -254,17 +256,18 @@ def telling_outputs(outputs: Mapping[str, Tensor]) -> set[str]:
 
 @dataclass(frozen=True)
 class Covered:
-    """Verification inputs that take both paths of each branch, as far as such were found."""
+    """Verification inputs that take both paths of each branch, where such inputs were found."""
 
     inputs: tuple[InputSpec, ...]
-    """With value ranges that hold the cases that were added."""
+    """The inputs, with value ranges that include the added cases."""
     cases: tuple[Case, ...]
     verified: tuple[str, ...]
-    """Notes: which branches were seen on both paths, and those of libraries that were not."""
+    """Notes on branches seen on both paths, and on library branches that were not."""
     unverified: tuple[Unverified, ...]
-    """Branches of the model of which no input took one of the paths."""
+    """Branches of the model with a path that no input took."""
     watched: tuple[Case, ...] = ()
-    """Few of a program with blocks, and among them they run every block that any case runs."""
+    """For a program with control-flow subgraphs: a few cases that together run every subgraph that
+    any case runs."""
 
 
 def cover_branches(
@@ -274,7 +277,7 @@ def cover_branches(
     places: Collection[SourceLocation],
     settled: Collection[Spot] = (),
 ) -> Covered:
-    """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
+    """Run the model in fp32 to find inputs for the branch paths that `cases` do not take."""
     found = cover(source.eager(), specs, cases, places, SEED, settled)
     verified = [f"both paths verified: {', '.join(found.verified)}"] if found.verified else []
     verified += [f"in a library, so it does not reject the engine: {u}" for u in found.in_libraries]
@@ -285,10 +288,10 @@ def cover_branches(
 def along_guards(
     source: Source, cases: Sequence[Case], guards: Sequence[Guard], steps: Steps
 ) -> tuple[Case, ...]:
-    """The cases in which the model, run in fp32, takes the path of its specialised program.
+    """The cases for which the model, run in fp32, takes the path of its specialized program.
 
     Raises:
-        CaptureError: it takes that path in none of them, or a loop does not end.
+        CaptureError: no case takes that path, or a loop does not end.
     """
     module = source.eager()
     taken = [(guard.read.place, guard.read.value) for guard in guards]
@@ -313,7 +316,9 @@ def along_guards(
 
 
 def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
-    """`spec` with a range of values that holds those of `cases`: the example's was a guess."""
+    """`spec` with its value range extended to the values of `cases`: the example's range was a
+    guess.
+    """
     if spec.low is None or spec.high is None or spec.kind != "tensor":
         return spec
     values = [case.inputs[spec.name] for case in cases if case.inputs[spec.name].numel()]
@@ -323,7 +328,7 @@ def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
 
 
 def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> list[Case]:
-    """The example that came with the model, where the program takes its sizes."""
+    """The example that came with the model, if the program accepts its sizes."""
     given = source.example()
     if not specs or any(spec.name not in given for spec in specs):
         return []
@@ -340,7 +345,7 @@ def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> l
 
 
 def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case]:
-    """The recorded calls in the sizes that the program takes; the example is one of them."""
+    """The recorded calls whose sizes the program accepts; the example is one of them."""
     example = source.example()
     for name, call in source.recorded.items():
         if _is_of(call, example):
@@ -355,12 +360,14 @@ def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case
 
 
 def _is_of(call: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> bool:
-    """Whether the example is a recorded call."""
+    """Whether the example is one of the recorded calls."""
     return all(call[name] is tensor for name, tensor in example.items())
 
 
 def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
-    """Refuse ids that the model has no row for, before they reach a kernel, and padding alone."""
+    """Refuse ids outside of the model's tables, before they reach a kernel, and rows of padding
+    alone.
+    """
     for spec in specs:
         tensor = given[spec.name]
         if spec.kind == "attention_mask" and not tensor.any():
@@ -379,7 +386,7 @@ def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin
 
 
 def _within(specs: Sequence[InputSpec], case: Case) -> Case:
-    """The case cut to the largest batch: a prompt file may be longer than a batch."""
+    """The case cut to the largest batch: a prompt file may have more rows."""
     limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
     inputs = {n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()}
     case = replace(case, inputs=inputs)
@@ -388,7 +395,7 @@ def _within(specs: Sequence[InputSpec], case: Case) -> Case:
 
 
 def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
-    """Refuse sizes that the program, narrowed to what the model takes, does not take."""
+    """Refuse sizes that the program, narrowed to the model's own limits, does not accept."""
     for spec in specs:
         sizes = case.inputs[spec.name].shape
         for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
@@ -401,13 +408,13 @@ def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
 
 
 Path = GraphModule
-"""A path through a program, known by the graph of its block."""
+"""A path through a program, identified by the graph module of its block."""
 LOOKED_AT = 4
-"""Cases in which outputs are looked at for other values than zeros."""
+"""Cases in which outputs are checked for nonzero values."""
 MOST_TRIALS = 60
-"""Runs of the program in search of paths that no case takes."""
+"""Most runs of the program in search of paths that no case takes."""
 WATCHED = 2
-"""Cases that every pass is watched on, besides those that take paths of their own."""
+"""Cases that every pass is compared on, besides those that take paths of their own."""
 
 
 def cover_paths(
@@ -417,11 +424,12 @@ def cover_paths(
     known: Sequence[str] = (),
     trials: int = MOST_TRIALS,
 ) -> Covered:
-    """Find cases for the paths of a program that `cases` do not take, and choose those to watch.
+    """Find cases for the paths of a program that `cases` do not take, and choose the cases that
+    passes are compared on.
 
     Args:
-        known: places, as "model.py:26", whose paths were looked at in the source already.
-        trials: runs in search of other cases, at most.
+        known: places, as "model.py:26", whose paths were already searched in the source.
+        trials: most runs in search of other cases.
     """
     every = _paths(program)
     taken = _paths_taken(program, [case.inputs for case in cases])
@@ -442,7 +450,7 @@ def cover_paths(
 
 
 def _of_libraries(program: ExportedProgram) -> set[Path]:
-    """The paths through blocks that a library wrote, whose branches reject no model."""
+    """The paths through blocks of library code, whose unverified branches reject no model."""
     found = set()
     for node, block in all_blocks(program):
         files = [place.file for place in SourceLocation.in_text(node.meta.get("stack_trace") or "")]
@@ -485,7 +493,7 @@ def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Path]]) -> Iterato
 def _paths_taken(
     program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]
 ) -> list[frozenset[Path]]:
-    """The blocks that each case runs; raises where the program does not take a case."""
+    """The blocks that each case runs; raises if the program does not accept a case."""
     run = _Recorded(program, cases)
     with torch.no_grad():
         run.results()
@@ -493,7 +501,7 @@ def _paths_taken(
 
 
 def _paths(program: ExportedProgram) -> dict[Path, Unverified]:
-    """Every path that there is, with what is said of it when no case takes it."""
+    """Every path of the program, with the message for it if no case takes it."""
     found = {}
     for node, block in all_blocks(program):
         place = source_line(node) or module_path(node) or node.name

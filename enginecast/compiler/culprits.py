@@ -16,10 +16,10 @@ from enginecast.verify.eager import Case
 from enginecast.verify.reference import Reference
 
 ROUNDS = 3
-"""Times that guilty sites are dropped: a case that the search did not run may show others."""
+"""Most rounds of dropping guilty sites: a case that the search did not run may show others."""
 
 WORST = 3
-"""Cases that are tried, when no single one of them may show what is wrong with all."""
+"""Cases that are searched with, if no single case need show the whole error."""
 
 
 def without_culprits(
@@ -31,10 +31,10 @@ def without_culprits(
     steps: Steps,
     engines: Sequence[EngineConfig] = (),
 ) -> Rewritten:
-    """Run the passes again without the sites that do harm, where that helps.
+    """Run the passes again without the sites that cause the error, if that helps.
 
-    An engine cannot do without the sites of lowering passes.  Where leaving sites out does not
-    help, it is the last program that is wrong, with what does harm in it.
+    An engine cannot do without the sites of lowering passes. If leaving sites out does not help,
+    the result is the last, wrong program with its culprits.
     """
     dropped: tuple[Culprit, ...] = ()
     leave: Leave = ()
@@ -53,7 +53,7 @@ def without_culprits(
 
 
 def is_wrong(rewritten: Rewritten) -> bool:
-    """Whether the program after its passes is to be rejected, and eager is not to blame."""
+    """Whether the program after its passes must be rejected, and eager is not the reason."""
     if rewritten.failures:
         return True
     if rewritten.emulated is None or rewritten.reference.floor.defects:
@@ -64,7 +64,7 @@ def is_wrong(rewritten: Rewritten) -> bool:
 def find_culprits(
     prepared: Prepared, rewritten: Rewritten, steps: Steps, leave: Leave = ()
 ) -> Bisection:
-    """Search a program that is wrong; `leave`: sites that were left out of it."""
+    """Search a wrong program for its culprits; `leave`: sites that were already left out of it."""
     engine = rewritten.suspect
     runs = (*rewritten.runs, *(engine.runs if engine is not None else ()))
     checks = (*rewritten.checks, *(engine.checks if engine is not None else ()))
@@ -87,7 +87,7 @@ def find_culprits(
 
 
 def _worst_first(prepared: Prepared, rewritten: Rewritten) -> Sequence[Case]:
-    """The cases by how wrong the outputs are in true low precision."""
+    """The cases by the error of their outputs in emulated low precision, largest first."""
     measured = rewritten.emulated.measured if rewritten.emulated is not None else {}
 
     def badness(case: Case) -> tuple[int, float]:
@@ -99,7 +99,7 @@ def _worst_first(prepared: Prepared, rewritten: Rewritten) -> Sequence[Case]:
 
 
 def _with_reasons(runs: Sequence[PassRun], dropped: Sequence[Culprit]) -> tuple[PassRun, ...]:
-    """The sites that were dropped with the reason for it."""
+    """The sites that were dropped, each with the reason."""
     reasons = why_dropped(dropped)
     changed = []
     for position, run in enumerate(runs):

@@ -1,6 +1,4 @@
-"""The engines of a bundle: the lowering requests to their targets, and the first run of each
-result.
-"""
+"""The engines of a bundle: lowering requests to their targets, and the first run of each engine."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +33,7 @@ from enginecast.runtime.bundle.manifest import (
 from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verify.choices import Rejudged
+from enginecast.verify.choices import TieReference
 from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
     compare_edges,
@@ -57,38 +55,40 @@ NOT_FOLLOWED = (
     " fp32: export it where the engine runs"
 )
 Follows = Callable[[Engine], tuple[GenerationCheck | StepCheck, tuple[str, ...]]]
-"""What an engine does in calls in turn beside the model, and what is wrong with it."""
+"""Compares an engine with the model over consecutive calls; returns the result and what is
+wrong."""
 
-AtTies = Callable[[Reference], Rejudged]
-"""Makes a reference anew with what the engine chose at ties."""
+AtTies = Callable[[Reference], TieReference]
+"""Computes a reference again with the engine's choices at ties."""
 
 WithKernels = Callable[[Reference], Reference]
-"""Adds to a reference what other kernels may lose in its large cases."""
+"""Adds the error of other kernels in large cases to a reference."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """An engine file that cannot run here, run with its 16-bit values in fp32."""
+    """The result of running an engine file that cannot run here with its 16-bit values in fp32."""
 
     measured: Comparison | None = None
-    """Against the reference; None where it did not run."""
+    """Metrics against the reference; None if it did not run."""
     problems: tuple[str, ...] = ()
     note: str = ""
-    """What was done, for the verdict."""
+    """A note on what was run, for the verdict."""
     edges: tuple[str, ...] = ()
-    """Cases of unusual values that it was compared on."""
+    """Names of the edge cases that it was compared on."""
     followed: GenerationCheck | StepCheck | None = None
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """What engines made from one program, or module, are judged by."""
+    """The evidence that engines made from one program, or module, are judged by."""
 
     reference: Reference
     emulated: TrueDtypeRun | None = None
-    """The program in the arithmetic of the engine's target; None for fp32, and without one."""
+    """The run of the program in the arithmetic of the engine's target; None for fp32, or without a
+    program."""
     problems: tuple[str, ...] = ()
-    """Reasons to reject that were found before the engine ran."""
+    """Reasons to reject, found before the engine ran."""
 
     def judge(
         self,
@@ -96,12 +96,13 @@ class Criteria:
         more: Sequence[str] = (),
         twin: Twin | None = None,
     ) -> Verdict:
-        """Run an engine over all cases and judge it; without one, judge by the program and by what
-        its file gives in fp32.
+        """Run an engine over all cases and judge it.
+
+        Without an engine, judge the program and the engine file as run in fp32.
 
         Args:
-            more: reasons to reject it.
-            twin: of an engine that does not run here.
+            more: additional reasons to reject it.
+            twin: the fp32 run of an engine that does not run here.
         """
         emulated = self.emulated.measured if self.emulated is not None else None
         twin = twin or Twin()
@@ -126,32 +127,32 @@ class Criteria:
 
 
 def criteria_of(rewritten: Rewritten, *problems: str) -> Criteria:
-    """What engines made from a rewritten program are judged by, `problems` included."""
+    """The criteria for engines made from a rewritten program, with `problems` added."""
     problems = (*problems, *rewritten.problems)
     return Criteria(rewritten.reference, rewritten.emulated, problems)
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """How an engine did when it ran for the first time."""
+    """The result of the first run of an engine."""
 
     verdict: Verdict
     executed: tuple[str, ...] | None = None
-    """Op types as the runtime executed them; None when it did not run, or does not say."""
+    """Op types as the runtime executed them; None if it did not run or does not report them."""
     layers: tuple[str, ...] = ()
-    """What the engine consists of, in words, where its runtime says."""
+    """A description of the engine's layers, if its runtime reports them."""
     leaks: Mapping[str, str] = field(default_factory=dict)
-    """Outputs that were proved not to depend on padding, and change with it."""
+    """Outputs that were proved independent of padding but change with it, and how."""
     followed: GenerationCheck | StepCheck | None = None
-    """How it did in calls in turn; None for an engine without state."""
+    """The comparison over consecutive calls; None for an engine without state."""
     reference: Reference | None = None
-    """What it was judged by, where that was made anew for what it chose at ties."""
+    """The reference with its choices at ties, if it was judged by that one."""
 
 
 def lowering_request(
     prepared: Prepared, config: EngineConfig, program: ExportedProgram, folder: Path
 ) -> LoweringRequest:
-    """What a target is asked for, with the program as the lowering passes left it."""
+    """The lowering request for a target, with the program as the lowering passes left it."""
     captured = prepared.captured
     given = prepared.source.given_program() is not None
     names = {} if given else named_sizes(captured.program, captured.inputs)
@@ -183,15 +184,15 @@ def run_engine(
     with_kernels: WithKernels | None = None,
     also: Callable[[Engine], tuple[str, ...]] | None = None,
 ) -> EngineRun:
-    """Run the engine where this machine can, else its twin, and judge it.
+    """Run the engine if this machine can, else its fp32 twin, and judge it.
 
     Args:
-        widened: gives what the engine's program makes of cases where 16-bit values are widened, in
-            each way that is right.
-        follows: compares what it does in calls in turn with what the model does.
-        at_ties: makes the reference of an engine that was rejected anew, for what it chose.
-        with_kernels: says what other kernels may lose where one was rejected by little.
-        also: what else is wrong with an engine that runs here.
+        widened: returns the outputs of the engine's program with 16-bit values widened to fp32, in
+            each correct way.
+        follows: compares it with the model over consecutive calls.
+        at_ties: computes the reference of a rejected engine again, with its choices.
+        with_kernels: adds the error of other kernels, for an engine that was rejected by little.
+        also: further checks of an engine that runs here; returns what is wrong with it.
     """
     if not config.runs_here:
         twin = run_twin(bundle, record, criteria.reference, threads, widened, follows)
@@ -217,7 +218,7 @@ def run_engine(
                 verdict, remade = _judge_at_ties(engine, verdict, criteria, wrong, at_ties)
             leaks = trimming_failures(engine, remade or criteria.reference)
     except (BundleError, InputError) as error:
-        # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
+        # We made the engine, so its errors are a rejection and not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
     except MissingError as error:
         if "NOT_IMPLEMENTED" not in error.message:
@@ -230,7 +231,7 @@ def run_engine(
 
 
 def _is_near(verdict: Verdict, criteria: Criteria) -> bool:
-    """Whether an engine in fp32 may be off by what other kernels lose, and not by more."""
+    """Whether the error of an fp32 engine is small enough to come from other kernels."""
     floor = criteria.reference.floor
     most = [LIMIT * max(output.floor or 0.0, KERNELS) for output in verdict.outputs]
     errors = [output.error or 0.0 for output in verdict.outputs]
@@ -244,10 +245,10 @@ def _judge_at_ties(
     wrong: Sequence[str],
     at_ties: AtTies,
 ) -> tuple[Verdict, Reference | None]:
-    """Judge a rejected engine by what the model makes of the engine's own choices at ties.
+    """Judge a rejected engine by a reference with the engine's own choices at ties.
 
     Returns:
-        The verdict; and the new reference, if ties explain what was rejected before.
+        The verdict, and the new reference if ties explain the rejection.
     """
     found = at_ties(criteria.reference)
     if found.reference is None:
@@ -262,11 +263,11 @@ def _judge_at_ties(
 
 
 def open_part(bundle: Bundle, config: EngineConfig, threads: int | None) -> Engine:
-    """The engine of a part that is fed to another one: itself, or its twin where that one has one.
+    """The engine of a part whose outputs another engine reads; its twin if the other has one.
 
     Raises:
-        BundleError: it does not run.
-        MissingError: this machine lacks what runs it.
+        BundleError: the engine does not run.
+        MissingError: this machine cannot run it.
     """
     record = next(one for one in bundle.manifest.engines if one.target == config.target)
     if config.runs_here:
@@ -286,7 +287,7 @@ def run_twin(
     widened: Callable[[], Iterable[Sequence[ReferenceCase]]],
     follows: Follows | None = None,
 ) -> Twin:
-    """Run an engine file with its 16-bit values in fp32, where this machine can."""
+    """Run an engine file with its 16-bit values in fp32, if this machine can."""
     widened_bundle = replace(bundle, manifest=_in_fp32(bundle.manifest))
     try:
         session = target_of(record.target).open_twin(bundle.path(record.file), threads)
@@ -317,7 +318,7 @@ def run_twin(
 
 
 def _in_fp32(manifest: Manifest) -> Manifest:
-    """What a bundle would say of itself if its 16-bit inputs and outputs were fp32."""
+    """The manifest of a bundle as if its 16-bit inputs and outputs were fp32."""
     inputs, outputs = (
         tuple(msgspec.structs.replace(t, dtype="float32") if t.dtype in LOW else t for t in tensors)
         for tensors in (manifest.inputs, manifest.outputs)
@@ -326,6 +327,6 @@ def _in_fp32(manifest: Manifest) -> Manifest:
 
 
 def unsealed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Bundle:
-    """A bundle that is still being made: its digests come when it is published."""
+    """A bundle without digests, which are computed when it is published."""
     files = tuple(FileRecord(name=name, size=0, sha256="0" * 64) for name in names)
     return unpublished(folder, msgspec.structs.replace(manifest, files=files))

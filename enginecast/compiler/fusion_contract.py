@@ -1,8 +1,8 @@
-"""The fusion contract: how many sites a model should have, and how many are fused at each stage.
+"""The fusion contract: how many fusion sites a model should have, and how many remain fused at each
+stage.
 
-A fusion that silently stops matching costs nobody an error and everybody speed; so the sites are
-counted in the captured program, by what they compute, before any pass has looked at it, and again
-after each stage.
+A fusion that silently stops matching raises no error and costs speed. So the sites are counted in
+the captured program by what they compute, before any pass, and again after each stage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,13 +63,13 @@ def count_fusions(
     runtime_ops: Iterable[str] | None,
     sites: Mapping[str, Sequence[Site]],
 ) -> tuple[Fusion, ...]:
-    """Compare what was expected with what there is.
+    """Compare the expected fusions with those found.
 
     Args:
         program: after the passes.
-        engine_ops: op counts of the engine's graph, names as "domain::Op".  Where these are ops of
-            torch's own, they are those of the last lowered program, and counted for the program.
-        runtime_ops: op types as the runtime executed them; None when it was not run.
+        engine_ops: op counts of the engine's graph, names as "domain::Op". For torch's own ops,
+            these are the ops of the last lowered program and count as the program's.
+        runtime_ops: op types as the runtime executed them; None if it was not run.
     """
     ops = torch.ops.enginecast
     fused = {
@@ -110,7 +110,7 @@ def count_fusions(
 def _left_alone(
     kind: str, places: Sequence[str], sites: Mapping[str, Sequence[Site]]
 ) -> Sequence[str]:
-    """What the passes say of the sites that they did not rewrite."""
+    """The passes' reasons for the sites that they left alone."""
     found = [s for s in sites.get(_PASSES[kind], ()) if s.reason and NO_RESIDUAL not in s.reason]
     if kind == SKIP_NORM:
         # A norm that is not fused itself never gets as far as the residual.

@@ -33,13 +33,14 @@ from enginecast.verify.verdict import judge
 STEPS = 64
 """Tokens that are generated for each prompt."""
 OWN_STEPS = 8
-"""Of the `generate` that a class may have of its own."""
+"""Tokens that a class's own `generate` generates."""
 LENGTHS = (8, 5, 3, 1)
-"""Tokens of the prompts, which are padded on the left to the longest."""
+"""Lengths of the prompts in tokens; they are padded on the left to the longest."""
 LONGEST_GIVEN = 32
-"""Tokens to which prompts of the user are cut, from the left."""
+"""Tokens that the user's prompts are cut to, from the left."""
 LARGE_VOCABULARY = 50_000
-"""From which on there are two prompts alone: all logits of all steps are held at once, in fp64."""
+"""Vocabulary size from which on only two prompts are used: all logits of all steps are held at
+once, in fp64."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Run:
     exact: Numbers
     floor: Floor
     problems: tuple[str, ...]
-    """Why it is no measure."""
+    """Why this run cannot serve as a reference."""
     encoded: Mapping[str, Array]
-    """What the encoder read; empty without one."""
+    """The encoder's inputs; empty without an encoder."""
     own: Literal["", "same", "new tokens", "other"]
     """See `GenerationCheck`."""
 
@@ -60,11 +61,11 @@ class Run:
 def generated(
     prepared: Prepared, source: DecoderSource, single: Floor, encoder: Prepared | None = None
 ) -> Run:
-    """Let transformers generate, and compute what that is in fp64.
+    """Run the model's `generate`, and compute the logits of its tokens in fp64.
 
     Args:
-        single: the floor of single calls, in the dtype that the engine computes in.
-        encoder: the other part of a model that has one.
+        single: the noise floor of single calls, in the engine's dtype.
+        encoder: the encoder of a model that has one.
 
     Raises:
         VerificationError: the model's own `generate` fails.
@@ -88,7 +89,7 @@ def generated(
     start = ids.shape[1] - 1
 
     def own_logits(dtype: str) -> Numbers:
-        """Of the model in this dtype, by calls of its own."""
+        """The model's own logits in this dtype, by calls of its `forward`."""
         fed = inputs
         if isinstance(source, CrossDecoderSource):
             fed = {**inputs, **_with_mask(read, _run(source.encoder, read, dtype), inputs)}
@@ -123,7 +124,7 @@ def generated(
 def check(
     run: Run, engine: Engine, encoder: Engine | None = None
 ) -> tuple[GenerationCheck, tuple[str, ...]]:
-    """Let an engine follow the model; what it did, and what was wrong with it."""
+    """Generate with the engine along the model's tokens; return the comparison and failures."""
     followed = follow(engine, run.model, run.encoded, encoder)
     logits = [np.asarray(each, np.float64) for each in followed.logits]
     steps = {
@@ -151,7 +152,7 @@ def check(
 
 
 def generation_note(checked: GenerationCheck) -> str:
-    """What was compared, as a sentence."""
+    """A sentence on what was compared."""
     ties = f", but for {checked.ties} that tie" if checked.ties else ""
     return (
         f"generates what the model does: {checked.steps} tokens of {checked.prompts} prompts, all"
@@ -173,9 +174,7 @@ def _distance(found: Numbers, exact: Numbers) -> float:
 
 
 def _read(encoder: Prepared, decoder: Prepared, source: CrossDecoderSource) -> dict[str, Tensor]:
-    """What the encoder reads: texts of the user, or random ones, padded on the right; sound or
-    images.
-    """
+    """The encoder's inputs: the user's or random texts, padded on the right; or sound or images."""
     by_name = {spec.name: spec for spec in decoder.inputs}
     high = by_name[source.ids].high
     rows = 2 if high is None or high >= LARGE_VOCABULARY else len(LENGTHS)
@@ -196,13 +195,13 @@ def _read(encoder: Prepared, decoder: Prepared, source: CrossDecoderSource) -> d
 def _with_mask(
     read: Mapping[str, Tensor], cross: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the decoder takes of the encoder's input and output."""
+    """The decoder's inputs that come from the encoder's inputs and outputs."""
     found = {ENCODER_MASK: read.get(MASK), **cross}
     return {name: tensor for name in inputs if (tensor := found.get(name)) is not None}
 
 
 def _prompts(prepared: Prepared, source: DecoderSource) -> tuple[Tensor, Tensor]:
-    """Ids and mask of prompts, padded on the left: those of the user, or random ones."""
+    """Ids and mask of the user's or random prompts, padded on the left, both [prompts, tokens]."""
     by_name = {spec.name: spec for spec in prepared.inputs}
     spec = by_name[IDS]
     assert spec.low is not None
@@ -232,7 +231,7 @@ def _prompts(prepared: Prepared, source: DecoderSource) -> tuple[Tensor, Tensor]
 
 
 def _longest(specs: Sequence[InputSpec], source: DecoderSource) -> int:
-    """Tokens that a row may have in all, and that one call may read."""
+    """The most tokens of a row, and of one call."""
     by_name = {spec.name: spec for spec in specs}
     return min(by_name[name].dims[1].maximum for name in (source.mask, source.ids))
 
@@ -240,8 +239,8 @@ def _longest(specs: Sequence[InputSpec], source: DecoderSource) -> int:
 def _by_transformers(
     source: DecoderSource, ids: Tensor, mask: Tensor, steps: int, read: Mapping[str, Tensor]
 ) -> tuple[Tensor, Numbers, Literal["", "same", "new tokens", "other"]]:
-    """Tokens [prompts, steps] and logits of a greedy run that nothing ends early; and what the
-    `generate` of the class returns, where it has one of its own.
+    """Tokens [prompts, steps] and logits of a greedy run without early stopping, and the result of
+    the class's own `generate` if it has one.
     """
     given = {source.ids: ids, source.mask: mask, **read}
     model = source.generator()

@@ -50,13 +50,13 @@ from enginecast.runtime.generation import not_heeded
 from enginecast.version import __version__
 
 PLAN_NAME = "plan.json"
-"""The plan of a quantized bundle, in its folder."""
+"""Name of the plan file in the folder of a quantized bundle."""
 PENDING = Verdict(
     outcome="rejected",
     engine="not run on target",
     where=Where(provider="", device="", versions={}),
 )
-"""Stands in the manifest while the engine is run for the first time; never published."""
+"""Placeholder in the manifest during the first run of the engine; never published."""
 
 
 def describe_manifest(
@@ -65,7 +65,7 @@ def describe_manifest(
     outputs: Sequence[OutputSpec],
     artifacts: Sequence[Artifact],
 ) -> Manifest:
-    """The manifest of a bundle, but for what is found when its engines run."""
+    """The manifest of a bundle, without the results of running its engines."""
     return Manifest(
         enginecast=__version__,
         model=Model(name=model.source.name, fingerprint=model.source.fingerprint()),
@@ -141,7 +141,7 @@ def describe_program(
 
 
 def _describe_padding(model: Prepared) -> Padding | None:
-    """What is known of the outputs where columns of padding are cut off."""
+    """Which outputs stay the same when columns of padding are cut off."""
     if model.mask_input is None:
         return None
     if model.captured.guards:
@@ -192,7 +192,7 @@ def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> lis
 
 
 def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
-    """How the model is called; None for a program."""
+    """How Python code calls the model; None for a program."""
     if source.model_class is None:
         return None
     name = source.model_class.__name__
@@ -226,7 +226,7 @@ def _describe_states(source: Source) -> tuple[State, ...]:
 
 
 def _describe_generation(source: Source) -> Generation | None:
-    """How text is generated; None for a model that does not generate any."""
+    """How text is generated; None for a model that does not generate text."""
     if not isinstance(source, DecoderSource):
         return None
     settings = source.settings

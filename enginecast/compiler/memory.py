@@ -13,37 +13,37 @@ from functools import partial
 from pathlib import Path
 
 INTERVAL = 0.01
-"""Seconds between two looks: a layer of a large model takes longer."""
+"""Seconds between two samples: a layer of a large model takes longer."""
 
 FEWER = 10_000
-"""Objects made between two looks for garbage in cycles.  Tracing makes millions that stay, and
-CPython's 700 costs 6 to 9 % of an export; 50,000 costs more again."""
+"""Allocations between two runs of the cyclic garbage collector. Tracing makes millions of objects
+that stay, and CPython's default of 700 costs 6 to 9 % of an export; 50,000 costs more again."""
 
 FEW = 500_000_000
-"""Elements of weights up to which freed memory is kept."""
+"""Number of weight elements up to which freed memory is kept."""
 KEPT = 1 << 30
-"""Bytes at the end of the heap that are kept."""
+"""Free bytes that are kept at the end of the heap."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt(3)."""
 TUNED = ("MALLOC_", "GLIBC_TUNABLES")
-"""Environment variables by which a user sets the same options, which then stay."""
+"""Environment variables that set the same options; where a user set one, nothing is changed."""
 
 STATM = Path("/proc/self/statm")
 
 
 @dataclass
 class Peak:
-    """The most that was seen at once, in bytes; 0 where there is no /proc."""
+    """Peak memory in bytes; 0 without /proc."""
 
     anonymous: int = 0
-    """What no file backs: it must fit into memory.  Mapped weights can be read again and count
-    only in `peak_resident`."""
+    """Memory that no file backs, which must fit. Mapped weights can be read again and count only in
+    `peak_resident`."""
 
     _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def look(self) -> None:
-        # The watcher and the step look at the same time.  Without the lock, the one that read less
-        # may write last.
+        # The watcher and the step sample at the same time.  Without the lock, the smaller
+        # reading could be written last.
         with self._looking:
             self.anonymous = max(self.anonymous, anonymous())
 
@@ -70,17 +70,17 @@ def watched() -> Iterator[Peak]:
 
 @dataclass
 class _Setting:
-    """One setting of the process that exports in several threads share."""
+    """A process-wide setting that concurrent exports share."""
 
     set: Callable[[], Callable[[], None]]
-    """Changes it, and gives what restores it."""
+    """Changes the setting and returns a function that restores it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
     restore: Callable[[], None] = lambda: None
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Set it while a block runs; the last of several blocks restores it."""
+        """Change the setting while a block runs; the last of concurrent blocks restores it."""
         with self.lock:
             if not self.users:
                 self.restore = self.set()
@@ -124,7 +124,7 @@ _fewer, _kept = _Setting(_collect_less), _Setting(_keep_freed)
 
 
 def fewer_collections() -> AbstractContextManager[None]:
-    """Let CPython look for garbage in cycles less often while a block runs.
+    """Run CPython's cyclic garbage collector less often while a block runs.
 
     A threshold that is higher already, or 0 (no collections), stays.
     """
@@ -132,7 +132,7 @@ def fewer_collections() -> AbstractContextManager[None]:
 
 
 def keeping_freed(elements: int) -> AbstractContextManager[None]:
-    """Let the C library keep what is freed, for the next allocation, while a block runs.
+    """Let the C library keep freed memory for the next allocation while a block runs.
 
     glibc takes each block above 32 MB from the system and gives it back, and the system clears its
     pages each time.  That was 29 % of the CPU time of a Segformer's export at 512x512, whose peak
@@ -140,14 +140,16 @@ def keeping_freed(elements: int) -> AbstractContextManager[None]:
     other C libraries, or where the user has set glibc's.
 
     Args:
-        elements: of the model's weights.
+        elements: number of elements of the model's weights.
     """
     return _kept.used() if elements <= FEW else nullcontext()
 
 
 def trim() -> None:
-    """Give the system back what was freed: glibc keeps blocks below 32 MB, which the weights of a
-    large model leave gigabytes of.  Other C libraries have no such call.
+    """Return freed memory to the system.
+
+    glibc keeps freed blocks below 32 MB, and a large model's weights can leave gigabytes of them.
+    Other C libraries have no such call.
     """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
@@ -155,7 +157,7 @@ def trim() -> None:
 
 
 def anonymous() -> int:
-    """Bytes of this process that no file backs; 0 where there is no /proc."""
+    """Bytes of this process that no file backs; 0 without /proc."""
     if not STATM.exists():
         return 0
     _, resident, shared, *_ = map(int, STATM.read_text().split())
@@ -163,7 +165,6 @@ def anonymous() -> int:
 
 
 def peak_resident() -> int:
-    """Most bytes that this process ever had in memory, mapped files included: what
-    `/usr/bin/time -v` calls the maximum resident set size."""
+    """Peak resident set size of this process in bytes, mapped files included."""
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found if sys.platform == "darwin" else found * 1024

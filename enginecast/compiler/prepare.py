@@ -67,9 +67,9 @@ from enginecast.compiler.cases import (
     with_other_sizes,
     with_telling_values,
 )
-from enginecast.compiler.dropped import dropped_failures
+from enginecast.compiler.dropped_tensors import dropped_failures
+from enginecast.compiler.judge_sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.request import EngineConfig, ModelOptions
-from enginecast.compiler.settle import leave_out_refused, settle
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
@@ -383,7 +383,7 @@ def _settled(
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
-    captured = settle(source, captured, wanted)
+    captured = judge_sizes(source, captured, wanted)
     stated = sum_checks(captured.inputs)
     captured = replace(captured, size_checks=(*captured.size_checks, *stated))
     with steps("values"):

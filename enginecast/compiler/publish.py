@@ -15,9 +15,9 @@ from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.rewrite import Rewritten
-from enginecast.compiler.shown import origin_of, shown_plan
 from enginecast.compiler.steps import Steps
 from enginecast.doctor.checks import Report as Machine
 from enginecast.doctor.checks import examine
@@ -41,24 +41,24 @@ Section = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Engines that were made and judged, or a program that was judged too bad to make them of."""
+    """Engines that were made and judged, or a program that was rejected before lowering."""
 
     model: OpenedModel
     config: EngineConfig
     reference: Reference
     runs: tuple[EngineRun, ...]
-    """Of each engine; one alone where nothing was lowered."""
+    """One run for each engine; a single one if nothing was lowered."""
     rungs: tuple[Rung, ...]
-    """How the model was captured, and what was tried before."""
+    """The capture attempts, the successful one last."""
     notes: tuple[str, ...]
     program: str
-    """Text of what the engines were made from."""
+    """Text of the program that the engines were made from."""
     artifacts: tuple[Artifact, ...] = ()
     manifest: Manifest | None = None
-    """But for verdicts, fusions and digests; None: nothing was lowered."""
+    """The manifest without verdicts, fusions and digests; None: nothing was lowered."""
     fusions: tuple[Fusion, ...] = ()
     rewritten: Rewritten | None = None
-    """What the passes did; None where none ran."""
+    """The result of the passes; None if none ran."""
 
     @property
     def others(self) -> dict[str, Verdict]:
@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the first engine, unless another one is rejected."""
+        """The verdict of the first engine, or of the first rejected one."""
         first = self.runs[0].verdict
         wrong = tuple(
             f"the {target} engine: {reason}"
@@ -89,10 +89,10 @@ class Candidate:
         timing: "Timing | None" = None,
         size: int = 0,
     ) -> Report:
-        """What people and programs read of it.
+        """The report, for people and programs.
 
         Args:
-            size: bytes of the first engine.
+            size: size of the first engine in bytes.
         """
         rewritten = self.rewritten
         plan = None if rewritten is None else plan_of(rewritten.program)
@@ -117,7 +117,7 @@ class Candidate:
             speed="" if speed is None else str(speed),
             schema_version=SCHEMA_VERSION,
             origin=origin,
-            plan=None if plan is None else shown_plan(plan, self.config.precision),
+            plan=None if plan is None else reported_plan(plan, self.config.precision),
             profile=None if timing is None else timing.profile,
             size=size,
             nodes=self.artifacts[0].nodes if self.artifacts else 0,
@@ -128,40 +128,41 @@ class Speed(Protocol):
     """How fast the first engine is on this machine; as a string, one line."""
 
     def to_json(self) -> dict[str, Any]:
-        """What programs read of it."""
+        """The same as JSON data."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What was timed of the first engine."""
+    """The timing of the first engine."""
 
     speed: Speed | None = None
-    """Beside eager; None: that was not timed."""
+    """Compared with eager; None: not timed."""
     profile: Profile | None = None
-    """By layer; None: its runtime does not time layers, or it was not timed."""
+    """Time by layer; None: not timed, or its runtime does not time layers."""
 
 
 Measure = Callable[[Candidate, Bundle, float], Timing]
-"""Times the engines of a bundle before it is published, after an export of so many seconds."""
+"""Times the engines of a bundle before it is published; the number is the export time in
+seconds."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export ended in."""
+    """The result of an export."""
 
     candidate: Candidate
     report: Report
     bundle: Bundle | None
-    """None when it was rejected."""
+    """None if the export was rejected."""
     folder: Path
-    """The bundle, or the folder of reports beside where it would be."""
+    """Folder of the bundle, or of the rejection's reports next to the bundle's path."""
     size: int = 0
-    """Bytes of graph and weights."""
+    """Size of graph and weights in bytes."""
     speed: Speed | None = None
 
     @property
     def ops(self) -> Mapping[str, int]:
-        """How often each op stands in the first engine; empty where nothing was lowered."""
+        """Op counts of the first engine; empty if nothing was lowered."""
         return self.candidate.artifacts[0].ops if self.candidate.artifacts else {}
 
     @property
@@ -170,7 +171,7 @@ class Export:
 
     @property
     def bisection(self) -> Bisection | None:
-        """What of the passes does harm, when they made the program wrong."""
+        """The bisection of the passes, if they made the program wrong."""
         rewritten = self.candidate.rewritten
         return None if rewritten is None else rewritten.bisection
 
@@ -182,7 +183,7 @@ def publish(
     steps: Steps,
     measure: Measure | None = None,
 ) -> Export:
-    """Publish the bundle, or reject it: then only reports remain, beside where it would be."""
+    """Publish the bundle, or reject it and leave only reports next to the bundle's path."""
     machine = examine()
     origin = origin_of(machine, request.command, candidate.model.source.fingerprint())
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
@@ -219,7 +220,7 @@ def publish(
 
 
 def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | None:
-    """What is known of padding, but for outputs that were seen to change with it."""
+    """The padding record without outputs that were seen to change with padding."""
     if padding is None or not leaks:
         return padding
     outputs = tuple(name for name in padding.outputs if name not in leaks)
@@ -263,18 +264,18 @@ def _write_reports(
 
 
 def write_model_plan(path: Path, plan: QuantizationPlan, source: Source) -> None:
-    """Write a plan, with the fingerprint of its model."""
+    """Write a plan together with the fingerprint of its model."""
     write_plan(path, msgspec.structs.replace(plan, model=source.fingerprint()))
 
 
 def build_log(sections: Sequence[Section]) -> str:
-    """The text of a log: a title and lines for each section; those without lines are left out."""
+    """The text of a log: a title and lines for each nonempty section."""
     parts = ["\n".join([f"== {title}", *lines]) for title, lines in sections if lines]
     return "\n\n".join([f"enginecast {__version__} build log", *parts]) + "\n"
 
 
 def request_lines(request: Mapping[str, Any]) -> list[str]:
-    """What the user asked for, defaults included."""
+    """The request as log lines, defaults included."""
     return [f"{name}: {value}" for name, value in request.items() if value not in (None, "", ())]
 
 
@@ -290,7 +291,7 @@ def _machine_lines(found: Machine) -> list[str]:
 
 
 def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]:
-    """The inputs with their ranges, and the shapes that they had in each comparison."""
+    """The inputs with their ranges, and their shapes in each comparison."""
     lines = []
     for spec in specs:
         dims = ", ".join(
@@ -305,7 +306,7 @@ def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]
 
 
 def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
-    """Each pass with its sites and what the comparison after it found."""
+    """Each pass with its sites and the result of the comparison after it."""
     lines = []
     for run, check in zip(runs, report.passes, strict=True):
         lines.append(
@@ -325,7 +326,7 @@ def _error(check: PassCheck) -> str:
 
 
 def _verdict_lines(report: Report) -> list[str]:
-    """The verdict as JSON, which is how the manifest has it, and the time of each step."""
+    """The verdict as JSON, as in the manifest, and the time of each step."""
     verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
     seconds = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
     return [*verdict.splitlines(), *seconds]

@@ -35,13 +35,13 @@ from enginecast.verify.reference import REFERENCE_NAME, Reference, read_referenc
 
 @dataclass(frozen=True)
 class Remade:
-    """The reference of a model, made for a bundle that exists."""
+    """A reference that was computed from a model for an existing bundle."""
 
     reference: Reference
     notes: tuple[str, ...]
-    """Where the model is not the one that the bundle was made from."""
+    """How the model differs from the one that the bundle was made from."""
     problems: tuple[str, ...] = ()
-    """Why it is not a reference: the captured program, which it is made of, is not the model."""
+    """Why it cannot serve as a reference: the captured program differs from the model."""
 
 
 def reference_of_model(
@@ -55,11 +55,11 @@ def reference_of_model(
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
 ) -> Remade:
-    """Run eager over fresh verification inputs, in the sizes and values that the engine takes.
+    """Run eager over new verification inputs, in the sizes and values that the engine accepts.
 
     Args:
-        folder: of the bundle, where its plan lies when it is quantized.
-        inputs, dynamic, values: as for an export, instead of what the manifest says.
+        folder: folder of the bundle, which holds the plan of a quantized one.
+        inputs, dynamic, values: as for an export, in place of the manifest's.
 
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
@@ -128,7 +128,7 @@ def open_again(model: str, options: ModelOptions, manifest: Manifest) -> Source:
 
 
 def component_of(manifest: Manifest) -> ComponentOptions:
-    """What the user said of the component that the bundle was made from."""
+    """The user's options for the component that the bundle was made from."""
     known = manifest.model.fingerprint
     height, width, frames = (
         int(known[name]) if name in known else None for name in ("height", "width", "frames")
@@ -137,7 +137,7 @@ def component_of(manifest: Manifest) -> ComponentOptions:
 
 
 def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
-    """The sizes of the engine's inputs, as an export is given them."""
+    """The sizes of the engine's inputs, as `--dynamic` options."""
     asked = {part.partition("=")[0].strip() for text in given for part in text.split(",")}
     places = [(f"{s.name}:{n}", size) for s in manifest.inputs for n, size in enumerate(s.shape)]
     tied = {size for place, size in places if place in asked and isinstance(size, str)}
@@ -155,7 +155,7 @@ def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
 
 
 def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
-    """The values of its integer inputs."""
+    """The value ranges of its integer inputs, as `--values` options."""
     asked = {text.partition("=")[0].strip() for text in given}
     for spec in manifest.inputs:
         is_guess = spec.kind == "tensor" or spec.kind == "token_type_ids"
@@ -170,7 +170,7 @@ def _planned(
     reference: Reference,
     calibration: Sequence[Mapping[str, Tensor]],
 ) -> Reference:
-    """With what the plan of the bundle rounds in the floor."""
+    """The reference with the error of the bundle's plan added to its floor."""
     program = structural_copy(prepared.captured.program)
     context = replace(prepared.context, plan=plan)
     before = itertools.takewhile(lambda pass_: not pass_.carries_out_plan, build(pipeline))
@@ -197,7 +197,7 @@ def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]
 
 
 def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manifest) -> Remade:
-    """The same for an engine that was not made from a program of torch.export."""
+    """The same for an engine that was not made by torch.export."""
     model = prepare_script(source, options, Steps())
     _check_names(source.name, "takes", [spec.name for spec in model.inputs], manifest)
     # The export may have been allowed branches that nothing verifies.
@@ -207,14 +207,14 @@ def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manif
 
 
 def same_model(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
-    """A note when it is another model that the bundle was made from."""
+    """A note if the bundle was made from another model."""
     if source.fingerprint() == manifest.model.fingerprint:
         return ()
     return (f"{text} is not the model that the bundle was made from",)
 
 
 def _check_names(model: str, verb: str, names: Sequence[str], manifest: Manifest) -> None:
-    """Refuse a model whose inputs or outputs are called otherwise: it is another model."""
+    """Refuse a model with other input or output names: it is another model."""
     expected = [s.name for s in (manifest.inputs if verb == "takes" else manifest.outputs)]
     if sorted(names) != sorted(expected):
         raise UsageError(

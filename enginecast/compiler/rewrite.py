@@ -38,11 +38,11 @@ class LoweredProgram:
     runs: tuple[PassRun, ...]
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
-    """The program in the target's fp16 or bf16 arithmetic; None for fp32."""
+    """The run in the target's fp16 or bf16 arithmetic; None for fp32."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the program is not in the engine, as sentences."""
+        """Notes on parts of the program that the engine lacks."""
         dropped = [run for run in self.runs if isinstance(run.pass_, DropAssertions)]
         notes = (site.note for run in dropped for site in run.sites if site.note)
         return tuple(dict.fromkeys(notes))
@@ -50,31 +50,31 @@ class LoweredProgram:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A program after its passes, and what was found on the way."""
+    """A program after its passes, with the results of all comparisons."""
 
     program: ExportedProgram
     """Before any lowering pass."""
     runs: tuple[PassRun, ...]
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
-    """What is judged, in the target's fp16 or bf16 arithmetic: the lowered program of the first
-    engine where there is one; None for fp32."""
+    """The run that is judged, in the target's fp16 or bf16 arithmetic: of the first engine's
+    lowered program if there is one; None for fp32."""
     reference: Reference
-    """What it is judged by: that of the model, the floor widened by what a plan rounds."""
+    """The model's reference, its floor widened by the error of a quantization plan."""
     engines: tuple[LoweredProgram, ...] = ()
-    """In the order of the bundle; empty where a pass broke its promise before."""
+    """In the order of the bundle; empty if an earlier pass broke its promise."""
     cause: str = ""
-    """Where values leave fp16's range, when that is what broke; empty when it is not."""
+    """Where values leave fp16's range, if that caused the failure; else empty."""
     bisection: Bisection | None = None
-    """What does harm, when it is wrong and that was looked for."""
+    """The search for the cause, if the program is wrong and a search was made."""
     dropped: tuple[Culprit, ...] = ()
-    """Whose sites were left out after they had been found to do harm."""
+    """Culprits whose sites were left out."""
 
     @property
     def failures(self) -> tuple[str, ...]:
         """Why this program must not be lowered, the cause first.
 
-        What comes after the first broken promise is mostly its consequence.
+        Failures after the first broken promise are mostly its consequences.
         """
         broken = [check.failure for check in self.every_check if check.failure]
         if not broken:
@@ -84,7 +84,7 @@ class Rewritten:
 
     @property
     def every_check(self) -> tuple[PassCheck, ...]:
-        """Of all passes, those of every engine included."""
+        """The checks of all passes, including every engine's lowering passes."""
         return (*self.checks, *(check for engine in self.engines for check in engine.checks))
 
     @property
@@ -99,13 +99,13 @@ class Rewritten:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What the run in the true dtype found."""
+        """Problems found by the run in the target's arithmetic."""
         found = self.emulated.problems if self.emulated is not None else ()
         return (*(self._cause() if found and self.cause else found), *self.blame)
 
     @property
     def blame(self) -> tuple[str, ...]:
-        """The culprits in words, and what would help."""
+        """The culprits in words, with a hint."""
         if self.bisection is None:
             return ()
         hint = self.bisection.hint()
@@ -113,7 +113,7 @@ class Rewritten:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out, and why."""
+        """Notes on sites that were left out, with reasons."""
         return tuple(
             f"dropped {len(culprit.left_out)} of {culprit.rewritten} sites: {line}"
             for culprit in self.dropped
@@ -148,13 +148,13 @@ def rewrite(
     """Run the passes on a copy of the captured program, and then for each engine, on a copy of the
     result, the lowering passes of its target.
 
-    A pass that breaks its promise does not stop the others: the report should hold them all.  But
-    what it leaves is not lowered, nor is a program for which eager itself is not a measure.
+    A pass that breaks its promise does not stop the others: the report should hold them all. But
+    the program is then not lowered, nor is one for which eager itself is not a valid reference.
 
     Args:
-        leave: sites that each of the passes leaves alone; empty: none.
-        target: of the export: low precision is judged as its kernels compute.
-        engines: to lower for; empty: the passes alone are run and judged.
+        leave: for each pass, the sites that it leaves alone; empty: none.
+        target: the export's target; low precision is judged by its kernels' arithmetic.
+        engines: engines to lower for; empty: only the passes are run and judged.
     """
     planned, observer = _observers(prepared, passes, reference)
     program = structural_copy(prepared.captured.program)
@@ -183,7 +183,7 @@ def rewrite(
 
 
 def _detailed(checks: Sequence[PassCheck], changes: Changes) -> tuple[PassCheck, ...]:
-    """What was found of each pass, with what it did."""
+    """The check of each pass, with its sites and changes."""
     pairs = zip(checks, changes.found, strict=True)
     return tuple(replace(check, details=details) for check, details in pairs)
 
@@ -196,8 +196,10 @@ def _lower(
     reference: Reference,
     steps: Steps,
 ) -> LoweredProgram:
-    """Run the lowering passes for one engine on a copy of the program.  Where a run of the model
-    takes seconds, they are compared together, and one by one where that fails.
+    """Run the lowering passes for one engine on a copy of the program.
+
+    If a run of the model takes seconds, they are compared together, and one by one only if that
+    fails.
     """
     passes, lowered = build(config.lowering), structural_copy(program)
     observer, changes = before[0].fork(), before[1].fork()
@@ -205,7 +207,7 @@ def _lower(
         if any(case.singles for case in prepared.cases):
             together = observer.fork()
             runs = run_pipeline(passes, lowered, prepared.context, (changes,))
-            checks = together.all_of(lowered, runs)
+            checks = together.check_together(lowered, runs)
             if not any(check.failure for check in checks):
                 detailed = _detailed(checks, changes)
                 return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
@@ -241,7 +243,9 @@ def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
 def _observers(
     prepared: Prepared, passes: Sequence[Pass], reference: Reference
 ) -> tuple[PlannedFloor, Observer]:
-    """What looks at the program after each pass: what a plan costs, and then what compares."""
+    """The observers that run after each pass: the one that widens the floor for a plan, then the
+    comparison.
+    """
     program, names = prepared.captured.program, prepared.output_names
     inputs = [case.inputs for case in prepared.observed]
     known = (prepared.exact.snapshots(inputs), prepared.plain.snapshots(inputs))
@@ -261,12 +265,13 @@ def run_passes(
     watch: Sequence[Watcher] = (),
     reference: Reference | None = None,
 ) -> Rewritten:
-    """Passes alone, for pass development: run them on a copy of the captured program, a lowering
-    last, and compare after each, whatever the ones before it broke.
+    """Run passes on a copy of the captured program, for pass development.
+
+    A lowering comes last. The program is compared after each pass, even after a broken promise.
 
     Args:
-        watch: called after each pass, besides what compares.
-        reference: of what these passes compute in; None: it is made.
+        watch: called after each pass, besides the comparison.
+        reference: the reference in the dtype that these passes compute in; None: it is made.
     """
     if reference is None:
         with steps("reference"):
@@ -293,7 +298,7 @@ def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtyp
 
 
 def _place(prepared: Prepared, passes: Sequence[Pass], emulated: TrueDtypeRun | None) -> str:
-    """Where values overflow, or what a module hands on after rescale-residual has done its part."""
+    """Where values overflow, or which module output is too large after rescale-residual."""
     overflow = emulated.emulation.overflow if emulated is not None else None
     if overflow is not None and overflow.largest > overflow.max_finite:
         return overflow_sentence(overflow)
@@ -306,7 +311,7 @@ def _place(prepared: Prepared, passes: Sequence[Pass], emulated: TrueDtypeRun | 
 def _emulate(
     prepared: Prepared, program: ExportedProgram, reference: Reference, target: str, steps: Steps
 ) -> TrueDtypeRun | None:
-    """Judge low precision as a GPU computes it: the CPU provider computes it in fp32."""
+    """Run low precision in GPU arithmetic: the CPU provider computes it in fp32."""
     if reference.floor.dtype == "fp32":
         return None
     with steps(f"emulate {reference.floor.dtype}"):

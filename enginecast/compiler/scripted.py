@@ -1,9 +1,9 @@
 """Make engines from the module itself, as a hybrid of script and trace (TorchScript, or ONNX from
 it): inputs, cases, reference, and the paths through its code.
 
-There is no program here.  So nothing proves what sizes an engine takes: the ranges in its manifest
-are those that it was compared over, at their ends and at the sizes at which code is likely to do
-otherwise than its trace.
+Without a program, nothing proves which sizes an engine accepts. The ranges in its manifest are
+those that it was compared over: at their ends, and at sizes where code is likely to differ from its
+trace.
 """
 
 import itertools
@@ -33,11 +33,11 @@ from enginecast.capture.tracing.checks.sweep import telling_sizes
 from enginecast.capture.tracing.ladder.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
+from enginecast.compiler.judge_sizes import STYLES, TRIED_WORK
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
 from enginecast.compiler.publish import Candidate
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
-from enginecast.compiler.settle import STYLES, TRIED_WORK
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError
@@ -52,13 +52,13 @@ from enginecast.verify.reference import Reference
 
 
 class SizesDecideError(CaptureError):
-    """Code asks whether it is TorchScript, and sizes vary that were not compared."""
+    """Code asks whether it is TorchScript, and sizes vary beyond those that were compared."""
 
 
 def prepare_script(
     source: Source, options: ModelOptions, steps: Steps, *, fixed: str = ""
 ) -> OpenedModel:
-    """Choose the inputs and the cases; every dimension that varies is there in three sizes.
+    """Choose the inputs and the cases; every dimension that varies appears in three sizes.
 
     Args:
         fixed: why no size may vary; empty where sizes may.
@@ -100,7 +100,7 @@ def _sizes(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str, i
 
 
 def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tuple[InputSpec, ...]:
-    """Fix the dimensions that the model does not take in other sizes, unless the user asked."""
+    """Fix the dimensions that the model accepts in one size only, unless the user gave a range."""
     module = source.eager(torch.float32)
     for name, dim in named_dims(specs).items():
         others = [size for size in (dim.minimum, dim.size + dim.step) if size <= dim.maximum]
@@ -129,11 +129,11 @@ def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int)
 def reference_of_script(
     model: OpenedModel, dtype: str, *, branches: bool = False
 ) -> tuple[Reference, tuple[str, ...]]:
-    """What the model itself gives, in fp64 and in `dtype`, and notes on it.
+    """The model's outputs in fp64 and in `dtype`, as a reference, and notes on it.
 
     Args:
-        branches: it may branch on values that nothing verifies: only usual values are compared in
-            other sizes.
+        branches: the model may branch on values that nothing verifies; other sizes are then
+            compared on usual values only.
     """
     notes: list[str] = []
     eager, forward = model.source.eager, partial(run_named, wanted=model.wanted)
@@ -162,8 +162,8 @@ def reference_of_script(
 
 
 def _swept(model: OpenedModel, styles: Sequence[Style]) -> list[Case]:
-    """Small inputs in sizes that a trace does not tell from its own, of either kind that branches
-    on values may tell apart.
+    """Small inputs of both value styles, in sizes at which a trace may silently differ from the
+    code.
     """
     specs, traced = model.inputs, example_sizes(model.inputs)
     parameters = max(sum(model.source.weight_elements().values()), 1)
@@ -184,7 +184,7 @@ def _swept(model: OpenedModel, styles: Sequence[Style]) -> list[Case]:
 def output_specs(
     model: OpenedModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[OutputSpec, ...]:
-    """Shapes of the outputs over all cases, in symbols where a size goes with one."""
+    """Shapes of the outputs over all cases, as symbols where a size follows one."""
     sizes = [_sizes(model.inputs, case.inputs) for case in reference.cases]
     specs = []
     for name, dtype in dtypes.items():
@@ -217,7 +217,7 @@ def _dim(found: tuple[int, ...], sizes: Sequence[Mapping[str, int]], other: str)
 
 
 def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
-    """One case for each dimension at its largest, or as large as seconds of work allow."""
+    """One case for each dimension at its largest size, or at the largest that runs in seconds."""
     sizes = example_sizes(specs)
     cases = []
     for index, (name, dim) in enumerate(named_dims(specs).items()):
@@ -231,7 +231,7 @@ def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
 
 
 def _covered(spec: InputSpec, cases: Sequence[Mapping[str, int]]) -> InputSpec:
-    """An input with the ranges that the sizes of the cases span."""
+    """An input with the ranges that the cases' sizes span."""
     dims = []
     for dim in spec.dims:
         found = [sizes[dim.name] for sizes in cases if dim.name is not None]
@@ -241,14 +241,14 @@ def _covered(spec: InputSpec, cases: Sequence[Mapping[str, int]]) -> InputSpec:
 
 @dataclass(frozen=True)
 class Explored:
-    """What Python reads of tensors while the model runs, and which paths that decides."""
+    """The tensor values that Python reads while the model runs, and the paths they decide."""
 
     runs: list[list[Read]]
-    """The reads of each case, where inputs or sizes decide."""
+    """For each case, the reads that depend on inputs or sizes."""
     unverified: dict[SourceLocation, str]
-    """Predicates of which one path was seen, however inputs were changed, and what it was."""
+    """Predicates that took one path for all inputs tried, and that path."""
     verified: tuple[str, ...] = ()
-    """Branches of which both paths were seen, as a note."""
+    """A note on the branches whose paths were both seen."""
 
     @property
     def places(self) -> tuple[SourceLocation, ...]:
@@ -257,14 +257,14 @@ class Explored:
     def unseen(
         self, held: Collection[SourceLocation], baked: Collection[SourceLocation]
     ) -> tuple[str, ...]:
-        """What an engine decides without having been compared on both paths, in words.
+        """The decisions of an engine that was not compared on both paths, in words.
 
-        What is read of inputs and not scripted is a constant of the trace, and a line further down
-        may decide by it.
+        A value that is read from inputs and not scripted is a constant of the trace, and a later
+        line may branch on it.
 
         Args:
-            held: places that are scripted: it takes a path of its own there.
-            baked: places at which it always takes the path of the trace.
+            held: places that are scripted, where the engine chooses its own path.
+            baked: places where it always takes the path of the trace.
         """
         decided = (*held, *baked)
         unseen = {place: self.unverified[place] for place in decided if place in self.unverified}
@@ -287,10 +287,10 @@ class Explored:
 
 
 def explore(model: OpenedModel, places: Collection[SourceLocation]) -> tuple[OpenedModel, Explored]:
-    """Run the model to find what decides, and cases that take the paths nobody took.
+    """Run the model to find deciding reads, and cases that take the remaining paths.
 
     Args:
-        places: more of what decides, as torch.export named it.
+        places: additional deciding lines, named by torch.export.
     """
     module = model.source.eager(torch.float32)
     runs = _reads(module, model.cases)
@@ -325,10 +325,10 @@ class ScriptEngines:
     steps: Steps
     explored: Explored
     places: tuple[SourceLocation, ...] = ()
-    """Branches that must be scripted; others that a run meets are scripted where they can be."""
+    """Branches that must be scripted; others that a run meets are scripted if possible."""
 
     def best(self) -> Candidate:
-        """The first engine that agrees with eager; else the last one that does not."""
+        """The first engine that agrees with eager, else the last one made."""
         dtype = DTYPES[self.config.precision]
         tried: list[Hybrid] = []
         engine: Candidate | None = None
@@ -347,7 +347,7 @@ class ScriptEngines:
                 if engine is None:
                     raise
                 self.steps.log(f"with more modules scripted: {error.message}")
-                break  # what there is says more: it was compared with eager
+                break  # the earlier engine is more informative: it was compared with eager
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
             self._refuse_questions(made)
@@ -361,12 +361,14 @@ class ScriptEngines:
 
     @cached_property
     def _example(self) -> dict[str, Tensor]:
-        """What is traced, on the engine's device: sizes of two or more, pairwise different."""
+        """The inputs to trace, on the engine's device: sizes of two or more, pairwise different."""
         example = sample(self.model.inputs, example_sizes(self.model.inputs), SEED)
         return {name: tensor.to(self.config.device) for name, tensor in example.items()}
 
     def _optional(self, tried: list[Hybrid]) -> Iterator[tuple[SourceLocation, ...]]:
-        """What may be scripted: first what a run reads, then what the tracer warned of."""
+        """Places that may be scripted: first those with reads in a run, then those the tracer
+        warned of.
+        """
         met = self.explored.places
         yield met
         warned = {s.place.resolved for s in tried[-1].suspects}
@@ -387,10 +389,10 @@ class ScriptEngines:
             yield (*met, *sorted(suspects), *sorted(found))
 
     def _refuse_questions(self, made: Hybrid) -> None:
-        """Refuse sizes that were not compared where code asks whether it is TorchScript.
+        """Refuse sizes that were not compared if code asks whether it is TorchScript.
 
-        A script is the same code as eager, so that a few sizes tell of the others; code that asks
-        may compute one size in a hundred otherwise.
+        A script is the same code as eager, so a few sizes stand for the others; code that asks may
+        treat one size in a hundred differently.
         """
         if self.model.source.given_script() is not None:  # eager is that script
             return
@@ -421,7 +423,7 @@ class ScriptEngines:
         return self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
 
     def _or_onnx(self, engine: Candidate, made: Hybrid) -> Candidate:
-        """The same as an ONNX engine where that agrees with eager, too; else `engine`."""
+        """The engine converted to ONNX if that agrees with eager too, else `engine`."""
         try:
             self._refuse_unwatched(made)
             onnx = self._engine(
@@ -449,8 +451,8 @@ class ScriptEngines:
         return replace(engine, rungs=(taken,))
 
     def _refuse_unwatched(self, made: Hybrid) -> None:
-        """Refuse to convert branches of a model that was TorchScript from the start: no run shows
-        which of their paths it takes.
+        """Refuse branches of a model that was TorchScript from the start: no run shows which path
+        it takes.
         """
         if self.model.source.given_script() is None:
             return

@@ -421,7 +421,7 @@ class ExportSession:
                         *(bundle, record, config, criteria, threads),
                         widened=widened,
                         follows=None if follows is None else follows(config),
-                        at_ties=ties.rejudged if is_single else None,
+                        at_ties=ties.tie_reference if is_single else None,
                         with_kernels=partial(with_kernels, model) if is_single else None,
                         also=partial(
                             failures_on_fresh_inputs, model, plan_of(rewritten.program), criteria

@@ -1,4 +1,4 @@
-"""Consecutive calls of a module with state, which its engine has to reproduce."""
+"""Consecutive calls of a module with state, as the reference for its engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ from enginecast.verify.verdict import judge
 
 @dataclass(frozen=True)
 class Turn:
-    """Calls in turn: inputs without state, and what each call gives in fp64."""
+    """Consecutive calls: inputs without the state, and the fp64 outputs of each call."""
 
     inputs: tuple[Mapping[str, Tensor], ...]
     exact: tuple[Mapping[str, Array], ...]
     floor: Floor
-    """Of the module itself, which steps its own buffers."""
+    """The error of the module itself, which updates its own buffers."""
 
 
 def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
-    """Call the module in turn, and its program in fp64.
+    """Run consecutive calls of the module, and of its program in fp64.
 
     Args:
-        floor: of single calls, in the dtype that the engine computes in.
+        floor: the noise floor of single calls, in the engine's dtype.
 
     Raises:
-        EnginecastError: either does not run.
+        EnginecastError: the module or the program does not run.
     """
     dtype = floor.dtype
     names, back = set(source.start), {after: before for before, after in _pairs(source)}
@@ -77,7 +77,7 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
 
 
 def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
-    """Let an engine take the same calls, feeding it what it gave; and what was wrong with it."""
+    """Run the same calls on an engine, feeding back its state; return the result and failures."""
     measured: dict[str, Any] = {}
     failures: list[str] = []
     try:
@@ -112,7 +112,7 @@ def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
 
 
 def step_note(checked: StepCheck) -> str:
-    """What was compared, as a sentence."""
+    """A sentence on what was compared."""
     return (
         f"{checked.calls} consecutive calls match the module, which keeps its own state:"
         f" {times(ratio(checked.error, checked.floor))} the model's own error"
@@ -120,7 +120,7 @@ def step_note(checked: StepCheck) -> str:
 
 
 def write_start(folder: Path, source: StatefulSource) -> None:
-    """Write the state that the first call is fed."""
+    """Write the initial state, which the first call is fed."""
     tensors = {name: _captured(t).contiguous() for name, t in source.start.items()}
     save_file(tensors, folder / STATE_NAME)
 

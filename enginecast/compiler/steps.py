@@ -1,6 +1,4 @@
-"""The steps of a command: a spinner on a terminal, time and memory of each, the lines of the build
-log.
-"""
+"""The steps of a command: a progress spinner, time and memory of each step, and the build log."""
 
 import logging
 import time
@@ -17,13 +15,13 @@ from enginecast.compiler.memory import trim, watched
 logger = logging.getLogger(__name__)
 
 LONG = 1.0
-"""Seconds from which on a step is shown: a log that nobody watches has no spinner."""
+"""Seconds from which on a step is printed where there is no spinner."""
 MUCH = 2_000_000_000
-"""Bytes of anonymous memory from which on they are reported."""
+"""Bytes of anonymous memory from which on memory is reported."""
 
 
 class _Listener(logging.Handler):
-    """Writes what libraries log as warnings or errors to a list."""
+    """Log handler that collects the warnings and errors of libraries in a list."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -34,7 +32,7 @@ class _Listener(logging.Handler):
 
 
 class Steps:
-    """Measures what happens inside `with steps("capture"):`; shows progress on a console."""
+    """Measures time and memory inside `with steps("capture"):`, and shows progress on a console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console
@@ -74,13 +72,13 @@ class Steps:
                 self._status = None
 
     def tell(self, phase: str, done: int, total: int) -> None:
-        """Show how far a long step has come; on a terminal alone."""
+        """Show the progress of a long step; on a terminal only."""
         if self._status is not None:
             self._status.update(f"{phase}: {done} of {total}")
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block, warnings of Python and of the libraries are in the build log, too."""
+        """Within the block, warnings from Python and from libraries go to the build log, too."""
         show = warnings.showwarning
         handler = _Listener(self.lines)
 

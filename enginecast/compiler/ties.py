@@ -18,14 +18,20 @@ from enginecast.exporters.registry import target_of
 from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verify.choices import Choices, Rejudged, asking, choosing, rejudge
+from enginecast.verify.choices import (
+    Choices,
+    TieReference,
+    choice_nodes,
+    tie_reference,
+    with_choice_outputs,
+)
 from enginecast.verify.engine import as_declared
 from enginecast.verify.reference import Reference
 
 
 @dataclass(frozen=True)
 class Ties:
-    """How to find out what an engine chose: its program is lowered once more, and gives it."""
+    """Finds an engine's choices: lowers its program again with the choices as outputs."""
 
     model: Prepared
     engine: LoweredProgram
@@ -33,35 +39,35 @@ class Ties:
     manifest: Manifest
     record: EngineRecord
     folder: Path
-    """Where the engine is made; what is made here is gone afterwards."""
+    """Where the engine is lowered again, into a temporary folder."""
     threads: int | None
 
-    def rejudged(self, reference: Reference) -> Rejudged:
-        """The reference with what the engine chose, where that could be chosen.
+    def tie_reference(self, reference: Reference) -> TieReference:
+        """The reference with the engine's choices, if those are allowed.
 
         Args:
-            reference: by which the engine was rejected.
+            reference: the one by which the engine was rejected.
         """
         captured = self.model.captured.program
-        there = choosing(self.engine.program)
-        names = [name for name in choosing(captured) if name in there]
+        there = choice_nodes(self.engine.program)
+        names = [name for name in choice_nodes(captured) if name in there]
         if not names or reference.floor.dtype != "fp32" or reference.floor.rounding:
-            return Rejudged(None, ())
+            return TieReference(None, ())
         stored = {edge.name for edge in reference.edges}
         edges = [case for case in edge_cases(self.model) if case.name in stored]
         cases = [*self.model.cases, *edges]
         try:
             choices = self._choices(names, cases)
         except EnginecastError as error:
-            return Rejudged(None, (f"whether values tie is not known: {error.message}",))
-        return rejudge(
+            return TieReference(None, (f"whether values tie is not known: {error.message}",))
+        return tie_reference(
             captured, self.model.cases, edges, self.model.output_names, choices, reference
         )
 
     def _choices(self, names: Sequence[str], cases: Sequence[Case]) -> Choices:
         """Run the engine's program, lowered with its choices as outputs."""
         outputs = [f"{name}_chosen" for name in names]
-        program = asking(self.engine.program, names)
+        program = with_choice_outputs(self.engine.program, names)
         with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
             folder = Path(temporary)
             request = lowering_request(self.model, self.config, program, folder)

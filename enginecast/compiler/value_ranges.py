@@ -1,8 +1,8 @@
-"""Which integers a model accepts, if only an example says so.
+"""Find which integers a model accepts, if only an example is known.
 
-An example with `timestep=500` says little of other steps.  What the numbers decide is run on
-others, further and further from the example, until it raises an error, as a lookup in a table does,
-or its floats are infinite or NaN.  Where neither happens the range ends at `FREE`.
+An example with `timestep=500` says little about other steps. The part of the model that depends on
+the numbers is run on values further and further from the example, until it raises an error, as a
+table lookup does, or returns infinities or NaN. If neither happens, the range ends at `FREE`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,46 +31,46 @@ Inputs = Mapping[str, Tensor]
 Whole = Callable[[Sequence[Inputs]], Sequence[Sequence[Tensor]]]
 SEED = 0
 FREE = 1000
-"""Where the range of a number ends that the model bounds nowhere: diffusion steps end there."""
+"""End of the range of a number that the model does not bound: diffusion steps end there."""
 FURTHEST = 1 << 22
-"""How far a bound is searched: no table has more rows."""
+"""Largest value searched for a bound: no table has more rows."""
 MOST_SIZE = 256
-"""How far where the number may be a size, so that memory goes with it."""
+"""Largest value searched if the number may be a size, since memory grows with it."""
 MOST_REPEATS = 64
-"""How far where the number may be how often a loop runs, so that time goes with it."""
+"""Largest value searched if the number may be a loop count, since time grows with it."""
 WHOLE = 100_000_000
-"""Parameters of a model up to which all of it is run to see whether ranges go together."""
+"""Parameter count up to which the whole model is run to check that the ranges fit together."""
 
 
 class Probe(Protocol):
-    """Runs what depends on some inputs."""
+    """Runs the part of a model that depends on some inputs."""
 
     reach: int
-    """How far a bound is searched."""
+    """Largest value searched for a bound."""
 
     def floats(self, inputs: Inputs) -> list[Tensor]:
-        """The floats that depend on the inputs; raises where they are not taken."""
+        """The float values that depend on the inputs; raises if the model rejects these."""
 
 
-def settled(
+def resolve_ranges(
     known: tuple[InputSpec, ...],
     texts: Sequence[str],
     probe: Callable[[Inputs, Sequence[str]], Probe],
     whole: Whole,
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """Replace the ranges of values that an example gave by what the model takes.
+    """Replace the value ranges that come from an example by those that the model accepts.
 
     Args:
         known: the inputs.
-        texts: what the user asked for, `NAME=MIN..MAX` each.
-        probe: makes what runs the part that depends on some of the inputs.
-        whole: runs all of the model on some cases.
+        texts: the user's ranges, `NAME=MIN..MAX` each.
+        probe: makes a `Probe` for some of the inputs.
+        whole: runs the whole model on some cases.
 
     Returns:
-        The inputs, and a sentence on each range that the model does not give by itself.
+        The inputs, and a sentence on each range that the model itself does not bound.
 
     Raises:
-        UsageError: a range that was asked for does not fit.
+        UsageError: the model rejects a range that the user asked for.
     """
     specs = apply_values(known, texts)
     names = [spec.name for spec in specs if spec.origin != "known" and spec.is_whole]
@@ -99,10 +99,10 @@ def settled(
 
 
 def _untried(specs: tuple[InputSpec, ...], error: Exception) -> tuple[InputSpec, ...]:
-    """The ranges of the example, where none can be searched.
+    """The example's ranges, if none can be searched.
 
     Raises:
-        UsageError: a range was asked for, which cannot be tried either.
+        UsageError: the user asked for a range, which cannot be tried either.
     """
     asked = next((spec for spec in specs if spec.origin == "asked"), None)
     if asked is not None:
@@ -117,7 +117,7 @@ def _untried(specs: tuple[InputSpec, ...], error: Exception) -> tuple[InputSpec,
 def _in_sizes(
     specs: tuple[InputSpec, ...], whole: Whole
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """Raise the smallest sizes that nobody asked for to where the values of the example fit."""
+    """Raise default minimum sizes to the smallest ones at which the example's values fit."""
     notes = []
     for name, dim in named_dims(specs).items():
         takes = partial(_takes_size, specs, whole, name)
@@ -174,7 +174,7 @@ def _note(spec: InputSpec) -> str:
 def _choices(
     specs: tuple[InputSpec, ...], found: tuple[InputSpec, ...]
 ) -> Sequence[tuple[InputSpec, ...]]:
-    """Ranges to try, the widest first: some models take no negative number, others no zero."""
+    """Ranges to try, the widest first: some models reject negative numbers, others zero."""
 
     def least(floor: int) -> tuple[InputSpec, ...]:
         pairs = zip(found, specs, strict=True)
@@ -189,14 +189,14 @@ def _choices(
 
 
 def _fit(specs: tuple[InputSpec, ...], base: Inputs, whole: Whole) -> bool:
-    """Whether the model takes the ends of the ranges together, in turn, and values between."""
+    """Whether the model accepts both ends of all ranges together, and values in between."""
     cases = [_filled(specs, base, 0), _filled(specs, base, 1), _filled(specs, base, 0, 1)]
     cases.append(sample(specs, example_sizes(specs), SEED))
     try:
         outputs = whole([base, *cases])
     except Exception:  # the model's own code, which may not take these values
         return False
-    # Of a large model nothing came back; one that makes NaN of its example says nothing.
+    # A large model is not run whole; one that returns NaN for its example proves nothing.
     return not outputs or not _is_finite(outputs[0]) or all(map(_is_finite, outputs))
 
 
@@ -215,7 +215,7 @@ class _Search:
         """Names of the inputs for which the model itself raises an error past both ends."""
 
     def check(self, spec: InputSpec) -> None:
-        """Raise UsageError where the model does not take an end of a range that was asked for."""
+        """Raise UsageError if the model rejects an end of a range that the user asked for."""
         for value in (spec.low, spec.high):
             if value is not None and not self._runs(spec, value):
                 raise UsageError(
@@ -223,7 +223,7 @@ class _Search:
                 )
 
     def widened(self, spec: InputSpec) -> InputSpec:
-        """`spec` with the values that the model takes."""
+        """`spec` with the range of values that the model accepts."""
         low, high = spec.low, spec.high
         if not _is_guess(spec) or low is None or high is None or not self._base[spec.name].numel():
             return spec
@@ -264,7 +264,7 @@ class _Search:
 
 
 def _furthest(takes: Callable[[int], bool], start: int, end: int) -> int:
-    """The last number from `start` towards `end` that is taken, where all before it are."""
+    """The last number from `start` towards `end` up to which all are accepted."""
     good, bad, step = start, None, 1 if end > start else -1
     while bad is None and good != end:
         tried = start + 2 * (good - start) + step
@@ -277,8 +277,10 @@ def _furthest(takes: Callable[[int], bool], start: int, end: int) -> int:
 
 
 class ProgramProbe(Run):
-    """Runs the nodes of a program that depend on some inputs, up to its products and what is looked
-    up in tables of weights: those hold nothing that such an input could index.
+    """Runs the nodes of a program that depend on some inputs.
+
+    It stops at matrix products and at rows looked up in weight tables: behind them, nothing is
+    indexed by such an input.
     """
 
     def __init__(self, program: ExportedProgram, base: Inputs, names: Sequence[str]) -> None:
@@ -330,7 +332,7 @@ def _reach(node: Node) -> int:
 
 
 class ModuleProbe:
-    """Runs a module, where there is no program of it."""
+    """Runs a module that was not captured as a program."""
 
     reach = MOST_SIZE
 
@@ -345,19 +347,19 @@ class ModuleProbe:
 def of_program(
     program: ExportedProgram, specs: tuple[InputSpec, ...], texts: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """`settled` by a captured program."""
+    """`resolve_ranges` with a captured program."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
 
     def whole(cases: Sequence[Inputs]) -> Sequence[Sequence[Tensor]]:
         results = Run(program, cases).results() if parameters <= WHOLE else []
         return [[value for value in found if isinstance(value, Tensor)] for found in results]
 
-    return settled(specs, texts, partial(ProgramProbe, program), whole)
+    return resolve_ranges(specs, texts, partial(ProgramProbe, program), whole)
 
 
 def of_module(
     module: nn.Module, specs: tuple[InputSpec, ...], texts: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
-    """`settled` by a module, where there is no program."""
+    """`resolve_ranges` with a module, if there is no program."""
     probe = ModuleProbe(module)
-    return settled(specs, texts, lambda *_: probe, lambda cases: [*map(probe.floats, cases)])
+    return resolve_ranges(specs, texts, lambda *_: probe, lambda cases: [*map(probe.floats, cases)])

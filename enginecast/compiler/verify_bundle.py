@@ -43,19 +43,19 @@ SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was 
 
 @dataclass(frozen=True)
 class Check:
-    """A bundle compared once more."""
+    """The result of verifying a bundle."""
 
     verdict: Verdict
     floor_dtype: str
     against: str
-    """"the stored reference", or the model that was given."""
+    """What it was compared with: "the stored reference", or the given model."""
     completed: bool = False
-    """Whether a verdict by emulation became one of the engine itself, in the manifest."""
+    """Whether the manifest's verdict by emulation was replaced by one on the engine itself."""
     notes: tuple[str, ...] = ()
     backend: str = ""
     """What ran the engine, such as "onnxruntime-cpu"."""
     layers: tuple[str, ...] = ()
-    """What the engine consists of, in words, where its runtime reports it."""
+    """A description of the engine's layers, if its runtime reports them."""
 
 
 def verify_bundle(
@@ -79,7 +79,7 @@ def verify_bundle(
 
     Args:
         model: MODEL to compare with; None: the reference that is stored in the bundle.
-        random_weights: seed, for a MODEL that is a config alone.
+        random_weights: seed of the weights, for a MODEL that is only a config.
 
     `inputs`, `dynamic` and `values` are as for an export, and go with a MODEL.  The
     other arguments are those of `load`.
@@ -142,10 +142,10 @@ def verify_bundle(
 def _reference(
     engine: Engine, model: str | None, **asked: Any
 ) -> tuple[Reference, tuple[str, ...], tuple[str, ...]]:
-    """What an engine is compared with, notes, and what is wrong with it.
+    """The reference for an engine, notes, and problems with the reference.
 
     Args:
-        asked: as `reference_of_model` takes it.
+        asked: options for `reference_of_model`.
     """
     if model is not None:
         from enginecast.compiler.recompare import reference_of_model
@@ -160,14 +160,16 @@ def _reference(
 
 
 def _is_signed(engine: Engine) -> bool:
-    """Whether somebody signed a bundle, or one within it."""
+    """Whether a bundle, or one of its parts, is signed."""
     inner = any(_is_signed(part) for part in engine.parts.values())
     return inner or (engine.folder / SIGNATURE_NAME).exists()
 
 
 def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) -> bool:
-    """Write a verdict of the engine itself over one by emulation, where nobody signed that one, and
-    so for its parts.  A part alone stays as it is: the bundle around it has its digest.
+    """Replace a verdict by emulation with one on the engine itself, in an unsigned bundle and its
+    parts.
+
+    A part by itself stays as it is: the bundle around it holds its digest.
     """
     stood = engine.verdict.outcome
     if verdict.outcome != "verified" or stood != "verified-by-emulation":
@@ -199,7 +201,7 @@ def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) ->
 
 
 def _with_verdict(engine: Engine, verdict: Verdict, parts: tuple[Part, ...]) -> bytes:
-    """The manifest of an engine with another verdict, as it is written."""
+    """The encoded manifest of an engine with another verdict."""
     manifest: Manifest = engine.manifest
     engines = tuple(
         msgspec.structs.replace(record, verdict=verdict) if record is engine.record else record

@@ -1,5 +1,5 @@
 """Whole diffusion pipelines: exported, checked and run, engines in the place of their components.
 
-Enters: what knows how pipelines use their components. It exports them through `compiler`, and runs
+Holds: what knows how pipelines use their components. It exports them through `compiler`, and runs
 engines through `runtime`.
 """

@@ -18,7 +18,9 @@ from enginecast.errors import InputError, UsageError
 from enginecast.runtime.bundle.manifest import Manifest
 
 MOMENTS, POSTERIOR = "moments", "latent_dist"
-"""What an encoder's engine gives, and the field that pipelines read; see `calls.taking`."""
+"""The output of an encoder's engine, and the field that pipelines read.
+
+See `calls.take_named_tensors`."""
 
 
 class AbsentOutputError(InputError, AttributeError):

@@ -57,7 +57,7 @@ def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
     outcome: Outcome | None = None
     try:
         outcome = run_passes(captured, passes)
-        check = comparison.look(outcome)
+        check = comparison.compare(outcome)
     except EnginecastError as error:
         return _raised(error, passes)
     if not check.failure:

@@ -65,11 +65,11 @@ class Comparison:
         Raises:
             AssertionError: with what differs and where.
         """
-        found = self.look(outcome)
+        found = self.compare(outcome)
         assert not found.failure, found.failure
         return found
 
-    def look(self, outcome: Outcome) -> PassCheck:
+    def compare(self, outcome: Outcome) -> PassCheck:
         """The result of the comparison; its `failure` is empty if the promise was kept.
 
         Raises:
@@ -80,7 +80,7 @@ class Comparison:
         observer.judge_by(self._reference(dtype))
         loosest = max(reversed(outcome.runs), key=lambda run: PROMISES.index(run.pass_.promise))
         try:
-            check = observer.look(loosest.pass_, outcome.program, loosest).check
+            check = observer.compare(loosest.pass_, outcome.program, loosest).check
         except Exception as error:  # the program does not run
             what = f"looking at the program after pass '{loosest.pass_.name}'"
             module = type(loosest.pass_).__module__

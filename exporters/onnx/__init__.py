@@ -1,5 +1,5 @@
 """The ONNX graph of a program, and its files.
 
-Enters: the translation of each op, and what writes the graph. Rewrites of the program are passes,
+Holds: the translation of each op, and what writes the graph. Rewrites of the program are passes,
 in `passes`. It imports no other target but `torchscript`, whose files it can write as ONNX.
 """

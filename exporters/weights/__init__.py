@@ -1,4 +1,4 @@
 """The one safetensors file of weights, written tensor by tensor.
 
-Enters: the file format. It knows no target.
+Holds: the file format. It knows no target.
 """

@@ -38,8 +38,8 @@ def is_attention_core(node: Node) -> bool:
 def softmax_attention(
     query: Value, key: Value, value: Value, bias: Value, factor: Number, divisor: Number
 ) -> Pattern:
-    """softmax(query @ key * scale + biases) @ value, heads first, the key transposed; the site is
-    the softmax.
+    """Pattern of softmax(query @ key * scale + biases) @ value, heads first, with a transposed key;
+    the site is the softmax.
     """
     product = _matmul(query, key).otherwise("the scores come from {op}, expected matmul")
     scaled = repeat(
@@ -73,10 +73,10 @@ def softmax_attention(
 
 
 def untransposed(key: Node) -> Node:
-    """The key, heads first, of [batch, heads, size, tokens].
+    """The key, heads first, from its transpose [batch, heads, size, tokens].
 
     Raises:
-        NoMatch: it is not the transpose of one.
+        NoMatch: the node is not the transpose of a key.
     """
     order = _order(key)
     if order == [0, 1, 3, 2]:
@@ -89,14 +89,14 @@ def untransposed(key: Node) -> Node:
 
 
 def swaps_heads_and_tokens(node: Node) -> bool:
-    """Whether a node makes [batch, heads, tokens, size] of [batch, tokens, heads, size], or the
-    reverse.
+    """Whether a node transposes [batch, tokens, heads, size] to [batch, heads, tokens, size], or
+    back.
     """
     return _order(node) == [0, 2, 1, 3]
 
 
 def _order(node: Node) -> list[int]:
-    """In which order a node takes four dims; empty where it is not a transpose."""
+    """The permutation of a node's four dims; empty if it is not a transpose."""
     if is_call(node, aten.permute.default):
         return list(arguments(node)[1])
     order = [0, 1, 2, 3]
@@ -131,7 +131,7 @@ def _repeated(source: Value) -> Pattern:
 
 
 def split_heads(node: Node) -> Node | None:
-    """The value, tokens first, that was split into heads to make this one; None when none was."""
+    """The value, tokens first, that was split into heads to make this one, if any."""
     found = _split.find(node)
     if found is None:
         return None
@@ -141,7 +141,7 @@ def split_heads(node: Node) -> Node | None:
 
 
 def joined_output(node: Node) -> Node | None:
-    """The node that joins this one's heads again, when every user goes there; None otherwise."""
+    """The node that joins this one's heads again, if all users lead there; else None."""
     found = _joined.find(node)
     if found is None:
         return None

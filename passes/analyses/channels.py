@@ -7,8 +7,8 @@ for each channel.
     relu:       %x = relu(linear(%h, %w))                  the rows of %w
     attention:  %x = attention(%q, %k, linear(%h, %w))     the rows of %w
 
-Attention mixes tokens and not channels, so a factor of a channel of its values is one of its
-result.  Where query heads share a key-value head, their channels share a factor.
+Attention mixes tokens and not channels, so a factor on a channel of its values is a factor on its
+result. If query heads share a key-value head, their channels share a factor.
 """
 
 from collections.abc import Iterator
@@ -46,30 +46,31 @@ from enginecast.passes.ir.traits import Trait, has
 
 @dataclass(frozen=True)
 class Layout:
-    """How the channels of a value stand for those of what the linears read, [..., channels]."""
+    """How a value's channels map to the channels that the linears read, [..., channels]."""
 
     kind: Literal["flat", "split", "heads"]
     """[..., heads * size], [..., heads, size] or [..., heads, tokens, size]."""
     heads: int
     size: int
     repeats: int = 1
-    """Heads of what the linears read that come from each head of this value."""
+    """Number of heads read by the linears per head of this value."""
 
     def spread(self, exponents: Tensor) -> Tensor:
-        """The exponents of all channels as those of this value, to be broadcast to it."""
+        """The channels' exponents in this value's layout, broadcastable to it."""
         own = exponents.view(self.heads, self.repeats, self.size)[:, 0]
         if self.kind == "flat":
             return own.reshape(-1)
         return own.unsqueeze(1) if self.kind == "heads" else own
 
     def tied(self, sizes: Tensor) -> Tensor:
-        """The largest size over the channels that share a factor, for each channel."""
+        """For each channel, the largest magnitude over the channels that share its factor."""
         groups = sizes.view(self.heads, self.repeats, self.size)
         return groups.amax(1, keepdim=True).expand_as(groups).reshape(-1)
 
 
 EXACT = frozenset({torch.float32, torch.bfloat16, torch.float64})
-"""Powers of two move no rounding here, up to where fp32 ends; fp16 ends at 6e-5."""
+"""Dtypes in which scaling by powers of two is exact within fp32's range; fp16 gets subnormal below
+6e-5."""
 _SPLITS = (aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default)
 
 
@@ -82,11 +83,12 @@ class Fold:
     places: tuple[tuple[int, bool], ...]
     """(argument, whether it is a matrix whose rows are the channels)."""
     start: int
-    """The first of the channels among the node's `total`: a merged linear makes others, too."""
+    """Index of the first channel among the node's `total`: a merged linear has other channels,
+    too."""
     total: int
 
     def spread(self, exponents: Tensor) -> Tensor:
-        """Exponents of all of the node's channels; 0 for those of others."""
+        """Exponents of all of the node's channels; 0 for the other channels."""
         found = torch.zeros(self.total, dtype=exponents.dtype)
         found[self.start : self.start + len(exponents)] = exponents
         return found
@@ -94,30 +96,32 @@ class Fold:
 
 @dataclass(frozen=True)
 class Source:
-    """What makes a value, up to the weights in which its channels are scaled."""
+    """The origin of a value: the weights in which its channels can be scaled, and the values in
+    between.
+    """
 
     fold: Fold
     layout: Layout
-    """Of what the fold's node makes."""
+    """Layout of the result of the fold's node."""
     members: tuple[tuple[Node, Layout], ...]
     """The values that are scaled with it."""
 
 
 def find_source(root: Node, weights: set[Node]) -> Source:
-    """Where the channels of a value can be scaled.
+    """Find the weights in which the channels of a value can be scaled.
 
     Args:
-        root: [..., channels].
+        root: the value, [..., channels].
         weights: every weight expression of the program.
 
     Raises:
-        NoMatch: at the op that no factor of a channel passes through.
+        NoMatch: at the first op that does not commute with a channel factor.
     """
     return _Walk(weights).at(root, Layout("flat", 1, shape_of(root)[-1]))
 
 
 class _Walk:
-    """From a value back to the weights."""
+    """Walks from a value back to the weights."""
 
     def __init__(self, weights: set[Node]) -> None:
         self._weights = weights
@@ -140,7 +144,7 @@ class _Walk:
         return replace(found_source, members=(*found_source.members, (node, layout)))
 
     def _on(self, source: Node, layout: Layout, reader: Node) -> Source:
-        """Go on at what `reader` is made from, unless something else reads it, too."""
+        """Continue at the input of `reader`, unless something else reads it, too."""
         reader = _reading(source, reader)
         given = [a for a in tree_leaves((reader.args, reader.kwargs)) if a is source]
         if real_users(source) != [reader] or len(given) != 1:
@@ -148,7 +152,7 @@ class _Walk:
         return self.at(source, layout)
 
     def _either(self, product: Node, layout: Layout) -> Source:
-        """The shorter of the factors that can be scaled: the other one holds the activation."""
+        """The scalable factor with the shorter path: the other one holds the activation."""
         found: list[Source] = []
         misses: list[NoMatch] = []
         for side in product.args[:2]:
@@ -207,7 +211,7 @@ class _Walk:
         return replace(self._linear(linear), start=start)
 
     def _product(self, node: Node) -> Fold | None:
-        """A product with a weight for each channel: a norm that is spelled out ends in one."""
+        """A product with one weight per channel, as at the end of a decomposed norm."""
         places = [p for p in (0, 1) if node.args[p] in self._weights]
         if len(places) != 1:
             return None
@@ -217,7 +221,7 @@ class _Walk:
         return Fold(node, ((places[0], False),), 0, channels)
 
     def _step(self, node: Node, layout: Layout) -> tuple[Node, Layout]:
-        """What `node` is made from, channel by channel."""
+        """The input that `node` maps channel by channel."""
         scaled = scalar_operand(node, aten.mul.Tensor)
         if scaled is not None:
             return scaled[0], layout
@@ -275,11 +279,11 @@ _VALUE_OF: dict[Any, int] = {
     aten.scaled_dot_product_attention.default: 2,
     aten.matmul.default: 1,
 }
-"""Op -> the argument whose channels are those of its result."""
+"""Op -> index of the argument whose channels the result keeps."""
 
 
 def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    """Heads of values, each of which one or more heads of the result are made from."""
+    """Number of value heads, each of which serves one or more heads of the result."""
     if len(shape_of(values)) != 4:
         return None
     heads = shape_of(values)[1]
@@ -287,7 +291,7 @@ def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
 
 
 def _reading(source: Node, node: Node) -> Node:
-    """The node that reads `source`, on the way to `node`: heads are repeated in several steps."""
+    """The reader of `source` on the way to `node`: repeating heads takes several nodes."""
     while source not in node.all_input_nodes:
         inner = first_input(node)
         if real_users(inner) != [node]:
@@ -298,15 +302,15 @@ def _reading(source: Node, node: Node) -> Node:
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads a value [..., channels]."""
+    """The readers of a value [..., channels]."""
 
     linears: tuple[Node, ...]
     members: tuple[Node, ...]
-    """The same values in other shapes, channels last."""
+    """The value in its other shapes, channels last."""
 
 
 def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
-    """Each value that linears with a stored weight read, as it was before it was reshaped."""
+    """Each value that linears with a stored weight read, before reshapes."""
     found: dict[Node, None] = {}
     for node in program.graph.nodes:
         if is_call(node, aten.linear.default) and node.args[1] in weights and node not in weights:
@@ -318,10 +322,10 @@ def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
 
 
 def find_readers(root: Node, weights: set[Node]) -> Readers:
-    """Who reads a value.
+    """Find the readers of a value.
 
     Raises:
-        NoMatch: something other than linears does.
+        NoMatch: something other than a linear reads it.
     """
     linears: list[Node] = []
     members: list[Node] = []
@@ -342,7 +346,7 @@ def find_readers(root: Node, weights: set[Node]) -> Readers:
 
 
 def _tensor_users(node: Node) -> Iterator[Node]:
-    """Users but those that ask for a size."""
+    """The users that read more than sizes."""
     for user in real_users(node):
         if user.op == "output" or isinstance(value(user), Tensor | tuple | list):
             yield user
@@ -354,7 +358,7 @@ def _reads_as_input(linear: Node, node: Node, weights: set[Node]) -> bool:
 
 
 def _keeps_channels(node: Node) -> bool:
-    """Whether a node hands on its first argument with the last dim as it is."""
+    """Whether a node passes its first argument on with an unchanged last dim."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     source = node.args[0]

@@ -29,7 +29,7 @@ def _other_dims(mean: Node) -> str:
 
 @pattern
 def normalized(x: Value, epsilon: Number) -> Pattern:
-    """x, or a cast of it, over its root mean square; the site is the mean.
+    """Pattern of x, or a cast of it, over its root mean square; the site is the mean.
 
     Binds square, mean, plus (adds epsilon) and root, which is the root of the sum or its
     reciprocal; measured is what is squared, the pattern's root what the measured value became.
@@ -48,7 +48,7 @@ def normalized(x: Value, epsilon: Number) -> Pattern:
 
 
 def is_statistic(node: Node) -> bool:
-    """A mean of squares that a root follows: every such place is a site, but for single numbers."""
+    """Whether a node is a mean of squares, not of single numbers, followed by a root."""
     if not is_call(node, aten.mean.dim) or _SQUARE.find(node.args[0]) is None:
         return False
     if not shape_of(first_input(node)):

@@ -56,7 +56,7 @@ WEIGHTED: dict[Any, tuple[int, ...]] = {
     aten.rms_norm.default: (2,),
     aten.layer_norm.default: (2, 3),
 }
-"""Op -> arguments that scale its result when all of them are scaled."""
+"""Op -> indices of the arguments that together scale its result."""
 GUARDS = frozenset({aten.isinf.default, aten.isfinite.default, aten.clamp.default})
 
 
@@ -65,10 +65,10 @@ class Norm:
     """A root-mean-square norm that reads a stream."""
 
     node: Node
-    """What adds epsilon, or an aten.rms_norm."""
+    """The node that adds epsilon, or an aten.rms_norm."""
     epsilon: float
     inner: dict[Node, int] = field(default_factory=dict)
-    """Values inside that scale with the stream: how many times its exponent."""
+    """Inner values that scale with the stream -> multiple of its exponent."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Stream:
 
     members: tuple[Node, ...]
     entries: tuple[tuple[Node, Node], ...]
-    """(member, source): what comes in from outside and has to be scaled for that member; a weight,
-    or a value."""
+    """(member, source) pairs: a source is a weight or value from outside that must be scaled for
+    that member."""
     norms: tuple[Norm, ...]
     outputs: tuple[Node, ...]
     """Members that the program returns."""
     blockers: tuple[tuple[Node, str], ...]
-    """Readers that are not the same at another scale, and why."""
+    """Readers whose result depends on the scale, and why."""
     is_residual: bool
     """Whether a residual sum is among the members."""
 
@@ -105,7 +105,7 @@ def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple
 
 
 def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
-    """The weight expressions by which the result of `node` can be scaled; empty when there are
+    """The weight expressions through which the result of `node` can be scaled; empty if there are
     none.
     """
     args = arguments(node)
@@ -118,7 +118,7 @@ def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
 
 
 def carried(node: Node) -> tuple[Node, ...]:
-    """The arguments that `node` hands on: scaled alike, they give a result scaled alike."""
+    """The arguments that scale the result of `node` if all of them are scaled alike."""
     args = arguments(node)
     if has(node, Trait.JOINS):
         return tuple(args[0])
@@ -216,7 +216,7 @@ class _Streams:
         )
 
     def _reason(self, user: Node) -> str:
-        """Why a reader is not the same at another scale."""
+        """Why a reader's result depends on the scale."""
         if user in self._reasons:
             return f"a norm on the stream is not understood: {self._reasons[user]}"
         if is_call(user, aten.layer_norm.default):
@@ -232,7 +232,7 @@ class _Streams:
 
 
 def _inner(norm: Match) -> dict[Node, int]:
-    """What scales inside a norm; NoMatch when something else reads it, too."""
+    """The values inside a norm that scale; raises NoMatch if something else reads them."""
     inner = {norm.node(name): 2 for name in ("square", "mean", "plus")}
     root = norm.node("root")
     inner[root] = -1 if is_call(root, aten.rsqrt.default) else 1
@@ -246,7 +246,7 @@ def _inner(norm: Match) -> dict[Node, int]:
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether a reader looks at size or dtype alone."""
+    """Whether a reader only reads size or dtype."""
     if not isinstance(value(user), Tensor | tuple | list):
         return True
     like_it = has(user, Trait.MOVES, Trait.CASTS) and user.args[0] is not node
@@ -254,7 +254,7 @@ def _reads_type(user: Node, node: Node) -> bool:
 
 
 RANKS = (2, 3)
-"""Of a residual stream, and what the op takes; a rotated query that is normalized has 4."""
+"""Ranks of a residual stream that the op supports; a normalized rotary query has rank 4."""
 
 
 def residual_stream(program: ExportedProgram) -> set[Node]:
@@ -283,7 +283,7 @@ def residual_sums(program: ExportedProgram) -> set[Node]:
 
 
 def _addends(total: Node, weights: set[Node]) -> Iterator[tuple[Node, Node]]:
-    """Both orders of the addends, when a residual sum could be made of them."""
+    """Both orders of the addends, if they could form a residual sum."""
     left, right = total.args[:2]
     if is_float(left) and is_float(right) and not {left, right} & weights:
         assert isinstance(left, Node)
@@ -309,12 +309,12 @@ def _is_layer(start: Node, end: Node) -> bool:
 
 @dataclass(frozen=True)
 class Branch:
-    """Values that a factor of the weights of one linear scales."""
+    """Values that scale with the weights of one linear."""
 
     members: tuple[Node, ...]
-    """From the linear to what the projection reads."""
+    """From the linear's result to the projection's input."""
     entries: tuple[tuple[Node, Node], ...]
-    """(member, weight that is scaled for it)"""
+    """(member, weight that is scaled for it) pairs."""
 
 
 def find_branch(projection: Node, weights: set[Node]) -> Branch:
@@ -325,13 +325,13 @@ def find_branch(projection: Node, weights: set[Node]) -> Branch:
         weights: every weight expression of the program.
 
     Raises:
-        NoMatch: at the op that no factor passes through.
+        NoMatch: at the first op that does not commute with a factor.
     """
     return _branch(factors_of(projection)[0], projection, weights)
 
 
 def factors_of(product: Node) -> tuple[Node, Node]:
-    """What a linear or matrix product multiplies, besides a bias."""
+    """The two factors of a linear or matrix product."""
     start = 1 if is_call(product, aten.addmm.default) else 0
     first, second = arguments(product)[start : start + 2]
     return first, second
@@ -354,7 +354,7 @@ def _branch(node: Node, reader: Node, weights: set[Node]) -> Branch:
 
 
 def _either(product: Node, weights: set[Node]) -> Branch:
-    """The shorter of the factors that are branches: the other one holds the activation."""
+    """The factor with the shorter branch: the other one holds the activation."""
     found: list[Branch] = []
     misses: list[NoMatch] = []
     for source in dict.fromkeys(product.args[:2]):

@@ -1,10 +1,10 @@
-"""Where changed strides propagate: a value with another memory layout has the same elements, but
-results computed from it may round differently.
+"""Find where changed strides propagate: a value with another memory layout has the same elements,
+but results computed from it may round differently.
 
-Products, convolutions, sums and norms take another kernel for other strides, which adds in another
-order; even an elementwise op such as GELU computes the elements that fill a vector and the rest by
-two formulas.  So strides may change where they reach nothing but ops that give every element the
-same bits wherever it lies, and ops that copy into strides of their own.
+Products, convolutions, sums and norms use another kernel for other strides, with another order of
+summation. Even an elementwise op such as GELU uses different formulas for full vectors and the
+remainder. So strides may change only if they reach nothing but ops whose bits do not depend on
+layout, and ops that copy into their own strides.
 """
 
 import heapq
@@ -34,7 +34,7 @@ from enginecast.passes.ir.traits import Trait, has
 
 
 def may_change_bits(node: Node, other: Any) -> bool:
-    """Whether bits may change somewhere when `other` takes the place of a node's value.
+    """Whether replacing a node's value by `other` may change any bits downstream.
 
     Args:
         other: a fake value of the same shape and dtype, perhaps with other strides.
@@ -43,14 +43,14 @@ def may_change_bits(node: Node, other: Any) -> bool:
 
 
 def take_strides(node: Node, other: Any) -> None:
-    """Let the values of all that read a node follow, as `other` takes the place of its value."""
+    """Replace a node's fake value by `other` and update the values downstream."""
     for user, result in _changes(node, other):
         if result is not None:
             user.meta["val"] = result
 
 
 def loosen_views(node: Node) -> None:
-    """Let the views of a node copy where they have to: its strides are to change.
+    """Turn the views of a node into reshapes, before its strides change.
 
     A `view` fails where a copy would be needed, and a `reshape` copies.
     """
@@ -62,8 +62,8 @@ def loosen_views(node: Node) -> None:
 
 
 def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
-    """The later nodes that other strides reach, each with its new value, or None where bits may
-    depend on them.
+    """The downstream nodes that changed strides reach, each with its new value; None if its bits
+    may depend on them.
     """
     if _same_strides(value(node), other):
         return
@@ -91,7 +91,7 @@ def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
 
 
 def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
-    """Whether an op gives every element the same bits wherever its changed inputs lie."""
+    """Whether the bits of an op's result do not depend on the layout of its changed inputs."""
     if is_call(node, aten.scaled_dot_product_attention.default):
         # The mask is added, element by element.
         return changed.keys().isdisjoint(arguments(node)[:3])
@@ -111,7 +111,7 @@ def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
 
 
 def _is_blind(node: Node) -> bool:
-    """Whether a node reads sizes at most."""
+    """Whether a node reads nothing but sizes."""
     return has(node, Trait.METADATA) and not isinstance(value(node), Tensor)
 
 
@@ -122,7 +122,7 @@ def _is_complex(node: Node) -> bool:
 
 
 def _without_guards(node: Node) -> AbstractContextManager[None]:
-    """Sizes that an op asks for are those of the trace meanwhile, and nothing is noted of them."""
+    """Within the block, sizes evaluate to those of the trace, without recording guards."""
     for source in node.all_input_nodes:
         found = value(source)
         if isinstance(found, FakeTensor) and found.fake_mode.shape_env is not None:
@@ -132,7 +132,7 @@ def _without_guards(node: Node) -> AbstractContextManager[None]:
 
 
 def _same_strides(left: Any, right: Any) -> bool:
-    """Whether two values lie in memory alike for every allowed input, decided without a guard."""
+    """Whether two values have equal strides for every allowed input, decided without a guard."""
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(map(_same_strides, left, right))
     if isinstance(left, Tensor):

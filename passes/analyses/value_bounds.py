@@ -27,12 +27,12 @@ from enginecast.passes.ir.traits import Trait, has, is_identity
 
 @dataclass(frozen=True)
 class Bound:
-    """Of all rows of a value along its last dimension."""
+    """Bounds over all rows of a value along its last dimension."""
 
     largest: float
-    """No element has a larger magnitude."""
+    """Largest possible magnitude of an element."""
     length: float
-    """No row has a larger L2 norm."""
+    """Largest possible L2 norm of a row."""
 
 
 UNKNOWN = Bound(math.inf, math.inf)
@@ -41,12 +41,12 @@ UNKNOWN = Bound(math.inf, math.inf)
 def largest_for_any_input(
     program: ExportedProgram, weights: set[Node], nodes: Iterable[Node]
 ) -> float | None:
-    """A magnitude that no element of these values exceeds; None where some op has no bound.
+    """A bound on the magnitude of all elements of these values; None if some op has no bound.
 
     Weights are read one at a time.
 
     Args:
-        program: its norms spelled out or fused.
+        program: with decomposed or fused norms.
         weights: every weight expression of the program.
         nodes: the values.
     """
@@ -73,7 +73,7 @@ class _Bounds:
         return self._known[node]
 
     def _needed(self, node: Node) -> list[Node]:
-        """The node and what its bound needs, in graph order; norms need nothing before them."""
+        """The node and those that its bound depends on, in graph order; a norm depends on none."""
         needed: set[Node] = set()
         waiting = [node]
         while waiting:
@@ -146,7 +146,7 @@ class _Bounds:
         return self._known.get(node, UNKNOWN)
 
     def _across(self, operand: Node | float, width: int) -> Bound:
-        """Of rows of this width that an operand is broadcast to."""
+        """The bound of rows of this width that an operand is broadcast to."""
         if isinstance(operand, Node) and _width(operand) == width:
             return self._at(operand)
         largest = self._at(operand).largest if isinstance(operand, Node) else abs(operand)
@@ -154,7 +154,7 @@ class _Bounds:
 
 
 def _width(node: Node) -> int | None:
-    """The size of the last dimension, where it is fixed."""
+    """The size of the last dimension, if it is fixed."""
     found = value(node)
     last = found.shape[-1] if isinstance(found, Tensor) and found.ndim else None
     return last if isinstance(last, int) else None

@@ -22,15 +22,15 @@ from enginecast.passes.ir.edit import weight_specs, weight_tensor
 
 @dataclass(frozen=True)
 class Work:
-    """Of one run."""
+    """The work of one run."""
 
     products: int
     elements: int
-    """The most that is held at once, besides weights; a view counts as what it shows."""
+    """Most elements alive at once, without weights; a view counts with its own size."""
 
 
 def work_of(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Work | None:
-    """The work of a run on inputs of these shapes; None where values decide what is run.
+    """The work of a run on inputs of these shapes; None if values decide what is run.
 
     Nothing is computed, and only the shapes and dtypes of `inputs` count.
     """

@@ -12,14 +12,15 @@ from torch.fx import Graph, GraphModule
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 
 Promise = Literal["exact", "reordered", "precision"]
-"""What a pass promises: `exact` outputs are bit-equal; `reordered` keeps every fp32 step but may
-move roundings; `precision` changes the compute dtype, so the error of eager in that dtype is the
-measure."""
+"""The accuracy that a pass promises: `exact`: bit-equal outputs; `reordered`: the same fp32
+computation with other rounding; `precision`: another compute dtype, judged by eager's error in that
+dtype."""
 
 
 class ProgramView(Protocol):
-    """The part of a program that passes and edits need.  An ExportedProgram implements it, and so
-    does a `BlockView` of a graph within its graph.
+    """The interface of a program that passes and edits need.
+
+    An ExportedProgram implements it, and so does a `BlockView` of a control-flow subgraph.
     """
 
     @property
@@ -28,7 +29,7 @@ class ProgramView(Protocol):
     def graph_module(self) -> GraphModule: ...
     @property
     def graph_signature(self) -> ExportGraphSignature:
-        """Its input specs say which placeholders are weights; edits keep them in step."""
+        """Its input specs say which placeholders are weights; edits keep them in sync."""
 
     @property
     def state_dict(self) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class ProgramView(Protocol):
 
 @dataclass(frozen=True, order=True)
 class SiteKey:
-    """Names a site from run to run, which FX node names do not.
+    """A key for a site that is stable between runs, unlike FX node names.
 
     Args:
         module: dotted module path, e.g. "encoder.block.3.layer.1".
@@ -70,7 +71,7 @@ class Site:
     reason: str = ""
     """Why the site was left alone; empty when it was rewritten."""
     note: str = ""
-    """What a reader should know of the rewrite, such as a rounding that moved."""
+    """A remark on the rewrite, such as a rounding that moved."""
     ordinal: int = 0
     """Counts the sites of one pass that share module and source; the runner fills it in."""
 
@@ -90,13 +91,13 @@ class PassContext:
     calibration: Sequence[Mapping[str, Tensor]] = ()
     """The verification inputs of an export by name, for passes that look at real values."""
     names: Sequence[str] = ()
-    """Of the calibration inputs: "recorded call 14 of 28"; empty: they have none."""
+    """Names of the calibration inputs, such as "recorded call 14 of 28"; empty: unnamed."""
     skip: frozenset[SiteKey] = field(default_factory=frozenset)
-    """Sites that a pass must leave alone, as to find the one that does harm."""
+    """Sites that a pass must leave alone, for example during a bisection."""
     earlier: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """How many sites of a module and line the pass has found in graphs that it saw before."""
+    """Number of sites that the pass found in earlier graphs, by module and source line."""
     plan: QuantizationPlan | None = None
-    """What the user wants quantized; a planning pass checks it and makes none of its own."""
+    """The user's quantization plan; a planning pass checks it instead of making its own."""
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
 
@@ -111,17 +112,17 @@ class Pass(ABC):
     """Passes that must come earlier, when present; checked when a pipeline is built."""
     promise: ClassVar[Promise] = "exact"
     carries_out_plan: ClassVar[bool] = False
-    """Whether it quantizes what the plan of the program says, so that the plan's error is not an
-    error of its own."""
+    """Whether it carries out the program's quantization plan, whose error is then not counted as
+    the pass's own."""
     covers_blocks: ClassVar[bool] = False
-    """Whether it looks itself into the graphs within the graph (of cond, while_loop, scan); else
-    each op that runs graphs is a site left alone, unless it is a `GraphPass`."""
+    """Whether it handles the subgraphs of cond, while_loop and scan itself. If not, and it is no
+    `GraphPass`, each such op is a site left alone."""
 
     def requires(self, program: ExportedProgram) -> None:  # noqa: B027 - optional hook
-        """Raise PassError when the pass does not apply to this program at all."""
+        """Raise PassError if the pass cannot apply to this program at all."""
 
     def ensures(self, program: ExportedProgram) -> None:  # noqa: B027 - optional hook
-        """Raise PassError when what the pass established does not hold after the whole pipeline."""
+        """Raise PassError if what the pass established no longer holds after the whole pipeline."""
 
     @abstractmethod
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
@@ -129,7 +130,9 @@ class Pass(ABC):
 
 
 class GraphPass(Pass):
-    """A pass that needs one graph alone: it runs on the program's and on every graph within."""
+    """A pass that works on one graph at a time: it runs on the program's graph and on every
+    subgraph.
+    """
 
     @abstractmethod
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:

@@ -1,4 +1,4 @@
-"""Present one block as a program, so that code that edits programs can edit it, too."""
+"""Present a control-flow subgraph as a program, so that edits of programs work on it, too."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ LEFT_ALONE = "this pass does not look into the graphs that the op runs"
 
 
 class _Lazy(dict[str, Any]):
-    """Weights by name; those that are computed outside of the block are so when they are read."""
+    """Weights by name; those computed outside of the block are evaluated when they are read."""
 
     def __init__(self, known: dict[str, Any], computed: dict[str, Callable[[], Tensor]]) -> None:
         super().__init__(known)
@@ -51,7 +51,7 @@ class BlockView:
     """A block of a node as a `ProgramView`: its placeholders are weights where its operands are.
 
     Args:
-        program: that `node` stands in.
+        program: the program that contains `node`.
     """
 
     def __init__(self, program: ProgramView, node: Node, block: Block) -> None:
@@ -77,7 +77,7 @@ class BlockView:
 
 @contextmanager
 def opened(program: ProgramView, node: Node, block: Block) -> Iterator[BlockView]:
-    """A view to edit: weights that are added become operands, and no placeholder is lost."""
+    """Yield a view to edit: added weights become operands, and placeholders are kept."""
     names = [placeholder.name for placeholder in block.placeholders]
     values = [value(placeholder) for placeholder in block.placeholders]
     seen = BlockView(program, node, block)
@@ -99,7 +99,7 @@ def opened(program: ProgramView, node: Node, block: Block) -> Iterator[BlockView
 
 
 def _hand_in(program: ProgramView, node: Node, block: Block, seen: BlockView, added: Node) -> None:
-    """Add a weight that an edit of a block needs to the program around it, and hand it in."""
+    """Add a weight that a block needs to the enclosing program, and pass it in as an operand."""
     spec = next(s for s in seen.graph_signature.input_specs if s.arg.name == added.name)
     assert spec.target is not None
     tensor = weight_tensor(seen, spec)
@@ -109,7 +109,7 @@ def _hand_in(program: ProgramView, node: Node, block: Block, seen: BlockView, ad
 
 
 def run_pass(pass_: Pass, program: ExportedProgram, context: PassContext) -> list[Site]:
-    """Run a pass on a program and, where it is one for any graph, on every block within it."""
+    """Run a pass on a program and, for a `GraphPass`, on every block within it."""
     if isinstance(pass_, GraphPass):
         return _run_within(pass_, program, context)
     sites = list(pass_.run(program, context))
@@ -131,7 +131,7 @@ def _run_within(pass_: GraphPass, program: ProgramView, context: PassContext) ->
 
 
 def _after(sites: list[Site], context: PassContext) -> PassContext:
-    """The context of a graph that is looked at after others: sites are numbered through."""
+    """The context for a later graph, in which the numbering of sites continues."""
     counted = Counter((site.module, site.source) for site in sites)
     return replace(context, earlier=Counter(context.earlier) + counted)
 

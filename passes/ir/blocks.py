@@ -35,15 +35,15 @@ _PATHS: dict[Any, tuple[tuple[int, str], ...]] = {
     WHILE_LOOP: ((0, "condition"), (1, "body")),
     SCAN: ((0, "step"),),
 }
-"""Where a node's arguments name its blocks, and how a reader calls them."""
+"""For each op, the argument positions of its blocks, and the blocks' names in reports."""
 
 _FIRST: dict[Any, int] = {COND: 3, WHILE_LOOP: 2, SCAN: 1}
-"""Where the operands begin."""
+"""Argument position at which the operands begin."""
 
 MOST_ROUNDS = 1 << 16
-"""Of a loop that is interpreted; one that runs longer counts as one without end."""
+"""Most iterations of an interpreted loop; a longer one counts as endless."""
 Apply = Callable[..., Any]
-"""Calls an op on values of the run; `verify.emulate.emulate` has values of its own."""
+"""Calls an op on values of the run; `verify.emulate.emulate` uses its own kind of values."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Block:
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """What it returns, in order."""
+        """The returned values, in order."""
         values: Any = self.module.graph.output_node().args[0]
         return tuple(values) if isinstance(values, list | tuple) else (values,)
 
@@ -73,7 +73,7 @@ def is_structured(node: object) -> TypeGuard[Node]:
 
 
 def is_result(node: object) -> TypeGuard[Node]:
-    """Whether a node is one of the results of a structured one."""
+    """Whether a node is one of the results of a control-flow op."""
     return (
         isinstance(node, Node) and node.target is operator.getitem and is_structured(node.args[0])
     )
@@ -96,7 +96,9 @@ def blocks(node: Node) -> tuple[Block, ...]:
 
 
 def operands(node: Node) -> tuple[Any, ...]:
-    """What the placeholders of a node's blocks take, in order; of a scan's `xs` each a slice."""
+    """The values for the placeholders of a node's blocks, in order; for a scan's `xs`, a slice of
+    each.
+    """
     return tuple(value for group in operand_groups(node) for value in group)
 
 
@@ -110,12 +112,12 @@ def operand_groups(node: Node) -> tuple[tuple[Any, ...], ...]:
 
 
 def carried(node: Node) -> int:
-    """How many operands are handed from one iteration to the next."""
+    """How many operands are carried from one iteration to the next."""
     return 0 if node.target is COND else len(operand_groups(node)[0])
 
 
 def set_operand(node: Node, position: int, value: Any) -> None:
-    """Put another value in the place of one operand."""
+    """Replace one operand by another value."""
     first = _FIRST[node.target]
     groups = [list(group) for group in operand_groups(node)]
     for group in groups:
@@ -127,14 +129,14 @@ def set_operand(node: Node, position: int, value: Any) -> None:
 
 
 def lasting_positions(node: Node) -> range:
-    """Positions of the operands that are the same in every iteration, and taken whole."""
+    """Positions of the loop-invariant operands that are passed whole."""
     groups = operand_groups(node)
     count = sum(map(len, groups))
     return range(count - len(groups[-1]), count)
 
 
 def drop_operand(node: Node, position: int) -> None:
-    """Take back an operand that lasts and that no block reads."""
+    """Remove a loop-invariant operand that no block reads."""
     last = list(operand_groups(node)[-1])
     del last[position - lasting_positions(node).start]
     placeholders = [block.placeholders[position] for block in blocks(node)]
@@ -145,7 +147,7 @@ def drop_operand(node: Node, position: int) -> None:
 
 
 def add_operand(node: Node, value: Node) -> dict[str, Node]:
-    """Hand one more value to every block of a node; returns its placeholders by block path."""
+    """Pass one more value to every block of a node; returns its placeholders by block path."""
     groups: Any = list(node.args)
     groups[-1] = (*groups[-1], value)
     node.args = tuple(groups)
@@ -165,7 +167,7 @@ def add_operand(node: Node, value: Node) -> dict[str, Node]:
 
 
 def inner_modules(module: GraphModule) -> Iterator[GraphModule]:
-    """Every graph that the nodes of a graph run, from the outside in."""
+    """Every subgraph that the nodes of a graph run, outermost first."""
     for node in module.graph.nodes:
         for block in blocks(node):
             yield block.module
@@ -173,19 +175,19 @@ def inner_modules(module: GraphModule) -> Iterator[GraphModule]:
 
 
 def all_modules(program: ExportedProgram) -> Iterator[GraphModule]:
-    """The graph of a program, and every graph within it."""
+    """The graph module of a program, and of every subgraph."""
     yield program.graph_module
     yield from inner_modules(program.graph_module)
 
 
 def all_nodes(program: ExportedProgram) -> Iterator[Node]:
-    """The nodes of a program, those within blocks included."""
+    """All nodes of a program, including those in blocks."""
     for module in all_modules(program):
         yield from module.graph.nodes
 
 
 def all_blocks(program: ExportedProgram) -> Iterator[tuple[Node, Block]]:
-    """Every block of a program with the node that runs it, from the outside in."""
+    """Every block of a program with the node that runs it, outermost first."""
     for module in all_modules(program):
         for node in module.graph.nodes:
             for block in blocks(node):
@@ -197,7 +199,7 @@ def has_structure(program: ExportedProgram) -> bool:
 
 
 def block_name(node: Node, block: Block) -> str:
-    """How a block is called in reports: "cond[true]"."""
+    """The name of a block in reports: "cond[true]"."""
     return f"{node.name}[{block.path}]"
 
 
@@ -207,7 +209,7 @@ def run_structured(
     run: Callable[[Block, list[Any]], list[Any]],
     apply: Apply,
 ) -> tuple[Any, ...]:
-    """Compute a structured node.
+    """Compute a control-flow node.
 
     Args:
         node: cond, while_loop or scan.
@@ -216,7 +218,7 @@ def run_structured(
         apply: calls an op on values.
 
     Returns:
-        Its results, as `getitem` reads them.
+        The results, as `getitem` reads them.
     """
     if node.target is COND:
         true, false = blocks(node)
@@ -253,7 +255,7 @@ def truth(value: Any, apply: Apply) -> bool:
 
 
 def copy_module(module: GraphModule) -> GraphModule:
-    """Copy a graph, and the graphs that its nodes run."""
+    """Copy a graph module with the subgraphs that its nodes run."""
     graph = Graph()
     mapping: dict[Node, Node] = {}
     for node in module.graph.nodes:

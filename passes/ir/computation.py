@@ -1,8 +1,8 @@
 """A normal form of what a program computes: equal for two programs that differ only in the names
 and order of nodes, in where weight expressions are, or in ops that return their input.
 
-For given cases, integers, booleans and sizes count by the values that they have there, and a mask
-by what broadcasting makes of it.
+For given cases, integers, booleans and sizes are compared by their values, and a mask by its
+broadcast form.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ class Computation:
     outputs: str
     """A digest of the expressions; of the whole text where a graph runs other graphs."""
     checks: frozenset[str]
-    """Digests of what the program asserts."""
+    """Digests of the program's assertions."""
     weights: tuple[Tensor, ...] = field(compare=False)
-    """What the digests know by its identity: as long as it is held, no other tensor has it."""
+    """The tensors that the digests identify by id; holding them keeps the ids unique."""
     values: Mapping[str, str] = field(compare=False, default_factory=dict)
-    """The digest of each node, by its name; none where a graph runs other graphs."""
+    """The digest of each node by name; empty if a graph runs subgraphs."""
 
 
 MASKED = torch.ops.aten.scaled_dot_product_attention.default
@@ -43,10 +43,10 @@ MASK = 3
 
 
 def computation(program: ExportedProgram, cases: Sequence[Inputs] = ()) -> Computation:
-    """What a program computes; weights count by identity, for no pass may write to them.
+    """The normal form of a program; weights count by identity, since no pass may write to them.
 
     Args:
-        cases: inputs; with them, it is what the program computes for these.
+        cases: inputs; if given, the form is that of the computation on these.
     """
     held: list[Tensor] = []
     known: dict[Node, str] = {}
@@ -83,7 +83,7 @@ def _whole(program: ExportedProgram) -> Computation:
 
 
 def _gives_its_input(node: Node) -> bool:
-    """Whether a node gives its input in another form, which is the same one."""
+    """Whether a node returns its input unchanged."""
     if not has(node, Trait.RESHAPES, Trait.CASTS) or len(node.all_input_nodes) < 1:
         return False
     found, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
@@ -102,11 +102,11 @@ def _call(
     light: Mapping[Node, Sequence[Any]],
     masks: dict[Node, str],
 ) -> str:
-    """A digest of a call, in which values that are broadcast count as what they are broadcast to.
+    """A digest of a call, in which a broadcast argument counts by its broadcast form.
 
     Args:
         light: values of the nodes that are light.
-        masks: the digests of those that were met before.
+        masks: digests of masks that were met before.
     """
     given = [source for source in _broadcast(node) if source in light]
     if not given:
@@ -157,7 +157,7 @@ def call_digest(node: Node, known: Mapping[Node, str]) -> str:
     """A digest of an op and its arguments.
 
     Args:
-        known: what stands for each node among the arguments.
+        known: the digest for each node among the arguments.
     """
     target = node.target
     name = getattr(target, "__qualname__", "")

@@ -13,17 +13,17 @@ from torch.fx import Node
 from enginecast.passes.ir.base import ProgramView
 
 DEFERRED_KEY = "enginecast_deferred_weights"
-"""Where a program keeps them: in the `meta` of its graph module."""
+"""Key of the deferred weights in the `meta` of a program's graph module."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """Nodes of a graph of their own that depend on weights alone."""
+    """A separate graph's nodes that depend on weights alone."""
 
     nodes: tuple[Node, ...]
-    """Each after what it reads; the last one is the result."""
+    """In topological order; the last one is the result."""
     tensors: Mapping[Node, Tensor]
-    """What the placeholders among the nodes stand for; their targets are the weights' names."""
+    """The tensor of each placeholder; the placeholders' targets are the weights' names."""
 
     def __call__(self) -> Tensor:
         """The value, computed now; contiguous, on the CPU."""
@@ -40,7 +40,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class LazyWeight:
-    """A tensor of an engine: its name and type now, its value when it is written."""
+    """A tensor of an engine whose value is computed when it is written."""
 
     name: str
     dtype: torch.dtype
@@ -55,23 +55,23 @@ class LazyWeight:
 
 @dataclass(frozen=True)
 class DeferredWeight(LazyWeight):
-    """A weight of a program that is computed when somebody asks."""
+    """A weight of a program that is computed on demand."""
 
     compute: Expression
 
 
 def defer_weights(program: ProgramView, weights: Mapping[str, DeferredWeight]) -> None:
-    """Leave weights on a program, by the target of their placeholder; copies carry them along."""
+    """Attach deferred weights to a program, by placeholder target; structural copies keep them."""
     program.graph_module.meta[DEFERRED_KEY] = {**_table(program), **weights}
 
 
 def deferred_weight(program: ProgramView, target: str) -> DeferredWeight | None:
-    """The weight behind a placeholder; None for one that the program's state holds."""
+    """The deferred weight of a placeholder; None if the program's state holds the weight."""
     return _table(program).get(target)
 
 
 def deferred_weights(program: ProgramView) -> dict[str, DeferredWeight]:
-    """Those that the program still has, by the target of their placeholder, in graph order."""
+    """The deferred weights that the program still uses, by placeholder target, in graph order."""
     table = _table(program)
     targets = (spec.target for spec in program.graph_signature.input_specs)
     return {target: table[target] for target in targets if target is not None and target in table}

@@ -65,7 +65,7 @@ def first_input(node: Node) -> Node:
 
 
 def arguments(node: Node) -> tuple[Any, ...]:
-    """The positional arguments; fx types each as anything that some op takes."""
+    """The positional arguments; fx types each as anything that some op accepts."""
     return node.args
 
 
@@ -116,9 +116,10 @@ def input_names(program: ExportedProgram) -> list[str]:
 
 
 def weight_expressions(program: ProgramView) -> set[Node]:
-    """Every node whose value depends on weights and on nothing else, placeholders included.
+    """Every node whose value depends only on weights, including their placeholders.
 
-    What reads a quantized weight is none: its value would be stored in the place of the weight.
+    A node that reads a quantized weight is excluded: its value would be stored in place of the
+    quantized weight.
     """
     weights = weight_specs(program)
     found: set[Node] = set()
@@ -135,7 +136,7 @@ def weight_expressions(program: ProgramView) -> set[Node]:
 
 
 def fake_mode(program: ProgramView) -> Any:
-    """The FakeTensorMode that the program's values live in."""
+    """The FakeTensorMode of the program's fake values."""
     found = map(value, program.graph.nodes)
     fake = torch._subclasses.fake_tensor.FakeTensor
     return next(tensor.fake_mode for tensor in found if isinstance(tensor, fake))
@@ -151,12 +152,12 @@ def insert(
     name: str | None = None,
     replaces: bool = False,
 ) -> Node:
-    """Add a call at the insertion point, with the place in the source of `like` and a computed fake
+    """Add a call at the insertion point, with the source location of `like` and a computed fake
     value.
 
     Args:
-        replaces: the call gives what `like` gives, whose fake value it takes: one with symbolic
-            sizes costs more than all else here.
+        replaces: whether the call returns the same value as `like`, so that its fake value is
+            reused: computing one with symbolic sizes is the most expensive step here.
     """
     node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
     take_place(node, like)
@@ -165,7 +166,7 @@ def insert(
 
 
 def take_place(node: Node, like: Node) -> None:
-    """Give a node the module, the line of the source and the scale that `like` has."""
+    """Give a node the module, source line and scale of `like`."""
     for key in ("nn_module_stack", "stack_trace", SCALE):
         if key in like.meta:
             node.meta[key] = like.meta[key]
@@ -193,9 +194,7 @@ def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) 
 
 
 def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
-    """Erase pure nodes that nothing uses, and the metadata asserts that would keep a dead value
-    alive.
-    """
+    """Erase unused pure nodes, and metadata assertions that would keep a dead value alive."""
     erased = 0
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:  # the block of an op that went
@@ -213,9 +212,7 @@ def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
 
 
 def drop_unused_weights(program: ProgramView) -> int:
-    """Remove the placeholders of weights that nothing reads, so that dead weights do not travel
-    along.
-    """
+    """Remove the placeholders of unused weights, so that they are not stored."""
     specs = weight_specs(program)
     dead = {
         node.name: node
@@ -271,20 +268,20 @@ def add_weights(
 
 
 def free_name(program: ProgramView, name: str) -> str:
-    """The name, numbered when an earlier run took it: node names come back in a copied graph."""
+    """The name, numbered if it is taken: a copied graph keeps its node names."""
     return next(free_names(program, name))
 
 
 def free_names(program: ProgramView, name: str) -> Iterator[str]:
-    """The name and numbered ones, without those that are taken when the first is asked for."""
+    """The name and numbered variants of it, without those taken when iteration begins."""
     taken = {spec.target for spec in program.graph_signature.input_specs}
     numbered = (f"{name}_{number}" for number in itertools.count(1))
     yield from (free for free in itertools.chain([name], numbered) if free not in taken)
 
 
 def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:
-    """Move a weight expression before `anchor`; it depends on placeholders only, so it may stand
-    anywhere.
+    """Move a weight expression before `anchor`; it depends only on placeholders, so any place is
+    valid.
     """
     if node.op == "placeholder" or node not in weights or node < anchor:
         return
@@ -303,10 +300,10 @@ def insert_item(graph: torch.fx.Graph, source: Node, index: int, *, like: Node) 
 
 @contextmanager
 def tracked_outputs(program: ProgramView) -> Iterator[None]:
-    """Rename outputs in the signature while nodes are replaced in the block: it goes by names.
+    """While nodes are replaced in the block, keep the output names in the signature up to date.
 
-    The place of the hook is private to torch; no public call does this.  The hook that torch itself
-    makes (`get_replace_hook`) renames the input as well when an output is an input or a weight.
+    The hook is private to torch; no public call does this. Torch's own hook (`get_replace_hook`)
+    also renames the input if an output is an input or a weight.
     """
     specs = program.graph_signature.output_specs
 
@@ -338,7 +335,7 @@ def structural_copy(program: ExportedProgram) -> ExportedProgram:
 
 
 def with_weights(program: ExportedProgram) -> ExportedProgram:
-    """A copy that holds all of its weights: deferred ones are computed."""
+    """A copy with all of its weights in its state: deferred ones are computed."""
     copied = structural_copy(program)
     for target, weight in deferred_weights(program).items():
         copied._state_dict[target] = torch.nn.Parameter(weight.compute(), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Which nodes may be dropped when they are unused, or merged with equal ones."""
+"""Which nodes may be removed if unused, or merged with equal ones."""
 
 import operator
 
@@ -10,18 +10,18 @@ from enginecast.passes.ir.traits import Trait, has
 
 aten = torch.ops.aten
 own = torch.ops.enginecast
-"""Namespace of our ops."""
+"""The namespace of enginecast's own ops."""
 WITHOUT_NOISE = "Make the noise an input, or switch it off."
-"""What to do about a model that draws random numbers."""
+"""Hint for a model that draws random numbers."""
 
 
 def is_metadata_check(node: Node) -> bool:
-    """Whether a node fails when a size, stride or dtype is another, and computes nothing."""
+    """Whether a node only asserts a size, stride or dtype and computes nothing."""
     return has(node, Trait.CHECKS | Trait.METADATA)
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node may be dropped when unused, and merged with an equal one."""
+    """Whether a node may be removed if unused, and merged with an equal one."""
     if node.op != "call_function" or has(node, Trait.CHECKS, Trait.WRITES):
         return False
     if is_structured(node):
@@ -33,7 +33,7 @@ def is_pure(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether an op may draw random numbers: two equal calls are two values."""
+    """Whether an op may draw random numbers, so that equal calls return different values."""
     return has(node, Trait.RANDOM)
 
 
@@ -54,9 +54,7 @@ def _is_read(node: Node) -> bool:
 
 
 def _draws_nothing(node: Node) -> bool:
-    """Whether this call of an op that torch tags as random draws nothing: dropout in eval mode, or
-    with a rate of 0.
-    """
+    """Whether a call of a random op draws nothing: dropout in eval mode, or with rate 0."""
     if not is_random(node):
         return False
     schema = node.target._schema  # type: ignore[union-attr]  # only an OpOverload is random

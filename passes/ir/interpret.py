@@ -38,16 +38,16 @@ _SECOND_FACTOR: Mapping[Any, int] = {
     torch.ops.aten.addmm.default: 2,
     torch.ops.aten.baddbmm.default: 2,
 }
-"""Products, and the place of the factor that may be a weight."""
+"""Matrix products, and the argument position of the factor that may be a weight."""
 ALIGNMENT = 64
 """Bytes; where torch's allocator puts what it computes."""
 
 Watch = Callable[[int, Node, Tensor], None]
-"""Called with the number of the case and every tensor that a node computes from its inputs, as soon
-as it exists; must not keep or change it."""
+"""Called with the case number, the node and its tensor, for every tensor that depends on the
+inputs, as soon as it is computed; must not keep or change it."""
 Feed = Callable[[int, Node, Tensor], Tensor]
-"""Called after `Watch`, but for no node within a block: what the nodes that read this value get in
-its place."""
+"""Called after `Watch`, except for nodes within a block; returns the value that the node's readers
+get instead."""
 
 
 class AssertionFailedError(VerificationError):
@@ -55,7 +55,7 @@ class AssertionFailedError(VerificationError):
 
     Args:
         message: as for `VerificationError`.
-        case: number of the case, among those that were run.
+        case: index of the case among those that were run.
         hint: as for `VerificationError`.
     """
 
@@ -88,9 +88,9 @@ def interpret_cases(
     Args:
         program: as exported or as a pass left it.
         cases: inputs by placeholder name; names that the program does not have are ignored.
-        names: of the tensor outputs, in order; None: `output_names`.
+        names: names of the tensor outputs, in order; None: `output_names`.
         watch: sees every tensor that depends on the inputs.
-        feed: may put another value in the place of each of them; None: nothing is replaced.
+        feed: may replace each of them for its readers; None: nothing is replaced.
 
     Returns:
         For each case the tensor outputs by name: bit-equal with a run of that case alone.
@@ -116,7 +116,7 @@ def named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tens
 
 
 def output_names(count: int) -> tuple[str, ...]:
-    """Names for outputs that nobody named: their FX names change with every pass."""
+    """Default output names, since FX names change with every pass."""
     return tuple(f"output_{index}" for index in range(count))
 
 
@@ -208,7 +208,7 @@ class Run(Interpreter):
         return weight_tensor(self._program, spec)
 
     def _expressed(self, nodes: Sequence[Node]) -> Any:
-        """The value of the last of some nodes that depend on weights alone."""
+        """The value of the last of some nodes that depend only on weights."""
         outer = self.env
         env: dict[Node, Any] = {}
         self.env = env
@@ -220,8 +220,10 @@ class Run(Interpreter):
         return env[nodes[-1]]
 
     def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
-        """What one block returns in a case: its nodes are evaluated, and watched, like those
-        outside.  Afterwards `self.env` is that of the block.
+        """The results of one block in a case.
+
+        Its nodes are evaluated and watched like those outside. Afterwards `self.env` is the block's
+        environment.
         """
         env: dict[Node, Any] = dict(zip(block.placeholders, values, strict=True))
         self.env = env
@@ -241,7 +243,7 @@ class Run(Interpreter):
         raise AssertionError("a graph without an output node")
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
-        """What one case gives back."""
+        """The user outputs of one case."""
         self.env = ChainMap(own, self._shared)  # type: ignore[assignment]
         values: Any = self.map_nodes_to_values(node.args[0], node)
         specs = self._program.graph_signature.output_specs
@@ -257,14 +259,16 @@ def _call(op: Callable[..., Any], *values: Any) -> Any:
 
 
 def _reads_alone(weight: Node, user: Node) -> bool:
-    """Whether a node reads each element by itself, into a tensor of its own, wherever they lie."""
+    """Whether a node is elementwise with a new result tensor, so that the input's layout does not
+    matter.
+    """
     return has(user, Trait.GATHERS) or (
         has(user, Trait.CASTS) and dtype_of(user) != dtype_of(weight)
     )
 
 
 def _is_multiplied(weight: Node, found: Tensor) -> bool:
-    """Whether a weight is a transposed view that products alone read, as their second factor.
+    """Whether a weight is a transposed view that only products read, as their second factor.
 
     It stays a view then.  A product of one to three rows with a contiguous one may be summed term
     by term (seen with MKL on AMD: 3.5 times eager's error for 1536 terms), which no engine does:
@@ -281,10 +285,10 @@ def _is_multiplied(weight: Node, found: Tensor) -> bool:
 
 
 def _aligned(weight: Any) -> Any:
-    """The weight at an address that kernels treat like that of a computed one.
+    """The weight at an address aligned like that of a computed tensor.
 
-    A tensor of a mapped file lies anywhere, and a product with one row adds up in another order
-    there: two programs of equal values would differ in their last bits.
+    A tensor of a mapped file may be unaligned, and a product with one row then sums in another
+    order: two equal programs would differ in their last bits.
     """
     if isinstance(weight, Tensor) and weight.numel() and weight.data_ptr() % ALIGNMENT:
         return weight.clone()
@@ -330,10 +334,11 @@ def schedule(program: ExportedProgram, weights: set[Node]) -> list[Node]:
 
 
 def run_number(node: Node, case: int, call: Callable[[], Any]) -> Any:
-    """Compute a node; arithmetic on numbers may fail where a path of the model was not taken.
+    """Compute a node of Python number arithmetic, which may fail on a path that the model does not
+    take.
 
     Raises:
-        AssertionFailedError: it divides by zero, or overflows.
+        AssertionFailedError: the arithmetic divides by zero or overflows.
     """
     try:
         return call()
@@ -350,7 +355,7 @@ def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
     """Call an assertion.
 
     Raises:
-        AssertionFailedError: it does not hold, with the line of the model's code.
+        AssertionFailedError: the assertion does not hold; names the line of the model's code.
     """
     try:
         return call()

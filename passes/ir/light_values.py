@@ -1,6 +1,6 @@
 """The values that a program computes only from integers, booleans and sizes: positions, masks,
-indices.  They are cheap to compute, and show what two programs have in common that build their
-masks in different ways.
+indices.  They are cheap to compute, and show whether two programs that build masks differently
+agree.
 """
 
 import hashlib
@@ -21,14 +21,16 @@ from enginecast.passes.ir.traits import Trait, has
 Inputs = Mapping[str, Tensor]
 
 LARGEST = 1 << 22
-"""Elements of a value that is still light."""
+"""Most elements of a light value."""
 LARGEST_CONSTANT = 1 << 16
-"""Elements of a constant that is: larger ones are quantized weights."""
+"""Most elements of a light constant: larger ones are quantized weights."""
 
 
 def light_values(program: ExportedProgram, cases: Sequence[Inputs]) -> dict[Node, list[Any]]:
-    """What each light node gives in each case.  A node is light if it calls a function on light
-    ones, or asks for the size of an input, and gives no float.
+    """The values of each light node, one per case.
+
+    A node is light if it returns no float, and either calls a function on light nodes or reads the
+    size of an input.
     """
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     found: dict[Node, list[Any]] = {}
@@ -92,8 +94,8 @@ def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
     """A digest of a node's values.
 
     Args:
-        broadcast: values count as equal that broadcasting makes equal: a dim along which all
-            slices are equal counts as one of size 1, and leading dims of size 1 as none.
+        broadcast: count values as equal if broadcasting makes them equal: a dim with equal slices
+            counts as size 1, and leading dims of size 1 are dropped.
     """
     digest = hashlib.sha256()
     for value in values:

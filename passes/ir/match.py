@@ -10,7 +10,7 @@ from enginecast.passes.ir.traits import Trait, has, is_identity
 
 
 class NoMatch(Exception):  # noqa: N818 - control flow between a matcher and its pass, never an error a user meets
-    """A pattern stopped at a node, for a reason that a user can read."""
+    """Raised if a pattern does not match at a node; the reason is meant for users."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +19,7 @@ class NoMatch(Exception):  # noqa: N818 - control flow between a matcher and its
 
 
 def op_name(node: Node) -> str:
-    """How a reader would call the op: `mul.Tensor`, `placeholder`."""
+    """The short name of a node's op: `mul.Tensor`, `placeholder`."""
     if node.op != "call_function":
         return node.op
     return str(node.target).removeprefix("aten.")
@@ -35,7 +35,7 @@ def is_float_cast(node: object) -> bool:
 
 
 def is_inert(node: object) -> TypeGuard[Node]:
-    """Whether a node gives its first argument itself, or perhaps a contiguous copy."""
+    """Whether a node returns its first argument, perhaps as a contiguous copy."""
     return has(node, Trait.ALIASES) and is_identity(node)
 
 
@@ -49,8 +49,8 @@ def behind_casts(node: Node) -> Node:
 
 
 def scalar_operand(node: Node, target: Callable[..., Any]) -> tuple[Node, float] | None:
-    """Split `op(x, 3.0)`, `op(3.0, x)` or `op(x, tensor_constant)` into x and the number; None when
-    there is none.
+    """Split `op(x, 3.0)`, `op(3.0, x)` or `op(x, tensor_constant)` into x and the number; None
+    without a number.
     """
     if not is_call(node, target) or len(node.args) < 2 or node.kwargs:  # add has a factor alpha
         return None

@@ -26,7 +26,7 @@ _SCALARS: dict[type, str] = {
 
 
 def option_fields(cls: type[Pass]) -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
-    """Name -> (annotation, field) of everything that may stand in a spec of this pass."""
+    """The options of a pass: name -> (annotation, field)."""
     try:
         hints = get_type_hints(cls)
     except Exception as error:  # an annotation is code
@@ -38,7 +38,7 @@ def option_fields(cls: type[Pass]) -> dict[str, tuple[Any, dataclasses.Field[Any
 
 
 def describe(annotation: Any) -> str:
-    """What a value of this annotation looks like in a spec: "fp16 or bf16", "text,..."."""
+    """The form of a value of this annotation in a spec: "fp16 or bf16", "text,..."."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(map(_spell, arguments))

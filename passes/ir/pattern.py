@@ -40,15 +40,15 @@ from enginecast.passes.ir.match import (
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
 Reason = str | Callable[[Node], str]
-"""Why a node does not fit; in a text, {op} is what was found."""
+"""Why a node does not match; in a text, {op} is the op that was found."""
 
 DIGITS = 1e-7
-"""How far a constant may be off, relatively: about as far as fp32 rounds it."""
+"""Relative tolerance of a constant: about the rounding of fp32."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a pattern was found to be."""
+    """The nodes that a pattern matched."""
 
     root: Node
     """The last node of the pattern."""
@@ -60,20 +60,20 @@ class Match:
         return found
 
     def get(self, name: str) -> Node | None:
-        """A node that not every alternative has."""
+        """The node with this name; None if the matched alternative lacks it."""
         return self.node(name) if name in self.bound else None
 
     def number(self, name: str) -> float:
         return float(self.bound[name])
 
     def every(self, name: str) -> tuple[Any, ...]:
-        """What an `each` placeholder stands for, from the innermost step outwards."""
+        """The nodes of an `each` placeholder, from the innermost step outwards."""
         return tuple(self.bound.get(name, ()))
 
 
 @dataclass(frozen=True)
 class _State:
-    """An attempt halfway: what is bound, and how many nodes matched."""
+    """The state of an attempt: bound names, and the number of matched nodes."""
 
     bound: Mapping[str, Any]
     steps: int = 0
@@ -86,7 +86,7 @@ class _State:
 
 
 class _Search:
-    """Remembers the attempt that got farthest; of equal ones, the last."""
+    """Remembers the attempt that matched the most nodes; of equal ones, the last."""
 
     def __init__(self, site: Node) -> None:
         self.site = site
@@ -102,7 +102,7 @@ class _Search:
 
 @dataclass(frozen=True, eq=False)
 class Pattern(ABC):
-    """What a node may be; every method returns a changed copy."""
+    """A pattern for a node; every method returns a changed copy."""
 
     _: KW_ONLY
     label: str = ""
@@ -118,27 +118,27 @@ class Pattern(ABC):
         return replace(self, label=label)
 
     def each(self) -> Self:
-        """Let the name stand for another node in every step of a `repeat`: see `Match.every`."""
+        """Bind the name to another node in every step of a `repeat`: see `Match.every`."""
         return replace(self, repeats=True)
 
     def site(self) -> Self:
-        """Let matching begin here."""
+        """Mark the node where matching begins."""
         return replace(self, is_site=True)
 
     def at(self, place: str) -> Self:
-        """Say where the node stands in sentences about it: "under tanh"."""
+        """Set the node's position for messages: "under tanh"."""
         return replace(self, place=place)
 
     def otherwise(self, reason: str) -> Self:
-        """Say what is wrong with another op or value in this place."""
+        """Set the message for another op or value in this position."""
         return replace(self, reason=reason)
 
     def once(self, place: str) -> Self:
-        """Match only where one node reads it; `place` says where that is in the sentence."""
+        """Match only if exactly one node reads it; `place` is its position for the message."""
         return replace(self, readers=place)
 
     def where(self, predicate: Callable[[Node], bool], reason: Reason) -> Self:
-        """Match only where the predicate holds."""
+        """Match only if the predicate holds."""
         return replace(self, conditions=(*self.conditions, (predicate, reason)))
 
     def __add__(self, other: "Pattern | float") -> "Pattern":
@@ -167,7 +167,7 @@ class Pattern(ABC):
         raise search.miss
 
     def find(self, site: object) -> Match | None:
-        """Match the pattern around a node; None where it does not."""
+        """Match the pattern around a node; None if it does not match."""
         try:
             return self.match(site) if isinstance(site, Node) else None
         except NoMatch:
@@ -175,7 +175,7 @@ class Pattern(ABC):
 
     @property
     def parts(self) -> tuple["Pattern", ...]:
-        """The patterns that this one is made of."""
+        """The patterns that this one consists of."""
         return ()
 
     @property
@@ -204,7 +204,7 @@ class Pattern(ABC):
                 yield from part.upward(site, state, search)
 
     def _bound(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
-        """The state with the label bound, unless it stands for something else already."""
+        """Yield the state with the label bound, unless it is bound to something else."""
         if not self.label:
             yield state
         elif self.repeats:
@@ -241,7 +241,7 @@ class Value(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Number(Pattern):
-    """A placeholder for a number that stands in the graph; or one certain number."""
+    """A placeholder for a number in the graph, or one particular number."""
 
     exactly: float | None = None
 
@@ -263,7 +263,7 @@ class Anything(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Call(Pattern):
-    """A call of one of several ops; arguments behind the operands are left to predicates."""
+    """A call of one of several ops; arguments after the operands are left to predicates."""
 
     targets: tuple[Any, ...]
     operands: tuple[Pattern, ...]
@@ -313,8 +313,8 @@ class Call(Pattern):
             yield from self._operands(node, order, state, search)
 
     def _orders(self, node: Node) -> list[list[tuple[Pattern, Any]]]:
-        """The operands with their arguments; only with numbers in their places, if that is so in
-        one of the orders.
+        """Pairs of operand patterns and arguments, in each order; if some orders match numbers to
+        numbers, only those.
         """
         args = (*node.args, *[None] * (len(self.operands) - len(node.args)))
         given = [args, args[1::-1]] if self.commutes else [args]
@@ -343,7 +343,7 @@ class Call(Pattern):
 
     @property
     def _expected(self) -> str:
-        """What is said of another op in this place."""
+        """The message for another op in this position."""
         numbers = [o.exactly for o in self.operands if isinstance(o, Number) and o.exactly]
         noun = f"{self.targets[0]} with the number {numbers[0]:.10g}" if numbers else self.noun
         return self.reason or f"{{op}} {self.place}, expected {noun or self.targets[0]}"
@@ -373,9 +373,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Through(Pattern):
-    """A pattern behind any number of ops that hand on what they read; what `where` and `once` ask
-    is asked of those.
-    """
+    """A pattern behind any number of pass-through ops; `where` and `once` apply to those ops."""
 
     inner: Pattern
     passes: Callable[[Node], bool]
@@ -403,7 +401,7 @@ class Through(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Pattern):
-    """A step around a step around ... a base, as often as it matches."""
+    """A step applied repeatedly to a base, as often as it matches."""
 
     base: Pattern
     step: Callable[[Pattern], Pattern]
@@ -417,18 +415,14 @@ ANYTHING = Anything()
 
 
 def pattern(function: Callable[..., Pattern]) -> Pattern:
-    """The pattern that a function makes of its placeholders, which are named like its parameters
-    and are of the kind that their annotation says.
-    """
+    """The pattern of a function: its parameters become placeholders of the annotated kinds."""
     kinds = inspect.get_annotations(function, eval_str=True)
     names = inspect.signature(function).parameters
     return function(*(kinds[name](label=name) for name in names))
 
 
 def op(*targets: Any) -> Callable[..., Pattern]:
-    """What makes a call of any of these ops, or of ops with these traits, out of the operands that
-    matter.
-    """
+    """A constructor for call patterns of any of these ops, or of ops with these traits."""
     return lambda *operands: Call(targets, tuple(map(_pattern, operands)))
 
 
@@ -438,12 +432,12 @@ def either(*options: Pattern) -> Pattern:
 
 
 def casts(inner: Pattern) -> Pattern:
-    """A pattern behind any casts between floats, and what is as inert."""
+    """A pattern behind any casts between floats and inert ops."""
     return Through(inner, lambda node: is_float_cast(node) or is_inert(node))
 
 
 def identities(inner: Pattern) -> Pattern:
-    """A pattern behind what gives a value as it is, perhaps copied: no dropout that is active."""
+    """A pattern behind ops that return their input, perhaps copied, but no active dropout."""
     return Through(inner, is_identity)
 
 
@@ -453,7 +447,7 @@ def through(inner: Pattern, *targets: Any) -> Pattern:
 
 
 def repeat(base: Pattern, step: Callable[[Pattern], Pattern]) -> Pattern:
-    """A pattern, or a step around it, or a step around that."""
+    """A pattern with a step applied to it any number of times."""
     return Repeat(base, step)
 
 

@@ -24,7 +24,7 @@ from enginecast.plugins import defect_of, is_foreign
 
 @dataclass(frozen=True)
 class PassRun:
-    """What one pass did, and how long it took, checks included and observers not."""
+    """The result of one pass, with its time including checks and excluding observers."""
 
     pass_: Pass
     sites: tuple[Site, ...]
@@ -37,7 +37,7 @@ class PassRun:
 
 
 Observer = Callable[[Pass, ExportedProgram, PassRun], None]
-"""Called after every pass with the program as that pass left it: dump, diff, numerics."""
+"""Called after every pass with the program as that pass left it."""
 
 
 def run_pipeline(
@@ -52,10 +52,10 @@ def run_pipeline(
     Args:
         passes: in the order in which they run.
         program: rewritten in place; after an error it is in an undefined state.
-        context: handed to every pass.
+        context: given to every pass.
         observe: called in order after each pass that succeeded.
-        leave: for each pass the sites that it alone leaves out, besides those of the context;
-            empty: none.  Two passes may call different places by one key.
+        leave: for each pass, the sites that it skips besides those of the context; empty: none.
+            Keys are per pass: two passes may use one key for different places.
 
     Raises:
         PassError: an op writes in place; or what a pass ensures no longer holds at the end.  Errors
@@ -81,7 +81,7 @@ def run_pipeline(
 
 
 def _require_values(program: ExportedProgram) -> None:
-    """Refuse a program that writes in place: a pass could move a read behind a write."""
+    """Refuse a program that writes in place: a pass could move a read past a write."""
     for node in all_nodes(program):
         if has(node, Trait.WRITES):
             place = source_line(node) or node.name
@@ -102,9 +102,9 @@ def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> Pas
 
 @contextmanager
 def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
-    """Keep the signature in step with the graph while it is edited, and check both afterwards.
+    """Keep the signature in sync with the graph while it is edited, and check both afterwards.
 
-    `validate` of torch is undocumented, and the only check that signature, graph and state fit.
+    torch's `validate` is undocumented, but the only check that signature, graph and state agree.
     """
     with tracked_outputs(program):
         yield
@@ -113,13 +113,13 @@ def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
 
 
 SAMPLES = 256
-"""Elements of a weight that are looked at before and after a pass."""
+"""Elements of a weight that are compared before and after a pass."""
 
 
 @contextmanager
 def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
-    """Refuse a pass that writes to a weight: whatever it is compared with shares the tensor, and
-    would agree.
+    """Refuse a pass that writes to a weight: the reference shares the tensor and would change with
+    it.
 
     Raises:
         PassDefectError: names the weight.
@@ -139,8 +139,8 @@ def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
 
 @contextmanager
 def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
-    """Refuse a pass that fixes a size: whatever reads a symbolic size as a number fixes it, in each
-    program that shares the symbol.
+    """Refuse a pass that fixes a size: code that reads a symbolic size as a number specializes it
+    in every program that shares the symbol.
 
     Raises:
         PassDefectError: names the size.
@@ -156,7 +156,9 @@ def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
 
 
 def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
-    """The version of a tensor, which `.data` does not count up, and bytes from all over it."""
+    """The version counter of a tensor, which writes through `.data` bypass, and a sample of its
+    bytes.
+    """
     version = 0 if tensor.is_inference() else tensor._version
     if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
         return version, torch.empty(0)
@@ -171,7 +173,7 @@ def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
 
 @contextmanager
 def _blame(pass_: Pass, what: str, before: Sequence[str]) -> Iterator[None]:
-    """Say in any error which pass it comes from and which passes had run before."""
+    """Add to any error the pass that raised it and the passes that ran before."""
     place = f"{what} (after {', '.join(before)})" if before else what
     try:
         yield

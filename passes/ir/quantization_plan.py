@@ -1,7 +1,7 @@
 """The quantization plan: one decision per layer, separate from the rewriting.
 
-A plan is data.  A planning pass (`plan-fp8`, `plan-int8`) makes one and leaves it on the program;
-`fp8-matmul` and `int8-matmul` carry it out; a user may read it, change it, and hand it in again
+A plan is data. A planning pass (`plan-fp8`, `plan-int8`) makes one and attaches it to the program;
+`fp8-matmul` and `int8-matmul` carry it out; a user may read it, change it, and pass it back
 (`--plan FILE`).
 """
 
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 SCHEMA_VERSION = 1
 PLAN_KEY = "enginecast_plan"
-"""Where a program carries its plan: in the metadata of its graph module."""
+"""Key of the plan in the `meta` of a program's graph module."""
 
 Format = Literal["fp8", "int8"]
 Kind = Literal["linear", "embedding", "conv", "conv-transpose", "lstm", "gru", "rnn"]
@@ -40,28 +40,27 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     weight: str
     """Name of the parameter."""
     shape: tuple[int, ...]
-    """Of the weight: [N, K] for a linear, [rows, size] for an embedding, [out, in, kernel...] for a
-    convolution and [in, out, kernel...] for a transposed one; of a recurrence, that
-    of its first matrix."""
+    """Shape of the weight: [N, K] for a linear, [rows, size] for an embedding, [out, in, kernel...]
+    for a convolution, [in, out, kernel...] for a transposed one; for a recurrent layer, of its
+    first matrix."""
     choice: Choice
     bits: Literal[4, 8] = 8
-    """Of a stored weight."""
+    """Bits of a stored weight."""
     weights: Scaling = "row"
-    """What shares one scale in the weight."""
+    """Granularity of the weight's scales."""
     block: Count = 0
-    """Values along K that share one scale, where that is a block; 0 elsewhere."""
+    """Block size along K for blockwise scales; 0 otherwise."""
     activations: Scaling | None = None
-    """What shares one scale in what the layer reads; None: that is not quantized."""
+    """Granularity of the activations' scales; None: activations are not quantized."""
     reason: str = ""
     """Why this choice, in words."""
     error: Fraction | None = None
-    """Relative L2 error of this layer's output with this choice, all else exact."""
+    """Relative L2 error of this layer's output with this choice, everything else exact."""
     end_to_end: Fraction | None = None
-    """Relative L2 error of the worst row of an output with this layer alone quantized so; estimated
-    for other forms than the fastest, and by its share where layers of equal blocks were tried
-    together."""
+    """Relative L2 error of the worst output row with only this layer quantized. Estimated for forms
+    other than the fastest, and by its share if layers of equal blocks were tried together."""
     gain: Fraction | None = None
-    """Time of the layer as it is over the time as chosen; above 1 is faster."""
+    """Speedup: time of the unquantized layer over the time as chosen."""
     gain_from: Literal["", "model", "measured"] = ""
     """Whether the gain was measured on this machine or comes from a cost model."""
 
@@ -79,13 +78,13 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     arch: str
     """GPU architecture as in the architecture matrix ("sm90"), or "cpu"."""
     model: dict[str, str] = {}
-    """Fingerprint of the model; empty: of none in particular."""
+    """Fingerprint of the model; empty: for any model."""
     max_error: Fraction
-    """Largest relative L2 error of a valid row of an output that was allowed."""
+    """Largest allowed relative L2 error of a valid output row."""
     predicted_error: Fraction | None = None
     """The largest error of a row with the whole plan, as simulated before the rewriting."""
     errors: dict[str, Fraction] = {}
-    """The same in each of the calibration inputs, by their names: steps of a denoiser differ."""
+    """The same for each calibration input, by name: steps of a denoiser differ."""
     notes: tuple[str, ...] = ()
     """How the plan was found, in sentences."""
     layers: tuple[LayerPlan, ...]
@@ -96,12 +95,12 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
 
 
 def plan_of(program: ExportedProgram) -> QuantizationPlan | None:
-    """The plan that a program carries."""
+    """The plan that is attached to a program."""
     found = program.graph_module.meta.get(PLAN_KEY)
     assert found is None or isinstance(found, QuantizationPlan)
     return found
 
 
 def attach_plan(program: ExportedProgram, plan: QuantizationPlan) -> None:
-    """Leave a plan on a program; structural copies carry it along."""
+    """Attach a plan to a program; structural copies keep it."""
     program.graph_module.meta[PLAN_KEY] = plan

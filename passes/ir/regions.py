@@ -8,8 +8,8 @@ the same constants and wiring, over inputs and weights of the same dtypes, sizes
 and classes of modules only say where to look.  Values of weights do not count: an epsilon that is a
 tensor may differ.  Sizes count by their symbols, so that equal regions have equal ranges.
 
-What a region computes without its weights and others read, too, stays outside of it: the first one
-often computes what `canonicalize` lets the others share.
+Values that a region computes without its weights and that others also read stay outside of it:
+after `canonicalize`, the first region often computes values that the others share.
 """
 
 import operator
@@ -35,7 +35,8 @@ aten = torch.ops.aten
 
 SYMBOLIC = (SymInt, SymFloat, SymBool)
 LEAST_PRODUCTS = 2
-"""Of a region: less is an op with its surroundings, such as a linear."""
+"""Fewest matrix products of a region: fewer is a single op with its surroundings, such as a
+linear."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +44,25 @@ class Region:
     """A part of a program, and the graph that computes it alone."""
 
     module: str
-    """Path of the module whose call it is, such as "transformer_blocks.0"."""
+    """Path of the module whose call forms the region, such as "transformer_blocks.0"."""
     nodes: tuple[Node, ...]
-    """In order; those of two equal regions are counterparts, one by one, as are the following."""
+    """In order. Nodes of two equal regions correspond by index, and so do the fields below."""
     inputs: tuple[Node, ...]
     """The values from outside that it reads."""
     weights: tuple[Node, ...]
-    """Weights, and what is computed of weights alone."""
+    """Weights, and values computed only from weights."""
     results: tuple[Node, ...]
-    """Those of its nodes that are read outside."""
+    """Its nodes that are read from outside."""
     graph: Graph
     """A copy that takes inputs and then weights, and returns the results."""
     digest: str
-    """Equal for equal regions of one program, and for no others."""
+    """Equal exactly for equal regions of one program."""
 
 
 def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
-    """The regions that occur more than once, from the outermost modules in, each group of equal
-    ones in order.
+    """The regions that occur more than once, in groups of equal ones, outermost modules first.
 
-    A module whose call equals no other is opened, and the modules that it calls are looked at.
+    If a module's call equals no other, the modules that it calls are searched.
     """
     carver = Carver(program)
     waiting = [node for node in program.graph.nodes if carver.counts(node)]
@@ -83,7 +83,7 @@ def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
 
 
 def _calls(nodes: Iterable[Node], depth: int) -> dict[str, list[Node]]:
-    """Nodes by the call of a module that they belong to, as many modules deep."""
+    """Nodes by the module call that they belong to, at the given depth."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
         stack = module_calls(first_input(node) if node.target is operator.getitem else node)
@@ -93,7 +93,7 @@ def _calls(nodes: Iterable[Node], depth: int) -> dict[str, list[Node]]:
 
 
 class Carver:
-    """Carves parts out of one program, which it does not change."""
+    """Copies regions out of one program without changing it."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._weights = weight_expressions(program)
@@ -101,8 +101,8 @@ class Carver:
         self._inputs = [node for node in program.graph.nodes if node.name in names]
 
     def counts(self, node: Node) -> bool:
-        """Whether a node is a part of the module that it is in: sizes are computed where they are
-        read, and weights are given.
+        """Whether a node counts as part of its module: sizes and weights do not, being inputs of a
+        region.
         """
         return (
             node.op == "call_function"
@@ -112,7 +112,7 @@ class Carver:
         )
 
     def region(self, module: str, nodes: Sequence[Node]) -> Region | None:
-        """What one call of a module computes; None: too little, or what no graph alone can."""
+        """The region of one module call; None if it is too small or cannot stand alone."""
         if not all(map(is_plain, nodes)):
             return None
         inside = self._without_shared(nodes)
@@ -120,8 +120,10 @@ class Carver:
         return None if products < LEAST_PRODUCTS else self.carve(module, inside)
 
     def carve(self, module: str, nodes: Collection[Node]) -> Region | None:
-        """The region of nodes, each after what it reads; None: a size in it is no size of an input,
-        nor computed of those, or an op with several results is cut off from them.
+        """The region of some nodes, given in topological order.
+
+        None if a size in it cannot be derived from input sizes, or an op is separated from its
+        results.
         """
         inside = dict.fromkeys(nodes)
         read = dict.fromkeys(
@@ -149,7 +151,9 @@ class Carver:
         return Region(module, tuple(inside), tuple(inputs), weights, results, graph, _digest(graph))
 
     def _without_shared(self, nodes: Sequence[Node]) -> list[Node]:
-        """Without what is read elsewhere and depends on no weight, and without what that reads."""
+        """The nodes without those that are read elsewhere and depend on no weight, and without
+        their inputs.
+        """
         inside = set(nodes)
         own: set[Node] = set()  # depend on weights
         for node in nodes:
@@ -165,8 +169,8 @@ class Carver:
     def _find_roots(
         self, size: Node, inputs: list[Node], roots: dict[Any, tuple[Node, int]]
     ) -> bool:
-        """Find a dimension of an input for each size; adds an input of the program where none of
-        the region has it.
+        """Find an input dimension for each size; adds an input of the program if none of the region
+        has it.
         """
         wanted = expression(size)
         if wanted in roots or not isinstance(value(size), SYMBOLIC):
@@ -187,7 +191,7 @@ class Carver:
 
 
 def is_plain(node: Node) -> bool:
-    """Whether a node computes tensors, of sizes that no values decide, and does nothing else."""
+    """Whether a node only computes tensors, with sizes that do not depend on values."""
     return (
         is_tensors(node)
         and is_pure(node)
@@ -210,15 +214,13 @@ def is_tensors(node: Node) -> bool:
 
 
 def expression(size: Node) -> Any:
-    """The symbolic expression of a size, or of what is computed of sizes; a number where nothing
-    varies.
-    """
+    """The symbolic expression of a size or of arithmetic on sizes; a number if nothing varies."""
     found = value(size)
     return found.node.expr if isinstance(found, SYMBOLIC) else found
 
 
 def _reads(user: Node, inside: Collection[Node]) -> bool:
-    """Whether a user stands outside and wants the value: a size is taken from an input instead."""
+    """Whether a user outside of the region reads the value, and not only its size."""
     return user not in inside and not is_size(user) and not is_metadata_check(user)
 
 
@@ -261,7 +263,7 @@ def _graph(
 
 
 def _digest(graph: Graph) -> str:
-    """Of the text of a graph in which nodes are numbered."""
+    """Digest of a graph's text with numbered nodes."""
     names: dict[Node, str] = {}
     parts = []
     for number, node in enumerate(graph.nodes):

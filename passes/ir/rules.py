@@ -24,8 +24,8 @@ from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 
 Rewrite = Callable[[ProgramView, Node], Node | None]
-"""Adds nodes before the one that it gets; returns what stands for it, None: the node itself, which
-was changed."""
+"""Adds nodes before the given one and returns its replacement; None: the node was changed in
+place."""
 
 
 def apply_rules(
@@ -34,12 +34,11 @@ def apply_rules(
     rules: Mapping[Any, Rewrite],
     unfit: Mapping[Any, Callable[[Node], bool]] = MappingProxyType({}),
 ) -> list[Site]:
-    """Apply the rules to all nodes that there are now, in place.
+    """Apply the rules in place to all nodes that exist at the start.
 
     Args:
         rules: by op.
-        unfit: whether a call of an op is to be rewritten, where that depends on the call; one that
-            is not is not a site.
+        unfit: whether a call needs rewriting, if that depends on the call; others are not sites.
     """
     log = SiteLog(context)
     for node in list(program.graph.nodes):
@@ -58,8 +57,9 @@ def apply_rules(
 
 
 def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]) -> Any:
-    """Add the ops of torch that a function calls on the arguments of a node, at the insertion
-    point; returns its result, or its results.  Casts that change nothing are left out.
+    """Add the torch ops that a function calls on a node's arguments, at the insertion point.
+
+    Returns the function's result or results. Casts without effect are left out.
     """
     return insert_graph(program.graph, node, traced(node, function))
 
@@ -67,10 +67,10 @@ def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]
 def traced(
     node: Node, function: Callable[..., Any], table: Mapping[Any, Any] | None = None
 ) -> Graph:
-    """The ops of torch that a function calls on the arguments of a node.
+    """The torch ops that a function calls on a node's arguments, as a graph.
 
     Args:
-        table: of decompositions: composite ops are written by others, too.  Else they stay.
+        table: decompositions of composite ops; without it these stay.
     """
     sources = node.all_input_nodes
 
@@ -86,7 +86,7 @@ def traced(
 
 
 def insert_graph(graph: Graph, node: Node, form: Graph) -> Any:
-    """Add what `traced` made for a node, or for one like it; see `insert_traced`."""
+    """Add a graph that `traced` made for a node, or for one like it; see `insert_traced`."""
     known = dict(zip(form.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
     for found in form.nodes:
         if found.op != "call_function":

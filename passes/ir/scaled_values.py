@@ -1,8 +1,7 @@
-"""Values that a pass has scaled by powers of two, with the power, so that they can be compared at
-their original scale.
+"""Record which values a pass has scaled by powers of two, to compare them at their original scale.
 
-The exponents stand in the node's metadata.  `graph_edit.take_place` hands them on, so that a node
-which a later pass puts in place of another says the same of its value.
+The exponents are in the node's metadata. `edit.take_place` copies them, so that a node which a
+later pass puts in place of another keeps them.
 """
 
 import torch
@@ -12,12 +11,13 @@ from torch.fx import Node
 from enginecast.passes.ir.edit import SCALE, same_size, value
 
 Exponents = int | Tensor
-"""Of a whole value, or int64 that broadcasts to its shape: one for each channel."""
+"""An exponent for the whole value, or an int64 tensor that broadcasts to its shape, one per
+channel."""
 
 
 def scale_of(node: Node) -> Exponents:
-    """The exponents e of a value that is 2^e times what the captured program computes there; 0
-    where those that it was handed do not fit its shape.
+    """The exponents e of a value that is 2^e times the captured program's; 0 if inherited exponents
+    do not fit its shape.
     """
     found = node.meta.get(SCALE, 0)
     assert isinstance(found, int | Tensor)
@@ -34,7 +34,7 @@ def mark_scaled(node: Node, exponents: Exponents) -> None:
 
 
 def factors(exponents: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """2^exponents, exactly: `pow` of torch may be an ulp off.
+    """2^exponents, exactly: torch's `pow` may be off by one ulp.
 
     Args:
         exponents: integers of any shape.
@@ -54,7 +54,7 @@ def without_scale(tensor: Tensor, exponents: Exponents) -> Tensor:
 
 
 def _fits(exponents: Tensor, node: Node) -> bool:
-    """Whether they broadcast to the node's value, and not the value to them."""
+    """Whether exponents broadcast to the shape of the node's value without enlarging it."""
     found = value(node)
     if not isinstance(found, Tensor) or found.dim() < exponents.dim():
         return False

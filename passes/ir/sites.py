@@ -29,7 +29,7 @@ class SiteLog:
         return log.sites
 
     A node becomes a site when it is first named here; name nodes in graph order.  Ordinals count
-    the sites that share module and source, whatever becomes of them, so skipping one does not
+    the sites that share module and source, whatever their outcome, so skipping one does not
     renumber the rest.
     """
 

@@ -14,8 +14,8 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _NOT_USER_CODE = re.compile(r"(^|(site|dist)-packages[/\\])torch[/\\]|^<")
 _ROOT = "_export_root."
 LAYER = "enginecast_layer"
-"""Where a node that took in what was behind it keeps the modules around itself: in its metadata, in
-the form of `nn_module_stack`, which is that of what it gives now."""
+"""Metadata key for a fused node's own modules, in the form of `nn_module_stack`. That entry itself
+names the modules of the last node that was fused in."""
 _SYNTHETIC = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -29,26 +29,26 @@ def module_path(node: Node) -> str:
 
 
 def layer_stack(node: Node) -> Mapping[str, tuple[str, Any]]:
-    """The modules around the layer that a node is: path and class of each, the outermost first."""
+    """Path and class of the modules around a layer's node, outermost first."""
     found: Mapping[str, tuple[str, Any]] | None = node.meta.get(LAYER)
     return found or node.meta.get("nn_module_stack") or {}
 
 
 def layer_path(node: Node) -> str:
-    """As `module_path`, of the layer that a node is."""
+    """Like `module_path`, for the layer that a node computes."""
     stack = layer_stack(node)
     return _path(list(stack.values())[-1][0]) if stack else ""
 
 
 def module_paths(node: Node) -> frozenset[str]:
-    """Dotted paths of all modules around the node; lists of modules are none."""
+    """Dotted paths of all modules around the node, without module lists."""
     stack = node.meta.get("nn_module_stack") or {}
     return frozenset(_path(name) for name, _ in stack.values())
 
 
 def module_calls(node: Node) -> tuple[str, ...]:
-    """The calls of modules around the node, from the outside in: the paths; "path@1" for the
-    second call of a module.
+    """Paths of the module calls around the node, outermost first; "path@1" is the second call of a
+    module.
     """
     stack = node.meta.get("nn_module_stack") or {}
     counts = (str(key).partition("@")[1:] for key in stack)
@@ -66,7 +66,7 @@ def _path(name: object) -> str:
 
 
 def module_classes(node: Node) -> frozenset[str]:
-    """Class names of all modules around the layer that a node is, e.g. {"T5Stack", "T5LayerFF"}."""
+    """Class names of all modules around a layer's node, e.g. {"T5Stack", "T5LayerFF"}."""
     stack = layer_stack(node)
     found = (kind if isinstance(kind, str) else kind.__qualname__ for _, kind in stack.values())
     return frozenset(name.rpartition(".")[2] for name in found)
@@ -79,7 +79,7 @@ def source_line(node: Node) -> str:
 
 @lru_cache(maxsize=1 << 14)  # equal blocks have equal traces
 def line_of(stack_trace: str) -> str:
-    """The same of a stack trace."""
+    """The same for a stack trace."""
     frames = [
         frame for frame in _FRAME.finditer(stack_trace) if not _NOT_USER_CODE.search(frame["file"])
     ]
@@ -87,5 +87,5 @@ def line_of(stack_trace: str) -> str:
 
 
 def call_place(node: Node) -> str:
-    """An op and where it is from, for a message: "aten.erf.default (module 'proj', vit.py:12)"."""
+    """An op and its origin, for messages: "aten.erf.default (module 'proj', vit.py:12)"."""
     return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"

@@ -83,15 +83,15 @@ class PassSpec:
 
 @dataclass(frozen=True)
 class Located:
-    """A PassSpec together with where its parts stand in the text it came from."""
+    """A PassSpec with the positions of its parts in the text it came from."""
 
     spec: PassSpec
     place: TextPosition
-    """Where the name of the pass starts."""
+    """Start of the pass name."""
     keys: dict[str, TextPosition]
-    """Where the name of each option starts."""
+    """Start of each option name."""
     values: dict[str, tuple[TextPosition, ...]]
-    """Where each value of each option starts."""
+    """Start of each value of each option."""
 
 
 def parse(text: str) -> tuple[PassSpec, ...]:
@@ -104,7 +104,7 @@ def parse(text: str) -> tuple[PassSpec, ...]:
 
 
 def parse_located(text: str) -> tuple[Located, ...]:
-    """Like `parse`, keeping where everything stands, so that later checks can point as well."""
+    """Like `parse`, but keeps all positions, so that later checks can point at them."""
     return _Reader(text).pipeline()
 
 
@@ -114,7 +114,7 @@ def render(specs: tuple[PassSpec, ...] | list[PassSpec]) -> str:
 
 
 def _has_text(value: Value) -> bool:
-    """Whether `_number` can read the number back: finite, and not of endless digits."""
+    """Whether `_number` can read the number back: finite, and short enough."""
     if isinstance(value, float):
         return math.isfinite(value)
     return not isinstance(value, int) or abs(value) < 10**40
@@ -131,7 +131,7 @@ def _render_value(value: Value) -> str:
 
 
 class _Reader:
-    """Recursive descent over one text; `position` is all its state."""
+    """Recursive-descent parser of one text; `position` is its only state."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -44,7 +44,7 @@ DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-"""The compute dtypes, as options and precisions call them."""
+"""The compute dtypes by their names in options and precisions."""
 
 _INPUT_WORDS = {
     InputKind.PARAMETER: "parameter",
@@ -77,7 +77,7 @@ def print_ir(program: ExportedProgram) -> str:
 
 
 def diff_ir(before: str, after: str, *, context: int = 1) -> str:
-    """What changed between two texts, as a unified diff; "" when nothing did."""
+    """A unified diff of two texts; "" if they are equal."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), "before", "after", n=context, lineterm=""
     )
@@ -85,7 +85,7 @@ def diff_ir(before: str, after: str, *, context: int = 1) -> str:
 
 
 class _Printer:
-    """Knows how symbols were numbered so far; one for each program."""
+    """Prints one program; remembers how its symbols are numbered."""
 
     def __init__(self) -> None:
         self._symbols: dict[Any, Any] = {}
@@ -99,7 +99,7 @@ class _Printer:
         return lines
 
     def _nested(self, node: Node) -> list[str]:
-        """The graph that a control-flow op runs, indented under the node that names it."""
+        """The subgraph of a control-flow op, indented under the node that names it."""
         owner: Any = node.graph.owning_module
         found = getattr(owner, str(node.target), None)
         if not isinstance(found, GraphModule):

@@ -1,8 +1,8 @@
 """The traits of each op: one table that passes, analyses, exporters and the emulator query.
 
-Torch's schemas and tags say which ops write, alias, draw random numbers and work element by
-element; the rest stands here, by name of the op.  An op that works in place is as the one that does
-not.  Ops of ours bring their own (`enginecast.ops`).
+Torch's schemas and tags say which ops write, alias, draw random numbers and are elementwise; the
+other traits are listed here by op name. An in-place op has the traits of its out-of-place form.
+enginecast's own ops declare theirs (`enginecast.ops`).
 
 A pass that has a rule for each op lists those ops itself: a rule is not a trait.
 """
@@ -117,9 +117,9 @@ _IMPLIED = (
 
 
 def listed(op: Any) -> Trait | None:
-    """What the table says of an op; None where it has none.
+    """The table's traits of an op; None if it is not listed.
 
-    Functions of Python's are not in it: but for `getitem`, they take numbers.
+    Python functions are not listed: except for `getitem`, they take numbers.
     """
     if op is operator.getitem:
         return MOVES | ALIASES
@@ -135,7 +135,7 @@ def listed(op: Any) -> Trait | None:
 
 @cache
 def traits_of(op: Any) -> Trait:
-    """What an op is: what the table says, and torch's schema and tags."""
+    """All traits of an op, from the table and from torch's schema and tags."""
     found = listed(op) or NONE
     for trait, implied in _IMPLIED:
         if trait in found:
@@ -154,7 +154,7 @@ def traits_of(op: Any) -> Trait:
 
 
 def has(node: object, *traits: Trait) -> TypeGuard[Node]:
-    """Whether a node calls an op that has one of these (of traits that are or-ed: all of them)."""
+    """Whether a node calls an op with one of these traits; traits joined with `|` must all hold."""
     if not isinstance(node, Node) or node.op != "call_function":
         return False
     found = traits_of(node.target)._value_
@@ -166,7 +166,7 @@ def has(node: object, *traits: Trait) -> TypeGuard[Node]:
 
 
 def is_identity(node: object) -> TypeGuard[Node]:
-    """Whether a node gives its first argument as it is: dropout does where it draws nothing."""
+    """Whether a node returns its first argument unchanged, as inactive dropout does."""
     if not has(node, Trait.IDENTITY):
         return False
     training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", False)

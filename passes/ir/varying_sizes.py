@@ -1,5 +1,5 @@
-"""Sizes that vary in a program.  Code that reads a symbolic size as a number specializes it, in
-every program that shares the symbol, and torch reports nothing.
+"""Guard symbolic sizes: code that reads one as a number specializes it in every program that shares
+the symbol, and torch does not report it.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from enginecast.passes.ir.edit import value
 
 
 class SizeReadError(Exception):
-    """Code decides by a size that varies."""
+    """Code branched on a size that varies."""
 
 
 def fixed_sizes(program: ExportedProgram) -> dict[Any, Any]:
-    """The symbols in a program's ranges that are one number, and that number."""
+    """The symbols of a program whose range is a single number, with that number."""
     environment = _environment(program)
     known = {} if environment is None else environment.replacements
     found = {symbol: known.get(symbol) for symbol in program.range_constraints}
@@ -30,10 +30,10 @@ def fixed_sizes(program: ExportedProgram) -> dict[Any, Any]:
 
 @contextmanager
 def varying(program: ExportedProgram) -> Iterator[None]:
-    """Let nothing in the block decide by a size that varies.
+    """Raise an error if the block specializes a size that varies.
 
     Raises:
-        SizeReadError: something does; the sizes vary as before.
+        SizeReadError: it does; the sizes are restored and vary as before.
     """
     environment = _environment(program)
     if not hasattr(environment, "error_on_new_guards"):  # older versions of torch
@@ -49,7 +49,7 @@ def varying(program: ExportedProgram) -> Iterator[None]:
 
 
 def may_be_zero(size: Any) -> bool:
-    """Whether a size is 0 for some inputs, each of whose sizes is one at least."""
+    """Whether a size can be 0 although every input size is at least 1."""
     if not isinstance(size, torch.SymInt):
         return bool(size == 0)
     known, symbols = size.node.shape_env.var_to_range, size.node.expr.free_symbols
@@ -62,7 +62,7 @@ def may_be_zero(size: Any) -> bool:
 
 
 def _least(found: Any) -> Any:
-    """The least size of an input; torch says 2 where it may be 1."""
+    """The smallest size of an input; torch reports 2 where it may be 1."""
     return 1 if found is None or found.lower <= 2 else found.lower
 
 

@@ -1,4 +1,4 @@
 """The bundle on disk: manifest, files, digests, publishing.
 
-The reader owns the format. It must not import torch or any engine's library.
+The reader defines the format. It must not import torch or any engine's library.
 """

@@ -20,7 +20,7 @@ from enginecast.errors import BundleError, shortened
 
 
 class State(NamedTuple):
-    """What changes when a file is replaced or written to."""
+    """File attributes that change if a file is replaced or written to."""
 
     device: int
     inode: int
@@ -30,7 +30,7 @@ class State(NamedTuple):
 
 
 class Directory:
-    """A folder, open for as long as this object lives."""
+    """A folder that stays open while this object lives."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ class Directory:
         return Path(f"/proc/self/fd/{self._descriptor}") if _has_paths() else self.root
 
     def entries(self) -> dict[str, os.stat_result]:
-        """What is in the folder, links not followed."""
+        """The folder's entries, links not followed."""
         with os.scandir(self._descriptor) as entries:
             return {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
 
@@ -73,10 +73,10 @@ class Directory:
 
     @contextmanager
     def opened(self, name: str, expected: State | None) -> Iterator[Path]:
-        """A path to a file of the folder, which stays this file while it is open.
+        """A path to a file of the folder, which refers to the same file while it is open.
 
         Raises:
-            BundleError: it is another file than that with the state expected.
+            BundleError: the file's state differs from the expected one.
         """
         descriptor = self.open(name)
         try:
@@ -117,7 +117,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
 
 
 def changed(root: Path, name: str) -> BundleError:
-    """What to raise for a file that is another one now."""
+    """The error for a file that was replaced."""
     return BundleError(
         f"{root}: {name} was changed while the bundle was being opened",
         hint="Publish with enginecast, which never writes into a bundle, and load it again.",
@@ -130,5 +130,5 @@ def _state(found: os.stat_result) -> State:
 
 @cache
 def _has_paths() -> bool:
-    """Whether descriptors have paths (Linux)."""
+    """Whether the system has paths for descriptors (Linux)."""
     return os.path.isdir("/proc/self/fd")

@@ -23,19 +23,19 @@ class Leftover:
 
     path: Path
     target: Path
-    """What it was to become, or was."""
+    """The bundle that it was to become, or was."""
     kind: Kind
     """ "unfinished": what was being written; "put aside": the old bundle, while a new one took its
     name on a file system that cannot exchange names."""
     bytes: int
     seconds: float
-    """Since it was last changed."""
+    """Seconds since the last change."""
     in_use: bool
-    """Whether the process lives, or may have made it just now."""
+    """Whether its process is alive, or may just have created it."""
 
     @property
     def action(self) -> Literal["none", "remove", "restore"]:
-        """What `clean` does."""
+        """The action of `clean`, in words."""
         if self.in_use:
             return "none"
         if self.kind == "put aside" and not os.path.lexists(self.target):
@@ -44,7 +44,7 @@ class Leftover:
 
 
 def find_leftovers(folder: str | os.PathLike[str]) -> tuple[Leftover, ...]:
-    """Look for what was left in a folder that bundles are in, or beside a bundle.
+    """Find leftovers in a folder of bundles, or next to a bundle.
 
     Raises:
         BundleError: it cannot be read.
@@ -61,9 +61,9 @@ def find_leftovers(folder: str | os.PathLike[str]) -> tuple[Leftover, ...]:
 
 
 def clean(leftover: Leftover) -> bool:
-    """Remove it, or give an old bundle its name back; whether that was done.
+    """Remove a leftover, or restore an old bundle; return whether that was done.
 
-    A process that came by meanwhile keeps what it uses.
+    A leftover that a process uses meanwhile is kept.
     """
     if leftover.action == "none" or not leftover.path.exists():
         return False

@@ -84,7 +84,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def _parse(data: bytes) -> Any:
-    """Parse for what msgspec passes over: repeated keys, and the version before the rest."""
+    """Check what msgspec ignores: repeated keys, and the version before the rest."""
     try:
         return json.loads(data.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _without_digest(data: bytes) -> bytes:
-    """The manifest without the line of its digest, which is that of what is returned."""
+    """The manifest without its digest line; the digest must be that of the returned bytes."""
     found = _DIGEST.findall(data)
     if len(found) != 1:
         raise BundleError(
@@ -158,7 +158,9 @@ def _require_printable(content: Any) -> None:
 
 
 def _unprintable(content: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and text of what would act on a terminal: move, color, hide or reverse."""
+    """Yield the path and text of terminal control sequences, which move, color, hide or reverse
+    text.
+    """
     if isinstance(content, str):
         if _CONTROL.search(content):
             yield path, content
@@ -172,7 +174,7 @@ def _unprintable(content: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _non_finite(content: Any, path: str) -> Iterator[str]:
-    """Yield the paths of NaN and infinities, which JSON cannot say."""
+    """Yield the paths of NaN and infinities, which JSON cannot represent."""
     if isinstance(content, float) and content - content != 0:
         yield path
     elif isinstance(content, dict):
@@ -195,7 +197,7 @@ def _part_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield (JSON path, what is wrong) for what the types alone do not say."""
+    """Yield (JSON path, problem) for constraints that the types do not express."""
     yield from _file_problems(manifest.files)
     yield from _part_problems(manifest)
     yield from _tensor_problems(manifest)

@@ -31,8 +31,7 @@ from enginecast.runtime.bundle.manifest_json import decode
 Check = Literal["full", "size"]
 
 LARGE = 16 << 20
-"""Bytes from which a file of weights may be read beside other work: below, a thread is not worth
-it."""
+"""Bytes from which a weight file may be read in a separate thread; below, a thread does not pay."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,18 @@ class Bundle:
     root: Path
     manifest: Manifest
     sha256: str
-    """Of the manifest's file, which has the digests of all others; empty: it is still being made,
-    and nothing was checked."""
+    """Digest of the manifest's file, which has the digests of all others; empty: the bundle is
+    still being made, and nothing was checked."""
     _directory: Directory = field(repr=False, compare=False)
     _states: dict[str, State] = field(repr=False, compare=False)
-    """Of the files when they were checked."""
+    """State of each file when it was checked."""
     _left: "Future[list[str]] | None" = field(default=None, repr=False, compare=False)
-    """Problems of files whose digests are computed meanwhile."""
+    """Problems of files whose digests are still being computed."""
     parts: Mapping[str, "Bundle"] = field(default_factory=dict, compare=False)
     """The bundles within it, by name."""
 
     def require_whole(self) -> None:
-        """Wait for digests that are computed beside other work.
+        """Wait for digests that are computed in the background.
 
         Raises:
             BundleError: naming every file that is damaged.
@@ -62,7 +61,7 @@ class Bundle:
             raise _disagrees(self.root, problems)
 
     def require_unchanged(self) -> None:
-        """See that the files are those that were checked, after a library has opened them.
+        """Check that the files are still those that were checked, after a library has opened them.
 
         Raises:
             BundleError: one was replaced, removed, or written to meanwhile.
@@ -113,7 +112,7 @@ class Bundle:
         return self._directory.opened(SIGNATURE_NAME, None)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file, once more compared with its digest.
+        """The bytes of a file, compared with its digest again.
 
         Raises:
             BundleError: the manifest lists no such file, or it was changed since it was checked.
@@ -175,7 +174,7 @@ def open_bundle(
 
 
 def _part(root: Path, part: Part, check: Check) -> Bundle:
-    """A bundle within another one: that which this one was published with."""
+    """A part of a bundle: the one that the bundle was published with."""
     found = open_bundle(root / part.name, check=check)
     if found.sha256 not in (part.sha256, part.becomes):
         wrong = f"{part.name}/{MANIFEST_NAME} has sha256 {found.sha256}, expected {part.sha256}"
@@ -184,7 +183,7 @@ def _part(root: Path, part: Part, check: Check) -> Bundle:
 
 
 def unpublished(folder: Path, manifest: Manifest) -> Bundle:
-    """A bundle that is still being made: its digests come when it is published."""
+    """A bundle without digests, which are computed when it is published."""
     return Bundle(folder, manifest, "", Directory(folder), {})
 
 
@@ -262,7 +261,7 @@ def _states(directory: Directory, files: Sequence[FileRecord]) -> dict[str, Stat
 def _begun(
     directory: Directory, files: Sequence[FileRecord], states: dict[str, State]
 ) -> "Future[list[str]]":
-    """Check digests in a thread of their own, which leaves the interpreter to others."""
+    """Check digests in a separate thread; hashing releases the interpreter lock."""
     reader = ThreadPoolExecutor(1, thread_name_prefix="digests")
     try:
         return reader.submit(_digest_problems, directory, files, states)

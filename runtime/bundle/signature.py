@@ -2,10 +2,10 @@
 
 A signature is the file `model.sig` in the bundle's folder, as that project's own command writes and
 checks it: a statement of in-toto with the sha256 of every file, in an envelope that is signed with
-an elliptic-curve key, or with one that a certificate speaks for.  What a signature says is compared
-with the digests that the reader computed itself, so that no file is opened twice.
+an elliptic-curve key, or with one that a certificate speaks for.  The signed digests are compared
+with those that the reader computed itself, so that no file is opened twice.
 
-The library is imported when a signature is made or asked for (extra `signing`).
+The library is imported when a signature is made or checked (extra `signing`).
 """
 
 import base64
@@ -41,9 +41,9 @@ class Signer:
 
     Args:
         key: the private key: an elliptic-curve key in PEM.
-        password: of an encrypted key.
-        certificate: one for the key; None: whoever checks the signature needs the public key.
-        chain: those that vouch for the certificate, up to the root or not.
+        password: password of an encrypted key.
+        certificate: certificate of the key; None: verification needs the public key.
+        chain: intermediate certificates, with or without the root.
     """
 
     key: Path
@@ -53,7 +53,7 @@ class Signer:
 
 
 def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
-    """Sign a bundle, all of whose files are checked first, in place of an older signature.
+    """Check all files of a bundle and sign it, replacing an older signature.
 
     Returns:
         The file of the signature.
@@ -90,14 +90,14 @@ def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
 
 
 def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
-    """Refuse a bundle that whom we trust did not sign as it is.
+    """Refuse a bundle without a valid signature of a trusted signer.
 
     Args:
-        bundle: whose digests were, or are being, computed.
+        bundle: the bundle; its digests may still be being computed.
         trust: a file with a public key, or with certificates, in PEM.
 
     Raises:
-        BundleError: there is no signature, it is of somebody else, or of other files.
+        BundleError: the signature is missing, of another signer, or of other files.
         UsageError: the file holds neither a key nor a certificate.
         MissingError: the library is not installed.
     """
@@ -126,13 +126,13 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
 
 
 class _Computed:
-    """Stands in for the library's hashing: the digests of the reader are taken."""
+    """Replaces the library's hashing by the reader's digests."""
 
     def __init__(self, library: Any, bundle: Bundle) -> None:
         self._library, self._bundle = library, bundle
 
     def add_ignored_paths(self, **_: Any) -> None:
-        """The signature itself; that nothing else was left out is compared by the caller."""
+        """Accept the signature file itself; the caller checks that nothing else was ignored."""
 
     def hash(self, model_path: Path, files_to_hash: Any = None) -> Any:
         kinds = self._library.manifest
@@ -166,7 +166,7 @@ def _unsigned(bundle: Bundle) -> Iterator[str]:
 
 
 def _listed(data: bytes) -> dict[str, str]:
-    """The digests that a signature was made for.  Who made it is for the library to say."""
+    """The signed digests. The library verifies the signer."""
     try:
         envelope = json.loads(data)["dsseEnvelope"]
         predicate = json.loads(base64.b64decode(envelope["payload"]))["predicate"]

@@ -36,15 +36,16 @@ from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest
 
 ABANDONED_SECONDS = 60
-"""Age from which an unlocked staging folder is taken for abandoned: far more than mkdir to lock."""
+"""Age in seconds from which an unlocked staging folder counts as abandoned: far more than the time
+from mkdir to lock."""
 
 
 _ATTEMPTS = 100
-"""How often a rename is tried when other processes rename the same folders meanwhile."""
+"""Most attempts of a rename while other processes rename the same folders."""
 _OVERTAKEN = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
-"""What a rename says when another process published, or put aside, in between."""
+"""Errors of a rename if another process published, or moved the old bundle, in between."""
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
-"""What writing beside a bundle says where only the bundle itself can be written to."""
+"""Errors of writing next to a bundle if only the bundle itself is writable."""
 _FULL = "Free some space, or write to another disk; what was there is as it was."
 
 _LAYER = (
@@ -72,15 +73,15 @@ class Staging:
         """Flush every file, list them in the manifest, and give the folder its final name.
 
         Args:
-            manifest: what to write; `files` and `parts` are filled in here, from what the folder
-                holds: bundles that were published into it are parts.
+            manifest: manifest to write; `files` and `parts` are filled in from the folder: bundles
+                published into it are parts.
 
         Returns:
             The folder of the bundle.
 
         Raises:
-            BundleError: the target appeared meanwhile, a file has a name that a bundle cannot hold,
-                or the disk failed.  The old bundle, if there was one, is as it was.
+            BundleError: the target appeared meanwhile, a file name is not allowed in a bundle, or
+                the disk failed. An old bundle is left unchanged.
         """
         with _disk_errors(f"publishing {self.target}"):
             parts = _parts(self.folder)
@@ -97,10 +98,10 @@ class Staging:
         """Flush every file, in folders within the folder, too, and give it its final name.
 
         Args:
-            rejected: that name is `TARGET.rejected`, in place of an older one.
+            rejected: publish as `TARGET.rejected`, replacing an older one.
 
         Raises:
-            BundleError: as `publish`.
+            BundleError: as for `publish`.
         """
         target = self.target.with_name(f"{self.target.name}.rejected") if rejected else self.target
         with _disk_errors(f"publishing {target}"):
@@ -123,7 +124,7 @@ class Staging:
         return target
 
     def reject(self, names: Sequence[str]) -> Path:
-        """Keep only the named report files, as `TARGET.rejected`, in place of an older one.
+        """Keep only the named report files, as `TARGET.rejected`, replacing an older one.
 
         Args:
             names: the report files; those that were not written are skipped.
@@ -132,7 +133,7 @@ class Staging:
             The folder of the reports.
 
         Raises:
-            BundleError: `TARGET.rejected` holds something else than reports, or the disk failed.
+            BundleError: `TARGET.rejected` holds other files than reports, or the disk failed.
         """
         rejected = self.target.with_name(f"{self.target.name}.rejected")
         with _disk_errors(f"writing {rejected}"):
@@ -161,10 +162,10 @@ def stage(
     """Open a staging folder next to `target`; whatever is not published by the end is removed.
 
     Args:
-        target: the folder the bundle will be; a link is followed.
-        overwrite: replace a bundle that is there, at the moment of publishing and not before.
-        marker: the file by which a folder of this kind is known.
-        what: such a folder, for messages.
+        target: path of the bundle's folder; a link is followed.
+        overwrite: replace an existing bundle, at the moment of publishing.
+        marker: name of the file that identifies such a folder.
+        what: what such a folder is called in messages.
 
     Raises:
         BundleError: the target exists (and is not a bundle, or `overwrite` is off), or cannot be
@@ -197,14 +198,15 @@ def stage(
 
 
 class _Marks(msgspec.Struct):
-    """By which our manifest is known: others write a manifest.json, too."""
+    """The fields that identify our manifest: others write a manifest.json, too."""
 
     schema_version: int
     engines: list[msgspec.Raw]
 
 
 def bundle_around(path: Path) -> Path | None:
-    """The bundle that a file or folder would be inside of, and would break; None if there is none.
+    """The bundle that a new file or folder would be inside of, and would break; None if there is
+    none.
 
     Args:
         path: it may be a link, or not exist.
@@ -259,10 +261,10 @@ def require_space(folder: str | os.PathLike[str], needed: int) -> None:
 def write_file(
     path: str | os.PathLike[str], data: bytes | memoryview, *, mode: int = 0o666
 ) -> None:
-    """Write one file so that it is there whole, or as it was before.
+    """Write one file atomically.
 
-    Readers of a bundle refuse files that are not listed: what is unfinished stays outside of it,
-    unless the folder around it is another disk, or cannot be written to.
+    Readers of a bundle refuse unlisted files, so the temporary file is outside of the bundle,
+    unless the enclosing folder is on another disk or not writable.
 
     Raises:
         BundleError: the disk failed.
@@ -304,7 +306,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def _is_of(error: OSError, folder: Path) -> bool:
-    """Whether an error is of a file in a folder; those of reading and writing name no file."""
+    """Whether an error concerns a file in a folder; read and write errors name no file."""
     if error.filename is None:
         return error.errno in (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
     return str(error.filename).startswith(str(folder))
@@ -343,12 +345,12 @@ def _disk_errors(doing: str) -> Iterator[None]:
 
 
 def beside(path: Path, kind: str) -> Path:
-    """A name for what becomes `path` ("tmp"), or was it ("old"): see `leftovers`."""
+    """A temporary name for the future ("tmp") or former ("old") `path`: see `leftovers`."""
     return path.with_name(f".{path.name}.{kind}-{uuid.uuid4().hex}")
 
 
 def lock(folder: Path) -> int | None:
-    """Lock a folder for as long as the descriptor is open; a killed process lets go of it."""
+    """Lock a folder while the returned descriptor is open; a killed process releases it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -383,10 +385,10 @@ def _require_free(target: Path, *, overwrite: bool, marker: str, what: str = "bu
 
 
 def _holds(target: Path, marker: str) -> bool | None:
-    """Whether what has a name holds the marker; None: nothing has the name.
+    """Whether the folder of this name holds the marker; None: it does not exist.
 
-    Another process may be replacing the bundle. What was opened is therefore looked at again when
-    it has lost its name meanwhile: its marker may already be deleted.
+    Another process may be replacing the bundle. So the check is repeated if the opened folder has
+    lost its name meanwhile: its marker may already be deleted.
     """
     while os.path.lexists(target):
         try:
@@ -442,8 +444,8 @@ def _seal(path: Path) -> FileRecord:
 
 
 def _umask() -> int:
-    """What the user lets no new file have.  Only a change of it returns it, which would reach other
-    threads; Linux tells it otherwise.
+    """The process's umask. Python can only read it by changing it, which affects other threads;
+    Linux shows it in /proc.
     """
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -461,7 +463,7 @@ def _flush_file(path: Path, mode: int = 0o666) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make sure of the names in a folder.
+    """Flush the names in a folder to disk.
 
     Raises:
         OSError: the disk failed.
@@ -474,13 +476,13 @@ def flush_folder(folder: Path) -> None:
 
 
 def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace: bool) -> None:
-    """Rename `folder` to `target`; what was there goes away after, or comes back when that fails.
+    """Rename `folder` to `target`; the old folder is removed afterwards, or restored on failure.
 
     Without `replace` the rename itself refuses a target that another process published in between.
     With it, of several processes that replace the same bundle the last one stays.
 
     Args:
-        require: refuses what must not be replaced, each time before that is tried.
+        require: refuses a target that must not be replaced; called before each attempt.
     """
     asides: list[Path] = []
     try:
@@ -527,10 +529,10 @@ def _put_back(asides: list[Path], target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change their names in one step, so that a kill finds the old or the new one.
+    """Exchange the names of two folders atomically, so that a kill leaves the old or the new one.
 
     Returns:
-        Whether the system can (Linux 3.15, most of its file systems); see renameat2(2).
+        Whether the system supports it (Linux 3.15, most file systems); see renameat2(2).
 
     Raises:
         OSError: the disk failed.
@@ -548,9 +550,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _restore(target: Path, marker: str) -> None:
-    """Give a bundle its name back that a process was replacing, without `_exchange`, when it was
-    killed.
-    """
+    """Restore a bundle that a process was replacing without `_exchange` when it was killed."""
     found = target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}")
     for aside in sorted(found, key=lambda one: -one.stat().st_ctime_ns):  # the newest, of several
         is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS

@@ -26,9 +26,9 @@ class Trusted(Record, frozen=True, kw_only=True):
     """A bundle that was trusted."""
 
     sha256: Digest
-    """Of its manifest."""
+    """Digest of its manifest."""
     folder: str
-    """Where it was then."""
+    """Its folder when it was trusted."""
 
 
 class _Store(Record, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class _Store(Record, frozen=True, kw_only=True):
 
 
 def store_path() -> Path:
-    """Where the list is.
+    """The path of the list.
 
     Raises:
         BundleError: the user has no home.
@@ -80,7 +80,7 @@ def trusted() -> tuple[Trusted, ...]:
 
 
 def _require_own(path: Path, status: os.stat_result, kind: str, mode: str) -> None:
-    """Refuse what others can write to: who can write to a folder can put another file there."""
+    """Refuse what others can write to: write access to a folder allows replacing its files."""
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BundleError(
             f"{path}: expected a {kind} that its user alone can write to, got mode"
@@ -117,7 +117,7 @@ def distrust(sha256: str) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let nobody else change the list meanwhile: what they put on it would be lost."""
+    """Lock the list within the block: concurrent changes would be lost."""
     folder = store_path().parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,11 +20,11 @@ Run = Callable[[Tensors], list[Any]]
 Key = tuple[tuple[str, tuple[int, ...]], ...]
 
 AFTER = 3
-"""Which run of the same shapes is recorded: recording takes about as long as ten runs."""
+"""The run of the same shapes that is recorded: recording takes about as long as ten runs."""
 LIMIT = 8
-"""Graphs that are kept; each holds the memory of one run."""
+"""Most graphs that are kept; each holds the memory of one run."""
 _COUNTED = 256
-"""Shapes whose runs are counted."""
+"""Most shapes whose runs are counted."""
 
 
 def key_of(tensors: Tensors) -> Key:
@@ -87,7 +87,7 @@ class GraphCache:
         return count >= self._after
 
     def _try(self, key: Key, tensors: Tensors) -> Run | None:
-        """Make room first: what is thrown away and what is recorded need not be held together."""
+        """Evict before recording, so that the old and the new graph are not held together."""
         while len(self._graphs) >= self._limit:
             self._graphs.popitem(last=False)
         try:

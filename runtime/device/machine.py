@@ -15,7 +15,7 @@ CGROUPS = (
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -31,7 +31,7 @@ def processor() -> str:
 
 
 def available() -> int | None:
-    """Bytes that may still be taken without swapping; None where there is no /proc.
+    """Bytes of memory available without swapping; None without /proc.
 
     A container may have less than its host (Linux cgroups, both versions).
     """

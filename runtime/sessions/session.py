@@ -34,18 +34,16 @@ class NodeTimes:
 class Session(ABC):
     """An opened engine file.  Safe to call from several threads at once.
 
-    The class attributes say what the loader has to know of a target before it opens an engine.  A
-    module that defines a session imports neither torch nor the library that runs the engine:
-    `open` does.
+    The class attributes tell the loader about a target before it opens an engine.  A module that
+    defines a session imports neither torch nor the library that runs the engine: `open` does.
     """
 
     name: ClassVar[str]
     """The target whose engines it runs, as the manifest names it."""
     runs_code: ClassVar[bool] = True
-    """Whether loading the file can run code, which its user has to allow."""
+    """Whether loading the file can run code, which the user has to allow."""
     copies_weights: ClassVar[bool] = False
-    """Whether `open` does no more with weights than to map or copy them: they may be checked at the
-    same time."""
+    """Whether `open` only maps or copies weights, so that they may be checked at the same time."""
     providers: ClassVar[Mapping[str, str]] = {}
     """What runs an engine where one of ONNX Runtime's providers was asked for:
     {"CPUExecutionProvider": "torch-cpu"}.  Such an engine was made for one device.  Empty: ONNX

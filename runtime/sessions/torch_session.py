@@ -19,7 +19,7 @@ from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
 
 PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
-"""What runs an engine of torch where ONNX Runtime's provider was asked for."""
+"""The torch provider for each of ONNX Runtime's providers."""
 _ONE_BY_ONE = threading.Lock()
 
 
@@ -92,7 +92,7 @@ def provider_of(name: str, kind: str) -> str:
     """ "torch-cpu" for "CPUExecutionProvider"; its own names stay.
 
     Raises:
-        UsageError: a provider of ONNX Runtime that torch has nothing like.
+        UsageError: torch has no equivalent of the provider.
     """
     if name in PROVIDERS.values():
         return name

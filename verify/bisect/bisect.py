@@ -1,10 +1,11 @@
 """Find the pass, the rewrite and the module that cause an error.
 
-Most of the answer is known before: every pass was compared with what was there before it, so a
-broken promise has its pass already, and its rewrites are searched by bisection.  Where all passes
-kept their promises and the whole is wrong all the same, the passes are bisected first.
+Most of the answer is known beforehand: every pass was compared with the program before it, so a
+broken promise names its pass, and only its rewrites are bisected. If all passes kept their promises
+and the outputs are still wrong, the passes are bisected first.
 
-Programs are structural copies, which share weights; one case is run where one shows the error.
+Programs are structural copies, which share weights; if one case shows the error, only that one is
+run.
 """
 
 import math
@@ -22,14 +23,14 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.verify.bisect.culprit import Bisection, Culprit, GuiltySite, Leave, ModuleError
-from enginecast.verify.boundaries import enclosing, isolated
+from enginecast.verify.boundaries import enclosing_modules, isolated
 from enginecast.verify.eager import Case
-from enginecast.verify.program.observer import CaseRuns, Look, Observer
+from enginecast.verify.program.observer import CaseRuns, Observer, PassComparison
 from enginecast.verify.reference import Reference
 from enginecast.verify.report.data import PassCheck
 
 KEPT = 3
-"""Modules that are tried in fp32: the one that loses precision, and those around it."""
+"""Most modules that are tried in fp32: the one that loses precision, and those around it."""
 KEEP = "keep"
 """Option of a pass that changes precision: patterns of modules that stay as they are."""
 
@@ -40,11 +41,11 @@ class Attempt:
 
     program: ExportedProgram
     run: PassRun
-    look: Look
+    comparison: PassComparison
 
     @property
     def wrong(self) -> bool:
-        return bool(self.look.check.failure)
+        return bool(self.comparison.check.failure)
 
 
 @dataclass
@@ -52,10 +53,10 @@ class Suspect:
     """A pass that causes an error, and what is needed to run it again.
 
     Args:
-        before: the program that it gets; not altered.
-        context: with the sites that it leaves alone already.
-        observer: what found it, with the program before the pass as the last one it accepted.
-        judged_as: whose promise is broken; None: the pass's own.
+        before: the program that the pass runs on; not altered.
+        context: includes the sites that it already leaves alone.
+        observer: found the error; it compares with the program before the pass.
+        judged_as: the pass whose promise is broken; None: the pass itself.
     """
 
     pass_: Pass
@@ -77,20 +78,20 @@ class Suspect:
         """Run another form of the pass.
 
         Raises:
-            PassError: the pass does not run so, or what it leaves does not.
+            PassError: the pass, or its result, does not run.
         """
         program = structural_copy(self.before)
-        looks: list[Look] = []
+        found: list[PassComparison] = []
 
-        def look(found: Pass, changed: ExportedProgram, run: PassRun) -> None:
-            looks.append(self.observer.look(self.judged_as or found, changed, run))
+        def compare(ran: Pass, changed: ExportedProgram, run: PassRun) -> None:
+            found.append(self.observer.compare(self.judged_as or ran, changed, run))
 
         self.trials += 1
-        (run,) = run_pipeline((pass_,), program, context, (look,))
-        return Attempt(program, run, looks[0])
+        (run,) = run_pipeline((pass_,), program, context, (compare,))
+        return Attempt(program, run, found[0])
 
     def tried(self, leave: Sequence[Site]) -> Attempt | None:
-        """Like `run`; None when it does not run at all, or does harm."""
+        """Like `run`; None if it does not run or causes an error."""
         try:
             done = self.run(leave)
         except EnginecastError:
@@ -104,7 +105,7 @@ class Suspect:
             name=self.pass_.name,
             position=self.position,
             promise=self.pass_.promise,
-            failure=whole.look.check.failure,
+            failure=whole.comparison.check.failure,
             rewritten=whole.run.rewritten,
         )
         if self.pass_.promise == "precision":
@@ -155,21 +156,19 @@ class Suspect:
     def _around(self, module: str) -> ModuleError | None:
         """The error at the innermost boundary around a module."""
         known = {error.module: error for error in self.modules}
-        return next((known[path] for path in enclosing(module) if path in known), None)
+        return next((known[path] for path in enclosing_modules(module) if path in known), None)
 
     def _entry(self, whole: Attempt) -> ModuleError | None:
-        """Where the error comes in: the first module that makes one of its own, else the place
-        where the comparison failed.
+        """Where the error arises: the first module with an error of its own, else the place where
+        the comparison failed.
         """
         first = next((error for error in self.modules if error.arises), None)
-        return first or self._around(whole.look.check.worst_place)
+        return first or self._around(whole.comparison.check.worst_place)
 
     def _module_errors(self, whole: Attempt) -> tuple[ModuleError, ...]:
-        """Every boundary as the program computes it and isolated; measured as if roundings alone
-        had moved, in floors of the value's own dtype.
-        """
+        """Accumulated and isolated errors at every boundary, in floors of the value's dtype."""
         self.trials += 2
-        observer, runs = self.observer, whole.look.runs
+        observer, runs = self.observer, whole.comparison.runs
         alone = isolated(
             self.before,
             whole.program,
@@ -194,23 +193,25 @@ class Suspect:
         )
 
     def _changed(self, runs: Sequence[CaseRuns]) -> set[str]:
-        """Modules whose result has other bits than before the pass."""
+        """Modules whose result changed bits in the pass."""
         checks = self.observer.rules.inner("exact", runs)
         return {check.place for check in checks if check.problem}
 
     def _with_range(self, culprit: Culprit) -> Culprit:
-        """With the module that loses precision, tried in fp32 where the pass has the option."""
+        """The culprit with the module that loses precision, tried in fp32 if the pass has that
+        option.
+        """
         module = self._worst_module()
         culprit = replace(culprit, module=module)
         if module is None or not hasattr(self.pass_, KEEP):
             return culprit
-        paths = enclosing(module.module)
+        paths = enclosing_modules(module.module)
         tried = (path for path in paths[:KEPT] if self._can_stay(path))
         helps = next(tried, None)
         return replace(culprit, keep=_pattern(helps or paths[0]), keep_helps=helps is not None)
 
     def _can_stay(self, module: str) -> bool:
-        """Whether all is well with the module in fp32; no broken floor can show it."""
+        """Whether the outputs are right with the module in fp32, as far as the floor shows it."""
         floor = self.observer.rules.floor
         if floor is None or floor.defects:
             return False
@@ -222,7 +223,7 @@ class Suspect:
             return False
 
     def _worst_module(self) -> ModuleError | None:
-        """The first that gives values that are not finite, else the one that loses most itself."""
+        """The first module with non-finite values, else the one with the largest isolated error."""
         lost = [error for error in self.modules if error.lost]
         if lost or not self.modules:
             return lost[0] if lost else None
@@ -235,7 +236,9 @@ def _pattern(module: str) -> str:
 
 @dataclass(frozen=True)
 class Whole(Pass):
-    """Stands for the whole pipeline, whose outputs may be as wrong as eager's in the dtype."""
+    """A pass that represents the whole pipeline, whose outputs are judged by eager's error in the
+    dtype.
+    """
 
     name: ClassVar[str] = "pipeline"
     promise: ClassVar[Promise] = "precision"
@@ -252,10 +255,10 @@ class Subject:
     """A pipeline on a program, and the data to judge it."""
 
     program: ExportedProgram
-    """As captured; not altered."""
+    """The captured program; not altered."""
     passes: tuple[Pass, ...]
     reference: Reference
-    """Of all cases, in the target dtype."""
+    """The reference of all cases, in the target dtype."""
     context: PassContext = field(default_factory=PassContext)
     leave: Leave = ()
     """Sites that each pass leaves alone already; empty: none."""
@@ -276,10 +279,10 @@ def bisect(
     """Find the culprits.
 
     Args:
-        checks: what an `Observer` found, one for each pass.
-        observed: the cases that it ran.
-        wrong: cases in which the outputs of the final program are wrong; looked at when every pass
-            kept its promise.
+        checks: an `Observer`'s checks, one for each pass.
+        observed: the cases that the observer ran.
+        wrong: cases in which the outputs of the final program are wrong; used if every pass kept
+            its promise.
     """
     search = _Bisect(subject)
     broken = [check.failure != "" for check in checks]
@@ -300,8 +303,8 @@ class _Bisect:
         self._trials = 0
 
     def promises(self, first: int, observed: Sequence[Case]) -> Bisection:
-        """Every pass that breaks its promise, from the first on, each after those before it were
-        freed of what does harm.
+        """Every pass that breaks its promise, in order, each after earlier passes run without their
+        guilty sites.
         """
         subject = self._subject
         program = self._prefixes(subject.program, 0, first)[-1]
@@ -316,11 +319,13 @@ class _Bisect:
                 self._trials += suspect.trials
             if done.wrong:
                 break  # what is found after it is mostly its consequence
-            suspect.observer.accept(done.look)
+            suspect.observer.advance(done.comparison)
         return self.result(helps=not done.wrong)
 
     def whole(self, wrong: Sequence[Case]) -> Bisection:
-        """The passes after which the outputs are wrong, each after those before it were freed."""
+        """The passes after which the outputs are wrong, each after earlier passes run without their
+        guilty sites.
+        """
         count = len(self._subject.passes)
         prefixes, start = self._prefixes(self._subject.program, 0, count), 0
         observer = self._observer_of_wrong(wrong, prefixes[-1])
@@ -338,7 +343,7 @@ class _Bisect:
         return self.result(helps=False)
 
     def _freed(self, suspect: Suspect, wrong: Attempt) -> Attempt:
-        """Without what does harm."""
+        """The suspect without its guilty sites."""
         culprit, done = suspect.explain(wrong)
         if self._culprits and self._culprits[-1].position == culprit.position:
             culprit = self._culprits.pop().joined(culprit)
@@ -351,7 +356,7 @@ class _Bisect:
     def _confirmed(
         self, suspect: Suspect, done: Attempt, observed: Sequence[Case]
     ) -> tuple[Suspect, Attempt]:
-        """Check on all cases what one case was enough to find."""
+        """Check a finding from one case on all cases."""
         if done.wrong or len(suspect.observer.cases) == len(observed):
             return suspect, done
         observer = self._subject.observer(observed, suspect.before)
@@ -376,7 +381,7 @@ class _Bisect:
         return replace(context, skip=context.skip | self._leave[position])
 
     def _prefixes(self, program: ExportedProgram, start: int, end: int) -> list[ExportedProgram]:
-        """The program, and what it is after each of some passes."""
+        """The program, and the program after each of some passes."""
         found = [structural_copy(program)]
         for position in range(start, end):
             copy = structural_copy(found[-1])
@@ -388,7 +393,7 @@ class _Bisect:
     def _reproduced(
         self, program: ExportedProgram, position: int, observed: Sequence[Case]
     ) -> tuple[Suspect, Attempt]:
-        """The pass on the fewest cases on which it is seen to break its promise."""
+        """The suspect on the fewest cases that show its broken promise."""
         alone: list[Sequence[Case]] = [[case] for case in observed]
         for cases in [*alone, observed]:
             suspect = self._suspect(program, position, self._subject.observer(cases, program))
@@ -399,7 +404,7 @@ class _Bisect:
         return suspect, done
 
     def _observer_of_wrong(self, wrong: Sequence[Case], final: ExportedProgram) -> Observer | None:
-        """For the first case on which the final program is seen to be wrong; None: none is."""
+        """An observer of the first case that shows the final program wrong; None: no case does."""
         for case in wrong:
             observer = self._subject.observer([case], self._subject.program)
             self._trials += 2
@@ -409,7 +414,7 @@ class _Bisect:
 
     def _is_wrong(self, observer: Observer, program: ExportedProgram) -> bool:
         self._trials += 1
-        return bool(observer.look(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
+        return bool(observer.compare(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
 
     def result(self, *, helps: bool) -> Bisection:
         """The findings so far."""
@@ -420,7 +425,7 @@ class _Bisect:
 
 Item = TypeVar("Item")
 Good = Callable[[Sequence[Item]], bool]
-"""Whether these items do no harm when all of them are in."""
+"""Whether the result is correct with all of these items."""
 
 
 @dataclass(frozen=True)
@@ -428,15 +433,15 @@ class Found(Generic[Item]):
     """The result of a search; the three parts together are all of the items."""
 
     kept: tuple[Item, ...]
-    """Do no harm beside one another: that was tried."""
+    """Items that were tried together without an error."""
     guilty: tuple[Item, ...]
-    """Each does harm beside those that were kept when it was found."""
+    """Items that each caused an error together with those kept at that point."""
     undecided: tuple[Item, ...]
-    """Left out too, because the budget did not last to separate them."""
+    """Items left out because the budget did not suffice to separate them."""
 
 
 def budget_for(count: int) -> int:
-    """Trials that a search among `count` items may take: enough for about three guilty ones."""
+    """Most trials of a search among `count` items: enough for about three guilty ones."""
     return 4 + 4 * math.ceil(math.log2(count + 1))
 
 
@@ -447,8 +452,8 @@ def search(items: Sequence[Item], good: Good[Item], budget: int | None = None) -
     ends whatever the items do to each other: of two that do harm only as a pair, the later goes.
 
     Args:
-        items: known to do harm when all are in, and none when none is.
-        good: is asked about items in their order.
+        items: cause an error if all are in, and none if none is.
+        good: called with items in their order.
         budget: the most trials; None: `budget_for`.
     """
     left = budget_for(len(items)) if budget is None else budget

@@ -9,7 +9,7 @@ from enginecast.verify.floor import LIMIT
 from enginecast.verify.metrics import BEYOND, times
 
 Leave = tuple[frozenset[SiteKey], ...]
-"""For each pass of a pipeline the sites that it leaves alone."""
+"""For each pass of a pipeline, the sites that it leaves alone."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,13 @@ class ModuleError:
     module: str
     source: str
     accumulated: float
-    """As the program computes it."""
+    """Error as the program computes it."""
     isolated: float | None
-    """When the module is fed the values from before the pass; None: it cannot be compared so."""
+    """Error if the module is fed the values from before the pass; None: it cannot be compared
+    so."""
     bits: tuple[bool, bool] | None = None
-    """After a pass that promises *exact*: whether the value has other bits than before, and whether
-    it has them when the module is fed the values from before; None: other bits do no harm."""
+    """For a pass that promises *exact*: whether the bits changed, and whether they change if the
+    module is fed the values from before; None: changed bits are allowed."""
 
     @property
     def off(self) -> bool:
@@ -40,11 +41,11 @@ class ModuleError:
 
     @property
     def lost(self) -> bool:
-        """Whether values that were finite no longer are."""
+        """Whether finite values became infinite or NaN."""
         return self.accumulated >= BEYOND
 
     def words(self) -> str:
-        """Such as "error 41x the noise floor; isolated error 0.9x (accumulated)"."""
+        """The errors in words: "error 41x the noise floor; isolated error 0.9x (accumulated)"."""
         error = _floors(self.accumulated, " the noise floor")
         if self.bits is not None:
             error = f"{error}{', other bits than before' if self.bits[0] else ''}"
@@ -56,44 +57,45 @@ class ModuleError:
 
 @dataclass(frozen=True)
 class GuiltySite:
-    """A rewrite that does harm."""
+    """A rewrite that causes the error."""
 
     site: Site
     error: ModuleError | None
-    """At the innermost module boundary around it; None: no value that can be compared leaves."""
+    """The error at the innermost module boundary around it; None: no comparable value leaves a
+    module."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """A pass that does harm, and where."""
+    """A pass that causes an error, and its guilty sites."""
 
     name: str
     position: int
-    """In the pipeline, from 0."""
+    """Index in the pipeline."""
     promise: Promise
     failure: str
-    """What the comparison after it found."""
+    """The failure that the comparison after it found."""
     rewritten: int
-    """Sites, before any was taken out."""
+    """Number of rewritten sites before any was left out."""
     sites: tuple[GuiltySite, ...] = ()
     undecided: tuple[Site, ...] = ()
-    """Taken out with them: separating them would have cost too many runs."""
+    """Sites left out with the guilty ones: separating them would take too many runs."""
     module: ModuleError | None = None
-    """Where the error comes in, or is largest."""
+    """The module where the error arises, or is largest."""
     reason: str = ""
-    """Why no site is named."""
+    """Why no site is named; empty: sites are named."""
     keep: str = ""
     """Pattern of the module that should stay in fp32."""
     keep_helps: bool = False
-    """Whether that was found to be enough."""
+    """Whether a run showed that to be enough."""
 
     @property
     def left_out(self) -> frozenset[SiteKey]:
-        """Sites without which the pass was found to do no harm."""
+        """Sites without which the pass causes no error."""
         return frozenset(s.key for s in (*(guilty.site for guilty in self.sites), *self.undecided))
 
     def joined(self, more: "Culprit") -> "Culprit":
-        """With what was found when these sites had been left out."""
+        """This culprit joined with one found after its sites had been left out."""
         return replace(
             self, sites=(*self.sites, *more.sites), undecided=(*self.undecided, *more.undecided)
         )
@@ -147,11 +149,11 @@ class Bisection:
 
     culprits: tuple[Culprit, ...]
     leave: Leave
-    """All sites to leave out, those that were given included."""
+    """All sites to leave out, including those given at the start."""
     helps: bool
-    """Whether the pipeline was found to do no harm without them."""
+    """Whether the pipeline is correct without them."""
     trials: int
-    """Times that a program was run on one case or a few."""
+    """Number of program runs on one or a few cases."""
     modules: tuple[ModuleError, ...] = ()
     """Every module boundary after the first culprit, in order of execution."""
 
@@ -186,9 +188,7 @@ class Bisection:
 
 
 def why_dropped(culprits: Sequence[Culprit]) -> dict[tuple[int, SiteKey], str]:
-    """By position of the pass and key, the reason that a report gives for a site that was taken
-    out.
-    """
+    """The report's reason for each site that was left out, by pass position and site key."""
     found = {}
     for culprit in culprits:
         for site in culprit.undecided:

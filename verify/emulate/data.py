@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredValues:
-    """What a module, or one op of it, stores over all cases."""
+    """The values that a module, or one of its ops, stores over all cases."""
 
     module: str
     """Dotted path; "" for the model itself."""
     source: str
-    """file:line of the user's model code: of the op with the largest value."""
+    """file:line of the user's model code for the op with the largest value."""
     op: str
-    """That op."""
+    """The op with the largest value."""
     dtype: str
     """Storage dtype: "float16", "bfloat16", "float8_e4m3fn", ..."""
     max_abs: float
-    """Largest magnitude stored, or, where values overflow or are clamped, that they have in fp32;
-    fill values of masks are left out."""
+    """Largest magnitude stored, or that in fp32 if values overflow or are clamped; without fill
+    values of masks."""
     headroom_bits: float | None
     """log2(largest finite value of the dtype / largest magnitude), negative where values do not
     fit; None: every value is zero."""
@@ -41,7 +41,7 @@ class WeightLoss:
     name: str
     dtype: str
     max_abs: float
-    """In the precision that it is stored in on disk."""
+    """Largest magnitude in the precision on disk."""
     overflow: int
     """Values that are infinite after the cast."""
     subnormal: float
@@ -80,11 +80,11 @@ class Emulation:
     weights: tuple[WeightLoss, ...]
     """Weights with overflow or with a loss worth naming."""
     overflow: Overflow | None
-    """The first of all."""
+    """The first overflow."""
 
     @property
     def summary(self) -> str:
-        """What was found, in one or two sentences."""
+        """The findings in one or two sentences."""
         found = self.overflow
         clamped = [place for place in self.ops if place.clamped]
         if found is not None:
@@ -119,7 +119,7 @@ def overflow_sentence(found: Overflow) -> str:
 
 
 def tightest(emulation: Emulation, count: int) -> list[StoredValues]:
-    """The modules with the least headroom; of those that hand on the same value, the innermost."""
+    """The modules with the least headroom; of those that return the same value, the innermost."""
     innermost: dict[tuple[str, str, float], StoredValues] = {}
     for place in sorted(emulation.modules, key=lambda p: p.module.count(".")):
         innermost[place.op, place.source, place.max_abs] = place

@@ -17,14 +17,14 @@ from typing import Literal
 from enginecast.errors import UsageError
 
 How = Literal["fp32", "stored", "storage"]
-"""What a kernel does inside: "fp32": all of it in fp32, and the result is rounded once; "stored":
-intermediate tensors lie in memory in the storage dtype, each computed in fp32; "storage": every
-step is rounded."""
+"""Internal arithmetic of a kernel: "fp32": all in fp32, with one rounding of the result; "stored":
+each intermediate tensor computed in fp32 and stored in the storage dtype; "storage": every step is
+rounded."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What one kind of kernel does, and where that is written."""
+    """The arithmetic of one kind of kernel, and its source."""
 
     how: How
     source: str
@@ -127,7 +127,7 @@ def get_profile(name: str) -> Profile:
     """The profile of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no profile has this name.
     """
     if name not in PROFILES:
         raise UsageError(f"no arithmetic profile {name!r}; known: {', '.join(PROFILES)}")

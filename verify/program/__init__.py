@@ -1,4 +1,4 @@
 """Compare the program after every pass with the program before, and with an fp64 reference.
 
-Enters: observers of a pipeline, and floors that need a program. It runs no engine.
+Holds: observers of a pipeline, and floors that need a program. It runs no engine.
 """

@@ -18,13 +18,13 @@ from enginecast.passes.ir.text import diff_ir, print_ir
 from enginecast.verify.report.data import Drawing, GraphNode, PassDetails, SiteGroup
 
 GROUPS, PLACES = 40, 24
-"""Most groups of sites of a pass, and places that are named of each."""
+"""Most groups of sites of a pass, and most places listed for each."""
 DIFF_LINES, LINE = 160, 240
-"""Most lines of a difference, and characters of one."""
+"""Most lines of a diff, and most characters of a line."""
 DRAWINGS, NODES = 2, 36
 """Most modules of a pass that are drawn, and nodes on each side."""
 LARGEST = 12_000
-"""Lines of a program from which on no difference is made: it would take longer than the pass."""
+"""Lines of a program above which no diff is made: it would take longer than the pass."""
 
 _HEAD = re.compile(r"%(?P<name>\w+)(?:: (?P<value>.*?))? = ")
 _WEIGHTS = ('= parameter "', '= buffer "', '= constant "', '= deferred "')
@@ -32,11 +32,11 @@ _WEIGHTS = ('= parameter "', '= buffer "', '= constant "', '= deferred "')
 
 @dataclass(frozen=True)
 class _Text:
-    """A program as text, and what is drawn of it."""
+    """A program as text, and the ops that may be drawn."""
 
     whole: str
     lines: Mapping[str, str]
-    """By the name of the node; those of nested graphs are not in it."""
+    """Lines by node name, without those of nested graphs."""
     nodes: Mapping[str, "_Op"]
 
     @classmethod
@@ -50,7 +50,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Op:
-    """What is kept of a node: the pass after next may have changed the node itself."""
+    """A snapshot of a node, since later passes may change the node itself."""
 
     name: str
     kind: str
@@ -74,10 +74,10 @@ class _Op:
 
 
 class Changes:
-    """Looks at the program after every pass; hand it to `run_pipeline`.
+    """Records changes after every pass; pass it to `run_pipeline`.
 
     Args:
-        program: as it stands before the first pass.
+        program: the program before the first pass.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -85,7 +85,7 @@ class Changes:
         self.found: list[PassDetails] = []
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
-        """Keep what this pass did."""
+        """Record the changes of a pass."""
         before, after = self._before, _Text.of(program)
         details = details_of_sites(run.sites)
         if before.whole != after.whole:
@@ -95,7 +95,7 @@ class Changes:
         self._before = after
 
     def fork(self) -> "Changes":
-        """One that goes on from here by itself, with nothing found yet."""
+        """An independent copy that continues from here, without records."""
         other = Changes.__new__(Changes)
         other._before, other.found = self._before, []
         return other
@@ -143,8 +143,8 @@ def _with_drawings(details: PassDetails, before: _Text, after: _Text) -> PassDet
 
 
 def _changed(before: _Text, after: _Text) -> Iterator[tuple[str, bool]]:
-    """The module of each op that one side has alone, or writes differently, and whether it is
-    alone.
+    """The module of each op that exists on one side only or differs, and whether it is on one side
+    only.
     """
     for one, other in ((before, after), (after, before)):
         for op in one.nodes.values():
@@ -160,7 +160,7 @@ def _state(name: str, here: _Text, there: _Text, alone: str) -> str:
 
 
 def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[GraphNode, ...], int]:
-    """The ops of a module with what they read, and of other modules what changed beside them."""
+    """The ops of a module with their inputs, and adjacent changed ops of other modules."""
     own = [op for op in here.nodes.values() if op.module == module and _is_drawn(op, here)]
     near = {name for op in own for name in (*op.inputs, *op.users)}
     beside = [
@@ -181,7 +181,7 @@ def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[Gr
 
 
 def _is_drawn(op: _Op, text: _Text) -> bool:
-    """Whether an op computes something: assertions give no value."""
+    """Whether an op computes a value, unlike an assertion."""
     return op.kind == "call_function" and bool(op.users or _value(text.lines.get(op.name, "")))
 
 
@@ -223,7 +223,7 @@ def _is_weight(name: str, text: _Text) -> bool:
 
 
 def _is_size(name: str, text: _Text) -> bool:
-    """A number of a shape, which many ops read and no drawing needs."""
+    """Whether a node is a size, which many ops read and no drawing needs."""
     return _value(text.lines.get(name, "")) == "sym"
 
 

@@ -1,7 +1,7 @@
 """Compare the program after every pass with the program before, and with an fp64 reference.
 
-Each promise of a pass has its measure: bit-equal, no worse than before, or no worse than eager in
-the new dtype.
+Each promise of a pass has its own criterion: bit-equal, no worse than before, or no worse than
+eager in the new dtype.
 """
 
 import copy
@@ -34,19 +34,19 @@ from enginecast.verify.report.data import PassCheck
 from enginecast.verify.verdict import ROW_LAXITY
 
 MOVED = 1e-2
-"""A boundary that is off by more, while the outputs are right, is not wrong but moved: its last
-value is another one now (a residual sum that a fused norm took over, a stream that was rescaled by
-a power of two)."""
+"""A boundary with a larger error, while the outputs are right, counts as moved and not as wrong:
+its last value is now another one (a residual sum inside a fused norm, or a stream rescaled by a
+power of two)."""
 MOVED_FLOORS = 10.0
 """The same in units of the floor, for dtypes whose own error is near `MOVED`."""
 FEW = 64
-"""A boundary with fewer elements gets the laxer limit: its error is too small a sample of the
+"""A boundary with fewer elements gets the laxer limit, since it is too small a sample of the
 noise."""
 PROMISES: tuple[Promise, ...] = ("exact", "reordered", "precision")
-"""From the strictest on."""
+"""The promises, strictest first."""
 SCATTER = 1e-4
-"""A boundary that was off by more before the pass gets it too: in half precision one rounding can
-turn an attention row, and a T5 with outlier channels was seen to move by 2.5 floors."""
+"""A boundary with a larger error before the pass gets the laxer limit too: in half precision one
+rounding can change an attention row, and a T5 with outlier channels moved by 2.5 floors."""
 
 
 class Observer:
@@ -56,16 +56,16 @@ class Observer:
     every pass that changed what is computed.
 
     Args:
-        program: as captured, before any pass; not altered.
+        program: as captured, before any pass; not modified.
         cases: one or two; more make every pass slower and find little more.
         names: of the outputs.
         reference: of these cases and others; its floor judges passes that change precision. Without
             it those are only checked for values that are not finite, and every row counts.
-        start: the program as it stands before the first pass that is looked at; None: `program`.
-        known: what `reference_program(program)` and `program` give for the cases, where they were
-            run already.
+        start: the program before the first observed pass; None: `program`.
+        known: snapshots of `reference_program(program)` and of `program` for the cases, if already
+            run.
 
-    A broken promise is recorded in `checks`, and what comes after it is checked all the same.
+    A broken promise is recorded in `checks`, and later passes are still checked.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Observer:
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
         """Check one pass; the next is compared with what this one left."""
-        self.accept(self.look(pass_, program, run))
+        self.advance(self.compare(pass_, program, run))
 
     def judge_by(self, reference: Reference | None) -> None:
         """Judge passes that change precision by the floor of a reference."""
@@ -102,8 +102,8 @@ class Observer:
             own = frozenset(case.name for case in self.cases)
             self.rules = Rules(reference.floor.only(own), reference.masked)
 
-    def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
-        """Check one pass; later ones are compared with the same program until `accept`."""
+    def compare(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "PassComparison":
+        """Check one pass; later passes are compared with the same program until `advance`."""
         start = time.perf_counter()
         state = self._computation(program)
         same = state.outputs == self._state.outputs and state.checks <= self._state.checks
@@ -115,19 +115,20 @@ class Observer:
             )
         ]
         check = self.rules.check(pass_, run, runs, time.perf_counter() - start)
-        return Look(check, runs, after, state)
+        return PassComparison(check, runs, after, state)
 
-    def accept(self, look: "Look") -> None:
+    def advance(self, comparison: "PassComparison") -> None:
         """Compare the next pass with the program that was just checked."""
-        self._before, self._state = look.after, look.state
-        self.checks.append(look.check)
+        self._before, self._state = comparison.after, comparison.state
+        self.checks.append(comparison.check)
 
-    def all_of(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
-        """Check what several passes left, in one run: each gets what was found of all.  None of
-        them may change precision.
+    def check_together(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
+        """Check several passes with one run of the last program; each gets the same finding.
+
+        None of them may change precision.
         """
         last = max(runs, key=lambda run: PROMISES.index(run.pass_.promise))
-        check = self.look(last.pass_, program, last).check
+        check = self.compare(last.pass_, program, last).check
         return [
             replace(
                 check,
@@ -142,13 +143,13 @@ class Observer:
         ]
 
     def fork(self) -> "Observer":
-        """One that goes on from here by itself, with nothing checked yet."""
+        """An independent observer that continues from here, without checks."""
         other = copy.copy(self)
         other.checks = []
         return other
 
     def _known(self, program: ExportedProgram, state: Computation) -> list[Snapshot]:
-        """The runs of a program that computes what the one before does."""
+        """The snapshots of a program that computes the same as the one before it."""
         if not state.values:
             return self._before
         return renamed(self._before, self._state.values, program, state.values)
@@ -162,8 +163,8 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The findings in a program after a pass."""
+class PassComparison:
+    """A program after a pass, compared with the one before."""
 
     check: PassCheck
     runs: Sequence["CaseRuns"]
@@ -192,9 +193,9 @@ class Check:
     error: float
     """Relative L2 error against fp64 after the pass; for "exact" the change from before."""
     floor: float
-    """The measure of it; 0 for "exact"."""
+    """The floor that the error is compared with; 0 for "exact"."""
     problem: str = ""
-    """Why it fails, in words; empty when it does not."""
+    """Why it fails, in words; empty if it passes."""
     is_finite: bool = True
     """Whether every value is finite that is finite in fp64: else `error` is that of the others."""
 
@@ -276,7 +277,7 @@ class Rules:
         return measure(as_array(found.outputs[name]), wanted, row_mask(wanted.shape, mask))
 
     def inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
-        """Every module boundary that all runs have, in order of execution."""
+        """The checks at every module boundary that all runs have, in order of execution."""
         for module in dict.fromkeys(name for run in runs for name in run.after.boundaries):
             here = [run for run in runs if module in run.before.boundaries]  # the path it took
             found = [each for run in here if (each := _at(module, run)) is not None]
@@ -308,7 +309,7 @@ class Rules:
         return self._judged(module, last.source, error, floor, laxity)
 
     def _least(self) -> float:
-        """What a precision costs at least inside, where that is shown and nothing is judged."""
+        """The least floor inside of a program, for display only."""
         if self.floor is None:
             return 0.0
         return self.floor.largest if self.floor.rounding else least_floor(self.floor.dtype)
@@ -352,7 +353,7 @@ class _Compared:
 
     @property
     def is_finite(self) -> bool:
-        """Whether what is finite in fp64 is finite here, too; before the pass or since."""
+        """Whether the value after the pass has no more non-finite elements than in fp64."""
         return self.after.nonfinite <= self.reference.nonfinite
 
     @property
@@ -361,7 +362,7 @@ class _Compared:
 
 
 def _at(module: str, run: CaseRuns) -> _Compared | None:
-    """Compare what a module gives in all three runs; None where one has no such value."""
+    """Compare a module's value in all three runs; None if a run lacks it."""
     before = run.before.boundaries.get(module, ())
     if not before:
         return None
@@ -372,7 +373,7 @@ def _at(module: str, run: CaseRuns) -> _Compared | None:
 
 
 def _gone(runs: Sequence[CaseRuns]) -> Iterator[str]:
-    """The modules that give another value than before."""
+    """The modules whose last value is another one than before."""
     for module, before in runs[0].before.boundaries.items():
         if _counterpart(before[-1], before, runs[0].after.boundaries.get(module, ())) is None:
             yield module
@@ -381,10 +382,11 @@ def _gone(runs: Sequence[CaseRuns]) -> Iterator[str]:
 def _counterpart(
     old: Boundary, before: Sequence[Boundary], found: Sequence[Boundary]
 ) -> Boundary | None:
-    """The value of another run that is that of `old`: the equal one, that of the same node, or one
-    that another node computes on the same line of the same module in its place.
+    """The counterpart of `old` in another run: an equal value, that of the same node, or a
+    replacement from the same line of the same module.
 
-    Another value that leaves a module is none: that of the layer before differs by one residual.
+    Any other value that leaves the module is no counterpart: the previous layer's differs only by
+    one residual.
     """
     fitting = [b for b in found if b.shape == old.shape]
     equal = [b for b in fitting if b.digest == old.digest]
@@ -423,7 +425,7 @@ def _lost(place: str, source: str, count: int, detail: str) -> Check:
 
 
 def _first_lost(runs: Sequence[CaseRuns]) -> str:
-    """Where values first stop being finite, in order of execution."""
+    """The first check with non-finite values, in order of execution."""
     for run in runs:
         for module in run.after.boundaries:
             place = _at(module, run)
@@ -436,7 +438,7 @@ def _first_lost(runs: Sequence[CaseRuns]) -> str:
 
 
 def _badness(check: Check) -> tuple[bool, float]:
-    """By which the worst place of a pass is found; of several that are not finite the first."""
+    """Sort key for the worst place of a pass; of several non-finite ones, the first is worst."""
     return not check.is_finite, check.ratio if check.is_finite else 0.0
 
 
@@ -445,7 +447,7 @@ def _roundoff(dtype: torch.dtype) -> float:
 
 
 def _failure(pass_: Pass, failing: Sequence[Check]) -> str:
-    """Names the first place, where the error comes in, and the worst."""
+    """The failure message: names the first place, where the error arises, and the worst."""
     first, worst = failing[0], max(failing, key=lambda check: check.ratio)
     rest = f"; {len(failing) - 1} more places fail" if len(failing) > 1 else ""
     if worst.ratio > first.ratio:

@@ -1,8 +1,8 @@
 """The noise floor of a quantized engine: eager's error and the error of its plan.
 
-The plan is simulated on the program as it stands before it is rewritten, by code that shares
-nothing with the rewriting.  A wrong scale in the rewritten program is therefore no part of the
-floor, and shows.
+The plan is simulated on the program before the rewrite, by code that shares nothing with the
+rewriting passes. A wrong scale in the rewritten program is therefore not in the floor, and is
+detected.
 """
 
 import math
@@ -24,10 +24,10 @@ from enginecast.verify.reference import Reference
 
 
 class PlannedFloor:
-    """Widens the floor when a pass carries out a plan; hand it to `run_pipeline` before `observer`.
+    """Widens the floor when a pass carries out a plan; pass it to `run_pipeline` before `observer`.
 
     Args:
-        reference: of those cases, with eager's floor.
+        reference: reference of the observer's cases, with eager's floor.
         observer: judges that pass, and those after it, by the wider floor.
         calibration: the inputs that static scales are made from.
     """
@@ -75,7 +75,7 @@ def planned_reference(
     """The reference with a plan's error included in its floor.
 
     Args:
-        program: right before it is rewritten.
+        program: the program right before the rewrite.
         calibration: the inputs that static scales were made from.
     """
     inputs = [case.inputs for case in cases]
@@ -92,7 +92,7 @@ def planned_reference(
 
 
 def _sum(own: Metrics, planned: Metrics) -> Metrics:
-    """Two independent errors; cosines fall by the squares of errors."""
+    """The sum of two independent errors; cosines decrease by the squares of errors."""
     pads = [found.pad_error for found in (own, planned) if found.pad_error is not None]
     return replace(
         own,

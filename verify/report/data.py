@@ -1,6 +1,6 @@
 """The contents of a report: plain data, filled by the compiler, printed and written by `report`.
 
-What grows with the model is capped where it is collected, and says how much was left out; the build
+Data that grows with the model is capped where it is collected, with the number left out; the build
 log has all of it.
 """
 
@@ -12,7 +12,7 @@ from enginecast.runtime.bundle.manifest import Fusion, Verdict
 from enginecast.verify.emulate.data import Emulation
 
 SCHEMA_VERSION = 2
-"""Of `report.json`; version 1 had neither this number nor what it brought."""
+"""Version of `report.json`; version 1 lacked this number and the fields added with it."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SiteGroup:
     note: str
     count: int
     places: tuple[str, ...]
-    """Module and source of the first of them."""
+    """Module and source of the first sites."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class GraphNode:
     """One op of a program, as it is drawn."""
 
     name: str
-    """Of the FX node."""
+    """Name of the FX node."""
     op: str
     """"rms_norm"; "input" for a value that comes from elsewhere."""
     value: str
     """"f32[s0, 64]"."""
     inputs: tuple[int, ...]
-    """Places of the nodes that it reads; weights are none."""
+    """Indices of the nodes that it reads, without weights."""
     weights: tuple[str, ...]
-    """What it reads of the model."""
+    """Weights that it reads."""
     module: str
     source: str
     state: Literal["same", "edited", "new", "gone"]
-    """Beside the other side of the pass."""
+    """Compared with the other side of the pass."""
     is_read_elsewhere: bool
     """Whether nodes that are not drawn read it."""
 
@@ -68,14 +68,14 @@ class PassDetails:
 
     sites: tuple[SiteGroup, ...] = ()
     sites_left_out: int = 0
-    """In groups that are not here."""
+    """Number of sites in groups that are left out."""
     diff: str = ""
-    """Of the program's text, its first lines."""
+    """First lines of the diff of the program's text."""
     diff_left_out: int = 0
     """Lines."""
     drawings: tuple[Drawing, ...] = ()
     drawings_left_out: int = 0
-    """Kinds of modules that it changed, too."""
+    """Number of other kinds of modules that it changed."""
 
 
 @dataclass(frozen=True)
@@ -87,31 +87,30 @@ class PassCheck:
     rewritten: int
     left_alone: int
     seconds: float
-    """That the pass took."""
+    """Time of the pass."""
     check_seconds: float
-    """That the comparison took."""
+    """Time of the comparison."""
     worst_place: str
     """Module path, or "output 'NAME'": the first failing place, or the one with the largest error
     in floors."""
     worst_source: str
     worst_error: float | None
-    """None: values there are infinite or NaN, since this pass or one before it, and finite in
-    fp64."""
+    """None: values there are infinite or NaN, but finite in fp64."""
     worst_ratio: float | None
     """Error over floor; 0 for a value that is bit-equal; None as above."""
     modules: Mapping[str, float | None] = field(default_factory=dict)
     """Module path -> relative L2 error against fp64 after the pass; for "exact" the change from
     before; None as above."""
     moved: tuple[str, ...] = ()
-    """Modules whose last value is another one since this pass."""
+    """Modules whose last value became another one in this pass."""
     failure: str = ""
-    """Why the pass broke its promise; empty when it did not."""
+    """Why the pass broke its promise; empty if it did not."""
     details: PassDetails | None = None
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """What a quantization plan decided for one layer."""
+    """The decision of a quantization plan for one layer."""
 
     module: str
     kind: str
@@ -124,15 +123,15 @@ class PlannedLayer:
     activations: str
     """What shares one scale in what the layer reads; empty: that is not quantized."""
     bytes_before: int
-    """Of the weight as the engine would hold it without the plan."""
+    """Bytes of the weight in the engine without the plan."""
     bytes: int
-    """With the plan, scales included."""
+    """Bytes with the plan, scales included."""
     error: float | None
     """Relative L2 error of the layer's output."""
     end_to_end: float | None
-    """Of the worst row of an output with this layer alone quantized."""
+    """Relative L2 error of the worst output row with only this layer quantized."""
     gain: float | None
-    """Time as it is over time as chosen."""
+    """Speedup: time of the unquantized layer over the time as chosen."""
     gain_from: str
     """"measured", "model" or empty."""
     reason: str
@@ -158,7 +157,7 @@ class LayerTime:
     op: str
     nodes: int
     microseconds: float
-    """Of all of them in one run: the median over the runs."""
+    """Total time in one run: the median over the runs."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class Profile:
     shapes: Mapping[str, tuple[int, ...]]
     """Of the inputs."""
     layers: tuple[LayerTime, ...]
-    """In the order in which they ran first."""
+    """In the order of their first run."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class Origin:
 
     enginecast: str
     date: str
-    """UTC, as ISO 8601; that of SOURCE_DATE_EPOCH where it is set."""
+    """UTC date in ISO 8601; from SOURCE_DATE_EPOCH if it is set."""
     command: str
     """The command line; empty: it was made from Python, or as part of a pipeline."""
     python: str
@@ -187,12 +186,12 @@ class Origin:
     fingerprint: Mapping[str, str]
     """sha256 of the model's parts."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what was installed there, by name."""
+    """Versions of the installed packages, by name."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """An export, or a verification, for people and for programs."""
+    """The report of an export or a verification."""
 
     model: str
     target: str
@@ -209,16 +208,16 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Step -> time: capture, passes, lower, verify, ..."""
     memory: Mapping[str, int] = field(default_factory=dict)
-    """Step -> most bytes of memory that no file backs; 0 where the system does not report it."""
+    """Step -> peak bytes of memory that no file backs; 0 if the system does not report it."""
     notes: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     """What the engine consists of, as its runtime reports it: fusions that were kept, dtypes."""
     others: Mapping[str, Verdict] = field(default_factory=dict)
     """Verdicts on further engines in the bundle, by target."""
     speed: str = ""
-    """How fast the engine was beside eager where it was made; empty: it was not timed."""
+    """Speed of the engine compared with eager on the machine of the export; empty: not timed."""
     schema_version: int = 1
-    """Of this file; `SCHEMA_VERSION` in what is written now."""
+    """Version of this file; new files have `SCHEMA_VERSION`."""
     origin: Origin | None = None
     plan: Plan | None = None
     profile: Profile | None = None
@@ -226,4 +225,4 @@ class Report:
     size: int = 0
     """Bytes of the first engine and its weights."""
     nodes: int = 0
-    """Of the first engine."""
+    """Number of nodes in the first engine."""

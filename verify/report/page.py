@@ -26,9 +26,9 @@ from enginecast.verify.verdict import verdict_line
 ROWS = 600
 """Most rows of a table; the rest is in report.json."""
 LONG, BEGINNING = 110, 72
-"""Characters of a cell that is folded, and what is shown of it."""
+"""Length from which on a cell is folded, and the number of characters shown."""
 SMALL = 14
-"""Nodes of a drawing that fits a screen."""
+"""Most nodes of a drawing that fits a screen."""
 LOG = "build.log has all of it"
 
 
@@ -96,7 +96,7 @@ def _facts(report: Report) -> Iterator[Html]:
 
 
 def _sections(report: Report) -> Iterator[tuple[str, Html | None]]:
-    """Headings and what stands below them; None: there is nothing to show."""
+    """Headings with their contents; None: nothing to show."""
     strip = draw_strip(report)
     yield "Error by module", None if strip is None else join((_about_strip(), strip))
     yield "Outputs", table_of(outputs_table(report.verdict.outputs, report.floor_dtype))
@@ -146,14 +146,14 @@ def table_of(table: ReportTable) -> Html | None:
 
 
 def _folded(text: str) -> Child:
-    """A cell whose text would make its row tall shows how it begins."""
+    """A cell that shows only the beginning of a long text, and unfolds."""
     if len(text) <= LONG:
         return text
     return tag("details", tag("summary", f"{text[:BEGINNING].rstrip()}…"), text)
 
 
 def scrolling(child: Html) -> Html:
-    """Within its own width, however wide it is."""
+    """The element in a box that scrolls sideways."""
     return tag("div", child, class_="scroll", tabindex=0)
 
 
@@ -177,7 +177,7 @@ def _plan(report: Report) -> Html | None:
 
 
 def _first_drawing(report: Report) -> Html | None:
-    """What the pass that made most of several ops did in one module."""
+    """A drawing of the pass that fused the most ops, in one module."""
     drawn = [
         (check, drawing)
         for check in report.passes
@@ -204,7 +204,9 @@ def _first_drawing(report: Report) -> Html | None:
 
 
 def _telling(drawing: Drawing) -> tuple[bool, int]:
-    """How much a drawing says: one that fits a screen, and of those the one that becomes least."""
+    """Sort key of drawings: those that fit a screen first, then those with the fewest remaining
+    nodes.
+    """
     nodes = max(len(drawing.before), len(drawing.after))
     return nodes <= SMALL, len(drawing.before) - len(drawing.after)
 
@@ -296,7 +298,7 @@ def _kind_of(line: str) -> str | None:
 
 
 def _profile(profile: Profile) -> Html:
-    """By block and by op as bars, and all of it as a table."""
+    """The profile by block and by op as bars, and in full as a table."""
     total = sum(layer.microseconds for layer in profile.layers) or 1.0
     blocks: dict[str, float] = {}
     ops: dict[str, tuple[int, float]] = {}
@@ -333,7 +335,7 @@ def _profile(profile: Profile) -> Html:
 
 
 def _bars(rows: Sequence[tuple[str, float, str]], total: float) -> Html:
-    """Names with their times, what else is said of them, and bars."""
+    """Names with their times, remarks and bars."""
     most = max((spent for _, spent, _ in rows), default=1.0) or 1.0
     cells = [
         tag(

@@ -1,5 +1,5 @@
 """Rewrite the syntax trees of a model's functions: control flow becomes calls to `operators`.
 
-Enters: converters, one for each kind of statement or expression. They know no types and run
+Holds: converters, one for each kind of statement or expression. They know no types and run
 nothing.
 """

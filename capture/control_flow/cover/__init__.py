@@ -1,4 +1,4 @@
 """Which paths through a model's control flow ran, and inputs that take the others.
 
-Enters: searches. It runs the model eagerly; it must not trace it.
+Holds: searches for inputs. It runs the model eagerly; it must not trace it.
 """

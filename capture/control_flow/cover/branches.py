@@ -1,8 +1,8 @@
 """Find inputs for both paths of every branch: a path that never ran is not verified.
 
 The tests of `if`, `while` and conditional expressions, the iterables of `for`, and the ends of
-`try` are wrapped where they stand in the source; the wrapped code runs for the time of a `with`
-block, and notes which path it takes.
+`try` are wrapped in the source; the wrapped code runs within a `with` block, and records the paths
+taken.
 """
 
 import ast
@@ -33,7 +33,7 @@ from enginecast.capture.python.recompile import SourceUnavailable, first_line, s
 from enginecast.errors import CaptureError
 
 MOST_TRIALS = 160
-"""Runs of the model in search of paths that the verification inputs do not take."""
+"""Most runs of the model in search of paths that the verification inputs do not take."""
 Form = Literal["branch", "loop", "try"]
 WATCH = "_enginecast_watch"
 
@@ -46,7 +46,7 @@ class Predicate:
     column: int
     form: Form
     code: str
-    """Source of the test, of what the loop runs over, or of the first line that is tried."""
+    """Source of the test, of the loop's iterable, or of the first line in the `try`."""
 
 
 @dataclass
@@ -57,14 +57,14 @@ class SeenPaths:
 
     seen: dict[Predicate, set[int]] = field(default_factory=dict)
     passed: set[Predicate] = field(default_factory=set)
-    """Tests that a dtype decided, so that what they ask of values was not asked."""
+    """Tests decided by a dtype, so that their condition on values was not evaluated."""
 
     def open(self) -> list[Predicate]:
-        """Predicates of which only one path was seen; those never reached are not among them."""
+        """Predicates with only one path seen, without those never reached."""
         return [predicate for predicate, paths in self.seen.items() if len(paths) < 2]
 
     def add(self, other: "SeenPaths") -> bool:
-        """Take over what another run saw; whether anything was new."""
+        """Add the paths of another run; return whether any was new."""
         is_new = False
         self.passed |= other.passed
         for predicate, paths in other.seen.items():
@@ -76,7 +76,7 @@ class SeenPaths:
         return is_new
 
     def describe(self, predicate: Predicate) -> str:
-        """What was seen of a predicate that is open, in words."""
+        """The path seen of an open predicate, in words."""
         [path] = self.seen[predicate]
         if predicate.form == "branch":
             return f"was always {bool(path)}"
@@ -90,8 +90,8 @@ class Coverage:
     """Predicates at some places of a model's code, ready to be watched.
 
     Args:
-        definitions: by function, its definition with wrapped tests.
-        predicates: by number, as the wrapped tests know them.
+        definitions: function -> its definition with wrapped tests.
+        predicates: index used by the wrapped tests -> predicate.
         unseen: places without a readable source.
     """
 
@@ -119,7 +119,7 @@ def find_predicates(
 ) -> Coverage:
     """The predicates at `places`, in functions that a run of `module` on `inputs` enters.
 
-    A test that goes over several lines counts with each of them; those of `settled` do not.
+    A test over several lines counts for each of them; tests in `settled` are skipped.
     """
     definitions: dict[FunctionType, ast.FunctionDef] = {}
     predicates: list[Predicate] = []
@@ -182,7 +182,7 @@ class _Wrap(ast.NodeTransformer):
         return self._with_test(node, "branch")
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """One that gives a value, and is no test."""
+        """Wrap an `and` or `or` that is used as a value and not as a test."""
         is_settled = (node.lineno, node.col_offset) in self._settled
         is_wanted = not is_settled and self._is_wanted(node)
         self.generic_visit(node)
@@ -242,7 +242,7 @@ class _Wrap(ast.NodeTransformer):
         node.test = test
 
     def _is_wanted(self, test: ast.expr | ast.stmt) -> bool:
-        """Whether a test or statement stands on one of the lines."""
+        """Whether a test or statement is on one of the lines."""
         last = test.end_lineno or test.lineno
         return any(test.lineno <= line <= last for line in self._lines)
 
@@ -273,7 +273,7 @@ def _watch(call: str, place: ast.AST) -> ast.Call:
 
 
 class _Watch:
-    """What wrapped code calls."""
+    """The object that wrapped code calls."""
 
     def __init__(self, predicates: tuple[Predicate, ...], paths: SeenPaths) -> None:
         self._predicates = predicates
@@ -333,12 +333,12 @@ def asked_of_dtypes(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 class Unverified(NamedTuple):
-    """A branch of which no input took one of the paths."""
+    """A branch with a path that no input took."""
 
     place: str
     """FILE:LINE."""
     seen: str
-    """The code, and what it always was."""
+    """The code, and the value it always had."""
 
     def __str__(self) -> str:
         return f"unverified branch: {self.place}: {self.seen}"

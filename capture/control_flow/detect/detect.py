@@ -1,7 +1,7 @@
-"""Everything known about a model's control flow: the witnesses' findings, merged line by line.
+"""All findings about a model's control flow, merged line by line.
 
-The recorder sees what Python reads in a run, torch.export what it refused and where its trace
-decided by sizes, and Dynamo where it breaks.
+The recorder reports what Python reads in a run; torch.export what it refused and where its trace
+branched on sizes; Dynamo where the graph breaks.
 """
 
 import copy
@@ -35,7 +35,7 @@ OF_READS: dict[str, tuple[Kind, bool]] = {
     "numpy": ("numpy", True),
     "compare": ("boolean", True),
 }
-"""Kind of finding of a read, and whether a capture needs something done about it."""
+"""Kind of finding for a read, and whether it blocks a capture."""
 DONE = {
     "bake": "baked: it depends on weights alone",
     "strict": "captured by strict export",
@@ -43,7 +43,7 @@ DONE = {
     "specialise": "one path, with a guard",
     "torchscript": "scripted",
 }
-"""What each rung of the ladder does about a branch."""
+"""How each capture strategy handles a branch."""
 
 
 def detect(
@@ -55,15 +55,15 @@ def detect(
     breaks: Iterable[Finding] = (),
     rung: str = "",
 ) -> list[Finding]:
-    """One finding for each line that any witness names, blocking ones first.
+    """One finding for each line that any source names, blocking ones first.
 
     Args:
-        refusals: what torch.export refused.
-        runs: what the recorder saw, run by run.
-        decided: where the trace of torch.export decided by a symbolic number.
+        refusals: refusals of torch.export.
+        runs: the recorder's reads, by run.
+        decided: where torch.export's trace branched on a symbolic number.
         branches: where control flow became an operator.
-        breaks: of Dynamo.
-        rung: of the ladder that captured the model all the same; empty where none did.
+        breaks: graph breaks of Dynamo.
+        rung: the capture strategy that succeeded anyway; empty if none did.
     """
     refused = [of_refusal(refusal) for refusal in refusals]
     found = merge(
@@ -82,10 +82,10 @@ def detect(
 def overlooked(
     runs: Sequence[Sequence[Read]], decided: Collection[SourceLocation]
 ) -> tuple[SourceLocation, ...]:
-    """Where a run decides by inputs although torch.export did not stumble over it.
+    """Lines where a run branches on inputs although torch.export did not refuse them.
 
-    Code can lead around a capture: it swallows torch's refusal (`try`, `suppress`), asks whether it
-    is being compiled, or for the type of a number. torch.export says nothing of the other path.
+    Code can evade a capture: it swallows torch's refusal (`try`, `suppress`), or asks whether it is
+    being compiled, or for the type of a number. torch.export does not report the other path.
     """
     places: dict[SourceLocation, None] = {}
     for read in itertools.chain(*runs):
@@ -103,7 +103,7 @@ def _of_runs(runs: Sequence[Sequence[Read]]) -> Iterator[Finding]:
 
 
 def of_read(read: Read) -> Finding:
-    """A read of a value, as the recorder saw it, as a finding."""
+    """The finding for a recorded read."""
     kind, is_blocking = OF_READS[read.kind]
     statement = None if read.kind in ("tolist", "numpy") else statement_at(read.place)
     kind, tensor = statement or (kind, "")
@@ -123,7 +123,7 @@ def of_read(read: Read) -> Finding:
 
 
 def of_refusal(refusal: Refusal) -> Finding:
-    """A refusal of torch.export as a finding; without a line where torch names none."""
+    """The finding for a refusal of torch.export; without a line if torch names none."""
     place = SourceLocation(refusal.file, refusal.line)
     kind, tensor = statement_at(place) or ("refused", "")
     is_shape = refusal.kind == "specialized-dimension"
@@ -175,7 +175,7 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding
         inputs: example inputs by argument name; they are copied.
 
     Returns:
-        The lines at which it breaks, one without a line where it names none; nothing for one graph.
+        The lines at which it breaks, one without a line if it names none; empty for one graph.
     """
     try:
         with _alone():
@@ -198,7 +198,7 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Dynamo without what it compiled before, with symbols for numbers read out of tensors."""
+    """Dynamo with an empty cache, and symbols for numbers read out of tensors."""
     config: Any = torch._dynamo.config
     torch._dynamo.reset()
     try:
@@ -215,7 +215,7 @@ def _alone() -> Iterator[None]:
 
 
 def private_copy(module: nn.Module) -> nn.Module:
-    """A copy to run, which may write to buffers and attributes; it shares the large parameters."""
+    """A copy whose buffers and attributes may be written to; it shares large parameters."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     return copy.deepcopy(module, shared)
 

@@ -16,21 +16,21 @@ from enginecast.capture.python.locations import SourceLocation, is_model_code, o
 from enginecast.errors import CaptureError
 
 LONGEST_TRACE = 300.0
-"""Seconds that a model's forward may take on fake tensors, which compute nothing; the largest
-models that were traced take a minute."""
+"""Seconds that a forward may take on fake tensors, which compute nothing; the largest traced models
+take a minute."""
 LONGEST_RUN = 1800.0
-"""Seconds that it may take on real ones."""
+"""Seconds that a forward may take on real tensors."""
 _TICK = 15.0
-"""Seconds from look to look, once the time is over."""
+"""Seconds between checks once the time is over."""
 _AGAIN = 30.0
-"""Seconds until it is raised again, where a bare `except` swallowed it. Sooner, it would hit the
-clean-up of torch's modes on the way out."""
+"""Seconds until the error is raised again, if a bare `except` swallowed it. Sooner, it could
+interrupt the clean-up of torch's modes."""
 _ENTERING = ("__enter__", "enter_context")
 """Functions that return before the run begins."""
 
 
 class _Stop(BaseException):
-    """Raised in the run; no `except Exception` on the way may hold it up."""
+    """Raised in the run; a BaseException, so that no `except Exception` catches it."""
 
 
 class Bounded:
@@ -44,10 +44,10 @@ class Bounded:
     of Python, such as `time.sleep`, is stopped only when it returns.
 
     Args:
-        seconds: that the outermost function of the model's code may take.
+        seconds: limit for the outermost function of the model's code.
 
     Raises:
-        CaptureError: on the way out, when that was over: names the line it was at.
+        CaptureError: on exit, if the limit was exceeded; names the current line.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -108,7 +108,7 @@ class Bounded:
         return None
 
     def _frames(self) -> list[FrameType]:
-        """Of the model's code, innermost first."""
+        """The frames of the model's code, innermost first."""
         frame = sys._current_frames().get(self._run)
         found = []
         while frame is not None and frame is not self._outside:
@@ -136,7 +136,7 @@ def _endless(inner: SourceLocation, outer: SourceLocation, seconds: float) -> Ca
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise in another thread.
+    """Raise an exception in another thread.
 
     Never called to take one back: where none is pending, CPython 3.11 is left checking for good,
     and a thread with a profiler hangs.
@@ -145,4 +145,4 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 
 def _settle() -> None:
-    """A call, at which Python raises what is pending."""
+    """A no-op call, at which Python raises a pending exception."""

@@ -1,7 +1,7 @@
 """Findings about a model's Python code during capture: one `Finding` per source line.
 
-Several witnesses look at the same model (the recorder of a run, torch.export, Dynamo), and each of
-them may meet a line many times.  `merge` makes one finding of all that they say of a line.
+Several sources observe the same model (the recorder of a run, torch.export, Dynamo), and each may
+report a line many times. `merge` makes one finding per line.
 """
 
 from collections import Counter
@@ -31,12 +31,13 @@ Kind = Literal[
     "graph-break",
     "refused",
 ]
-"""Ordered: of several that are met on one line, the first names it."""
+"""Ordered by priority: of several kinds on one line, the first is reported."""
 
 Decides = Literal["inputs", "shapes", "weights", "unknown"]
-"""What a predicate depends on; of several the first one, since only "weights" alone can be baked.
+"""What a predicate depends on; of several, the first in this order, since only "weights" can be
+baked in.
 
-"shapes" includes values that are made from shapes alone, such as position ids.
+"shapes" includes values computed only from shapes, such as position ids.
 """
 
 Witness = Literal["recorder", "export", "dynamo"]
@@ -49,7 +50,7 @@ SHOWN_PLACES = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """One source line at which a capture stumbles, or might."""
+    """One source line that a capture fails at, or may fail at."""
 
     kind: Kind
     file: str
@@ -59,9 +60,9 @@ class Finding:
     function: str = ""
     """Qualified name of the function that holds the line."""
     module: str = ""
-    """Dotted path of the module whose forward it was met in, the first of them; "" for the root."""
+    """Dotted path of the first module whose forward met it; "" for the root."""
     tensor: str = ""
-    """Source text of the expression that decides."""
+    """Source text of the deciding expression."""
     decides: Decides = "unknown"
     count: int = 1
     """How often it was met in one run."""
@@ -69,11 +70,11 @@ class Finding:
     values: tuple[str, ...] = ()
     """Values that were seen."""
     action: str = ""
-    """What is done about it."""
+    """How the capture handles it."""
     is_blocking: bool = False
-    """Whether capture needs something done about it."""
+    """Whether it blocks the capture."""
     reason: str = ""
-    """What torch says of it, in torch's words."""
+    """torch's message about it."""
 
     @property
     def place(self) -> SourceLocation:
@@ -87,8 +88,8 @@ class Finding:
 def merge(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for each line: blocking ones first, then in the order in which they were met.
 
-    Within one witness the counts add up; between witnesses the largest stands, since all of them
-    saw the same run.
+    Counts of one source add up; of several sources the largest counts, since all of them saw the
+    same run.
     """
     groups: dict[SourceLocation, list[Finding]] = {}
     for finding in findings:
@@ -124,7 +125,7 @@ def _rank(finding: Finding) -> tuple[bool, bool, int]:
 
 
 def _module(group: list[Finding]) -> str:
-    """The first module path; what torch says names none."""
+    """The first module path; findings from torch have none."""
     named = (each.module for each in group if "recorder" in each.witnesses)
     return next(named, group[0].module)
 
@@ -134,7 +135,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _count(group: list[Finding]) -> int:
-    """Met by one witness at different expressions of the line: the most that one was met."""
+    """The largest count of any expression of the line in one source."""
     counts = Counter[tuple[object, ...]]()
     for each in group:
         counts[each.witnesses, each.kind, each.tensor] += each.count

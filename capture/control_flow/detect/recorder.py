@@ -1,10 +1,10 @@
 """Record every place where Python reads the value of a tensor while a model runs.
 
-A read is what a capture stumbles over: `if x.sum() > 0`, `int(n)`, `x.tolist()`.  The recorder runs
-the real module on real inputs and notes of each read its line, its value, and on what the tensor
-depends: on the inputs, or on weights alone.  A slice of a buffer by a size depends on sizes, which
-one run cannot tell; so each read carries the history of its tensor, and two runs at different sizes
-are compared (see `decide`).
+A capture fails at such a read: `if x.sum() > 0`, `int(n)`, `x.tolist()`. The recorder runs the real
+module on real inputs and records for each read its line, its value, and whether the tensor depends
+on inputs or only on weights. A slice of a buffer by a size depends on sizes, which one run cannot
+show; so each read has the history of its tensor, and two runs at different sizes are compared (see
+`decide`).
 """
 
 import hashlib
@@ -48,14 +48,14 @@ READERS: Mapping[str, ReadKind] = {
     "is_nonzero": "compare",
 }
 MOST_READS = 10_000
-"""Reads at one line after which a loop is taken to have no end."""
+"""Reads at one line after which a loop is considered endless."""
 INPUTS = "inputs"
-"""The history of what depends on the inputs' values."""
+"""The history of a tensor that depends on the inputs' values."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """One time that Python read the value of a tensor."""
+    """One read of a tensor's value by Python."""
 
     file: str
     line: int
@@ -66,11 +66,11 @@ class Read:
     """Dotted path of the module whose method this is; empty for the model itself."""
     kind: ReadKind
     value: Any
-    """What Python got."""
+    """The value that was read."""
     decides: Decides
     """What the value depends on."""
     history: str = ""
-    """Digest of how the tensor was made from weights; "inputs" where inputs had a part in it."""
+    """Digest of how the tensor was computed from weights; "inputs" if it depends on inputs."""
 
     @property
     def place(self) -> SourceLocation:
@@ -81,11 +81,11 @@ class Recorder:
     """Records the reads of a run: `with Recorder(module, inputs) as seen: module(**inputs)`.
 
     Args:
-        module: whose submodules give the reads their paths.
-        inputs: tensors that the module will be called with.
+        module: the module that runs; its submodules give the reads their paths.
+        inputs: the tensors that the module will be called with.
 
     Raises:
-        CaptureError: a line was read MOST_READS times, or the run took too long: it does not end.
+        CaptureError: a line read MOST_READS values, or the run took too long: it does not end.
     """
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
@@ -148,13 +148,12 @@ def record(
     cases: Iterable[Mapping[str, Tensor]],
     call: Callable[[nn.Module, Mapping[str, Tensor]], object] = _call,
 ) -> list[list[Read]]:
-    """The reads of a run on each case, each with whether inputs, weights or sizes decide.
+    """The reads of a run on each case, each marked as depending on inputs, weights or sizes.
 
-    A case that the model does not take, because inputs drawn at random break a rule of its own,
-    gives no run.
+    A case that the model rejects, because random inputs violate its assumptions, gives no run.
 
     Args:
-        module: with real weights; it is run, once for each case, without gradients.
+        module: the module, with real weights; it runs once for each case, without gradients.
         cases: inputs by name, of different sizes.
         call: runs the module on copies of them.
 
@@ -177,9 +176,9 @@ def record(
 
 
 def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
-    """Tell reads of weights apart from reads that depend on sizes.
+    """Distinguish reads of weights from reads that depend on sizes.
 
-    A tensor that was made from weights in the same way at every size depends on weights alone.
+    A tensor that is computed from weights in the same way at every size depends only on weights.
     """
     histories: dict[SourceLocation, set[tuple[str, ...]]] = {}
     for run in runs:
@@ -197,7 +196,7 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
 
 
 def place_of_reader() -> SourceLocation:
-    """File and line of the innermost frame that belongs to the model's code; empty without one."""
+    """File and line of the innermost frame of the model's code; empty without one."""
     frame = _user_frame()
     return SourceLocation("", 0) if frame is None else SourceLocation.of_frame(frame)
 
@@ -210,7 +209,7 @@ def _user_frame() -> FrameType | None:
 
 
 class _Readers(TorchFunctionMode):
-    """Sees the calls by which Python reads a tensor."""
+    """Function mode that sees the calls by which Python reads a tensor."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -226,14 +225,15 @@ class _Readers(TorchFunctionMode):
 
 
 def _frozen(array: Any) -> Any:
-    """A copy that raises when it is written to: a write would reach the tensor in eager alone."""
+    """A copy that raises an error on writes, which would change the tensor only in eager."""
     copied = array.copy()
     copied.flags.writeable = False
     return copied
 
 
 class _Histories(TorchDispatchMode):
-    """Follows how tensors are made, through every operator and through writes in place.
+    """Dispatch mode that tracks how tensors are computed, through every operator and in-place
+    write.
 
     A history belongs to a storage, so views share it.
     """
@@ -245,7 +245,7 @@ class _Histories(TorchDispatchMode):
             self._set(tensor, INPUTS)
 
     def of(self, tensor: Tensor) -> str:
-        """How `tensor` was made; a tensor that was there before is a weight."""
+        """The history of `tensor`; a tensor from before the run is a weight."""
         return self._known.get(StorageWeakRef(tensor.untyped_storage()), "weight")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

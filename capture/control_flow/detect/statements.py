@@ -1,6 +1,6 @@
 """The statements of a model's source: which statement is at a line, and what it branches on.
 
-Only what a witness has named is looked up here; nothing is interpreted.
+Only lines that a recorder or torch named are looked up; nothing is interpreted.
 """
 
 import ast
@@ -31,14 +31,14 @@ DECIDING: Mapping[type[ast.AST], tuple[Kind, str]] = {
     ast.IfExp: ("ternary", "test"),
     ast.Assert: ("assert", "test"),
 }
-"""Statements and expressions with several paths: their name, and the field that decides."""
+"""Statements and expressions with several paths: name, and field of the deciding expression."""
 NUMBERS = frozenset({"int", "float", "bool", "item"})
-"""Functions and methods that give a number of Python from a tensor."""
+"""Functions and methods that return a Python number from a tensor."""
 SIZES = frozenset({"shape", "size", "numel", "len", "ndim", "dim", "range"})
 
 
 def statement_at(place: SourceLocation) -> tuple[Kind, str] | None:
-    """Kind and deciding expression of what decides at a line; None where nothing does."""
+    """Kind and deciding expression of the branch at a line; None if there is none."""
     return _statements(real_path(place.file)).get(place.line)
 
 
@@ -59,9 +59,9 @@ def _statements(file: str) -> dict[int, tuple[Kind, str]]:
 
 
 def numbers_decide(place: SourceLocation) -> Iterator[SourceLocation]:
-    """Where a number that was read from a tensor at a line decides later, in the same function.
+    """Later branches in the same function on a number that was read from a tensor at a line.
 
-    Only a name that holds the number itself is followed, through arithmetic and comparisons.
+    Only a name bound to the number itself is followed, through arithmetic and comparisons.
     """
     file, line = place.resolved
     functions = [n for n in ast.walk(_tree(file)) if isinstance(n, Function) and line in _span(n)]
@@ -81,7 +81,9 @@ def numbers_decide(place: SourceLocation) -> Iterator[SourceLocation]:
 
 
 def sizes_decide(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[SourceLocation, ...]:
-    """Where the functions that a run of `module` enters may decide by the sizes of tensors."""
+    """Places where tensor sizes may decide a branch, in the functions that a run of `module`
+    enters.
+    """
     found: dict[SourceLocation, None] = {}
     for code in entered(module, inputs):
         if not is_model_code(code.co_filename):
@@ -125,7 +127,7 @@ def entered(module: nn.Module, inputs: Mapping[str, Tensor]) -> set[CodeType]:
 
 @functools.lru_cache(maxsize=256)
 def _tree(file: str) -> ast.Module:
-    """Empty, where the source is not there."""
+    """The parsed source; an empty module if it is not available."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -137,7 +139,7 @@ def _span(node: Any) -> range:
 
 
 def _operands(value: ast.expr) -> Iterator[ast.expr]:
-    """What arithmetic, comparisons and `and`, `or`, `not` are made of."""
+    """The operands of arithmetic, comparisons and `and`, `or`, `not`."""
     if isinstance(value, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.Compare | ast.IfExp):
         for part in ast.iter_child_nodes(value):
             if isinstance(part, ast.expr):

@@ -1,9 +1,9 @@
 """The functions that rewritten code calls instead of `if`, `while`, `for`, `and`, `assert` and so
 on.
 
-Everything is decided when it runs: a predicate that is a plain value, or a tensor with data, stays
-plain Python, and so does a size whose truth follows from the range of its dimension. Only a
-predicate that is open, on a fake tensor or a symbolic size, becomes structured control flow.
+Everything is decided at run time: a predicate that is a plain value, or a tensor with data, stays
+plain Python, and so does a condition on sizes that follows from their ranges. Only an open
+predicate, on a fake tensor or a symbolic size, becomes structured control flow.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,16 +45,16 @@ from enginecast.capture.control_flow.operators.values import (
 )
 
 MOST_ROUNDS = 100_000
-"""Of a while loop that runs in Python; one that needs more is taken for one that never ends."""
+"""Most iterations of a while loop that runs in Python; a longer one counts as endless."""
 _open_sites: list[Site] = []
-"""Of the open paths that the code that runs is inside of."""
+"""The sites of the open paths that are currently being traced."""
 Body = Callable[[], Any]
 CHEAP = 4
-"""Operators that may run on both paths rather than in a subgraph."""
+"""Most operators that run on both paths rather than in a subgraph."""
 FEW_PLACES = 16
-"""Of a mask whose true ones are gone through by a branch for each place rather than in a loop."""
+"""Most elements of a mask for which a loop over true positions becomes one branch per position."""
 MOST_NESTED = 8
-"""Predicates inside each other: every level is traced three times."""
+"""Most nested predicates: every level is traced three times."""
 
 
 def if_(
@@ -65,7 +65,9 @@ def if_(
     state: State,
     names: Sequence[str],
 ) -> State:
-    """Run one path, or both where `test` is open; either takes `state` and returns `names`."""
+    """Run one path, or both if `test` is open; each takes `state` and returns the values of
+    `names`.
+    """
     site = site_of(place)
     if not is_open(test):
         site.done(PYTHON)
@@ -93,7 +95,7 @@ def if_return(
     state: State,
     name: str = "the returned value",
 ) -> Any:
-    """What the function returns whichever path it takes."""
+    """The return value of a function that returns on both paths."""
     paths = (lambda *values: (then(*values),), lambda *values: (otherwise(*values),))
     [result] = if_(place, test, *paths, state, (name,))
     return result
@@ -209,7 +211,7 @@ def append(values: Any, value: Any) -> Any:
 
 
 def into(place: int, container: Any) -> None:
-    """Called before something is written into a container from outside a branch.
+    """Check a write into a container from outside of a branch, before it happens.
 
     Raises:
         RewriteRefused: the branch may not be taken, and the container is not a tensor.
@@ -240,12 +242,12 @@ def _refuse_effects(site: Site) -> None:
 
 
 def _copied(state: State) -> State:
-    """With lists of its own, so that what a path appends is seen in its result alone."""
+    """A copy with its own lists, so that a path's appends show only in its result."""
     return tuple(list(value) if type(value) is list else value for value in state)
 
 
 def range_(*bounds: Any) -> Any:
-    """`range(*bounds)`, or what stands for it where a bound is data or a dynamic size."""
+    """`range(*bounds)`, or a `Count` if a bound is data or a dynamic size."""
     bounds = tuple(int_(bound) if isinstance(bound, Tensor) else bound for bound in bounds)
     if not any(isinstance(bound, SymInt) for bound in bounds):
         return range(*bounds)
@@ -277,7 +279,7 @@ def bool_(value: Any) -> Any:
 
 
 def len_(value: Any) -> Any:
-    """`len(value)`; of a tensor whose rows data or a dynamic size decides, that size."""
+    """`len(value)`; for a tensor with a symbolic number of rows, that size."""
     if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], SymInt):
         return value.shape[0]
     return len(value)
@@ -297,22 +299,22 @@ def not_(value: Any) -> Any:
 
 
 def and_(*parts: Callable[[], Any]) -> Any:
-    """`first() and ...`; what comes after an open value is computed in any case."""
+    """`first() and ...`; operands after an open value are always computed."""
     return _joined(parts, is_and=True)
 
 
 def or_(*parts: Callable[[], Any]) -> Any:
-    """`first() or ...`; what comes after an open value is computed in any case."""
+    """`first() or ...`; operands after an open value are always computed."""
     return _joined(parts, is_and=False)
 
 
 def and_value(place: int, *parts: Callable[[], Any]) -> Any:
-    """`first() and ...` where the value is wanted: the first that is false, or the last."""
+    """`first() and ...` as a value: the first false operand, or the last."""
     return _first_of(place, parts, wanted=False)
 
 
 def or_value(place: int, *parts: Callable[[], Any]) -> Any:
-    """`first() or ...` where the value is wanted: the first that is true, or the last."""
+    """`first() or ...` as a value: the first true operand, or the last."""
     return _first_of(place, parts, wanted=True)
 
 
@@ -367,13 +369,13 @@ def _both(one: Any, other: Any, is_and: bool) -> Any:
 def _branched(
     site: Site, predicate: Any, paths: tuple[Body, Body], names: Sequence[str], state: State
 ) -> Any:
-    """What the path returns that `predicate` chooses; either returns a tuple as long as `names`.
+    """The result of the path that `predicate` selects; each returns a tuple as long as `names`.
 
     Args:
-        state: what the paths are given.
+        state: arguments of both paths.
 
     Raises:
-        RewriteRefused: what they return does not fit together, or they do more than return it.
+        RewriteRefused: the paths return incompatible values, or have other effects.
     """
     if sum(each.was not in ("for", "while") for each in _open_sites) >= MOST_NESTED:
         raise site.refuse(f"more than {MOST_NESTED} such places are inside each other")
@@ -405,7 +407,7 @@ def _kept(
 ) -> tuple[list[Any], list[Any]]:
     """The results of two paths, where a tensor that one of them only drops (`mask = None`) stays:
     what follows is computed with it on either path, and compared with eager on both, at values of
-    every size (see `enginecast.compiler.dropped`).
+    every size (see `enginecast.compiler.dropped_tensors`).
     """
     given = [value for value in state if isinstance(value, Tensor)]
     one, other = list(results[0]), list(results[1])
@@ -420,7 +422,7 @@ def _kept(
 
 @dataclass(frozen=True)
 class _Aligned:
-    """The values of two paths side by side."""
+    """The values of two paths, aligned."""
 
     leaves: list[Leaf]
     specs: list[Any]
@@ -431,12 +433,12 @@ class _Aligned:
         return [leaf for value, spec in pairs for leaf in _flat(value, spec)]
 
     def tensors(self, values: Sequence[Any]) -> list[Tensor]:
-        """What a path returns of its values: those that are tensors."""
+        """The values of a path that are tensors."""
         pairs = zip(self.leaves, self.flat(values), strict=True)
         return [leaf.tensor(value) for leaf, value in pairs if leaf.dtype is not None]
 
     def whole(self, chosen: Sequence[Any]) -> tuple[Any, ...]:
-        """The values from their leaves."""
+        """The values rebuilt from their leaves."""
         left = iter(chosen)
         parts = ([next(left) for _ in range(spec.num_leaves)] for spec in self.specs)
         return tuple(map(pytree.tree_unflatten, parts, self.specs))
@@ -481,7 +483,9 @@ def _subgraph(
 def _is_cheap(
     site: Site, probes: tuple[Probe, Probe], results: _Aligned, operands: Operands
 ) -> bool:
-    """Whether `torch.where` over both paths is the same: few operators and values of one shape."""
+    """Whether `torch.where` over both paths is equivalent and cheap: few operators, values of one
+    shape.
+    """
     most = CHEAP if site.was in ("ternary", "and", "or") else 0
     if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
         return False

@@ -1,6 +1,6 @@
 """Loops whose number of iterations depends on data or a dynamic size: `while_loop` and `scan`.
 
-A list that grows in such a loop becomes one tensor with a row for each round.
+A list that grows in such a loop becomes one tensor with a row per iteration.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,19 +37,19 @@ State = tuple[Any, ...]
 Test = Callable[..., Any]
 Body = Callable[..., State]
 _MOVES = object()
-"""Stands among the values of a loop for one that is carried as a tensor."""
+"""Placeholder among a loop's values for one that is carried as a tensor."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """`range(start, start + count * step, step)` where a bound is data or a dynamic size."""
+    """`range(start, start + count * step, step)` whose bounds are data or dynamic sizes."""
 
     start: Any
     count: Any
     step: int
 
     def at(self, index: Tensor) -> Any:
-        """The number of a round."""
+        """The value of the range in an iteration."""
         number = index.item()
         torch._check(number >= 0)
         if not free_unbacked_symbols(self.count):  # else torch would conclude that it is positive
@@ -57,7 +57,7 @@ class Count:
         return self.start + self.step * number
 
     def rest(self) -> "Count":
-        """Without the first round."""
+        """The range without its first value."""
         return Count(self.start + self.step, self.count - 1, self.step)
 
 
@@ -67,18 +67,18 @@ class Appended:
 
     before: list[Any]
     new: tuple[Any, ...] = ()
-    """What the round that is traced has appended."""
+    """Values appended in the traced iteration."""
 
     def append(self, value: Any) -> "Appended":
         return Appended(self.before, (*self.new, value))
 
     def settled(self) -> "Appended":
-        """After a round that ran in Python."""
+        """The list after an iteration that ran in Python."""
         return Appended([*self.before, *self.new])
 
 
 class Row:
-    """All rows; torch's functions meet it where they expect a list of tensors."""
+    """All rows as one item, for torch functions that expect a list of tensors."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -134,7 +134,9 @@ class Rows(list[Any]):
 
 @dataclass(frozen=True)
 class _Carried:
-    """The values of a loop: what goes from round to round, as tensors, and what never changes."""
+    """The values of a loop: those carried between iterations, as tensors, and those that never
+    change.
+    """
 
     site: Site
     names: Sequence[str]
@@ -171,11 +173,11 @@ class _Carried:
 def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence[str]) -> State:
     """Trace `while test(*state): state = body(*state)` into `while_loop`.
 
-    A tensor from outside that a round writes into goes from round to round like the state; what it
-    holds after the last one is written into it.
+    A tensor from outside that an iteration writes to is carried like the state; its final value is
+    written back.
 
     Raises:
-        RewriteRefused: a value changes its shape, dtype or kind from round to round.
+        RewriteRefused: a value changes its shape, dtype or kind between iterations.
     """
     carried = _carry(site, body, state, names)
     operands = carried.operands(carried.probes([test, body]))
@@ -183,7 +185,7 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
     are_roots = [any(tensor is root for root in roots) for tensor in operands.tensors]
 
     def bind(arguments: Sequence[Any]) -> Sequence[Any]:
-        """Gives the arguments that are the state."""
+        """Bind the outside tensors; return the arguments that are the state."""
         written = iter(arguments[size : size + len(roots)])
         others = iter(arguments[size + len(roots) :])
         operands.bind([next(written if is_root else others) for is_root in are_roots])
@@ -222,7 +224,7 @@ def loop_for(
 ) -> State:
     """Trace `for i in count: state = body(i, *state)`, which `is_over(*state)` ends early.
 
-    Lists that only grow become one tensor with a row for each round (`scan`).
+    Lists that only grow become one tensor with a row per iteration (`scan`).
     """
     trace = _scan if any(isinstance(value, Appended) for value in state) else _counted
     try:
@@ -292,7 +294,7 @@ def _scan(
 
 
 def _carry(site: Site, body: Body, state: State, names: Sequence[str]) -> _Carried:
-    """The first values, as tensors of the dtype that the body gives them."""
+    """The initial values, as tensors of the dtype that the body returns."""
     leaves, spec = pytree.tree_flatten(state)
     results = _leaves(site, names, probe(site, lambda: body(*state)).result, spec)
     labels = [
@@ -342,7 +344,7 @@ def _first(site: Site, name: str, value: Any, result: Any) -> Tensor | None:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A fake tensor like it that nothing else holds."""
+    """A new fake tensor like the given one."""
     with disable_proxy_modes_tracing():
         return torch.empty_like(tensor)
 

@@ -35,10 +35,11 @@ FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 
 
 class Probe(TorchDispatchMode):
-    """What a run took from outside and did; it keeps the tensors that it knows by their id alive.
+    """Records the outside tensors that a run reads, and its effects; holds tensors so that their
+    ids stay unique.
 
     Args:
-        arguments: tensors that the run is given, which do not come from outside.
+        arguments: arguments of the run, which do not count as outside tensors.
     """
 
     supports_higher_order_operators = True
@@ -64,7 +65,7 @@ class Probe(TorchDispatchMode):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """From outside, in the order of their first use."""
+        """The outside tensors, in the order of their first use."""
         arguments = {id(tensor) for tensor in self._arguments}
         return [tensor for key, tensor in self._taken.items() if key not in arguments]
 
@@ -122,7 +123,7 @@ def _unbacked(size: Any) -> set[str]:
 
 
 def _is_simple(func: Any, name: str) -> bool:
-    """Integer division by zero is an error, and so is an index that is too large."""
+    """Whether an op cannot fail on data, as integer division by zero and indexing can."""
     if any(word in name for word in ("div", "remainder", "fmod")):
         return False
     return (
@@ -131,7 +132,7 @@ def _is_simple(func: Any, name: str) -> bool:
 
 
 def storage(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """A key that tensors sharing memory have in common."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -139,7 +140,7 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
     """Run `function` on the fake tensors it reads, without a trace of it.
 
     Raises:
-        RewriteRefused: it changed something in Python besides what it returns.
+        RewriteRefused: it changed Python state besides its return value.
     """
     seen = Probe(arguments)
     before, cells = _state_now(), _cells(function)
@@ -161,7 +162,7 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
 
 @dataclass
 class Operands:
-    """What subgraphs take from outside."""
+    """The operands of subgraphs."""
 
     tensors: list[Tensor]
     numbers: list[SymInt]
@@ -170,10 +171,10 @@ class Operands:
 
     @classmethod
     def of(cls, site: Site, probes: Sequence[Probe], sizes: Sequence[Sequence[Any]]) -> "Operands":
-        """The operands of subgraphs that do what the probes saw, and make tensors of the `sizes`.
+        """The operands of subgraphs with these probes, which also create tensors of the `sizes`.
 
         Raises:
-            RewriteRefused: a tensor that is written to is known by two names.
+            RewriteRefused: a tensor that is written to has an alias.
         """
         tensors = list({id(t): t for one in probes for t in one.tensors}.values())
         numbers = {name: number for one in probes for name, number in one.numbers.items()}
@@ -193,7 +194,7 @@ class Operands:
         return (*self.tensors, *self.numbers)
 
     def bind(self, arguments: Sequence[Any]) -> None:
-        """Let the tensors from outside stand for the arguments of the subgraph being traced."""
+        """Within the block, outside tensors stand for the arguments of the traced subgraph."""
         mode = get_proxy_mode()
         written = {id(root) for root in self.roots}
         for outside, argument in zip(self.tensors, arguments, strict=False):

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 MOST_PLACES = 256
-"""Of a mask whose places are gone through one by one."""
+"""Most elements of a mask for which a loop over all positions is made."""
 _SELECTING = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 
 
@@ -50,15 +50,13 @@ class _Selections(TorchFunctionMode):
 
 @contextmanager
 def noting_selections() -> Iterator[None]:
-    """Within the block, know the masks of the places that are computed."""
+    """Within the block, track which mask computed indices come from."""
     with _Selections():
         yield
 
 
 def selected(places: Tensor) -> tuple[Tensor, int] | None:
-    """The mask that `places`, one in each row, are the true elements of, and its size; None where
-    that is not known.
-    """
+    """The mask whose true elements are `places`, one per row, and its size; None if unknown."""
     for mode in _get_current_function_mode_stack():
         mask = mode.mask_of(places) if isinstance(mode, _Selections) else None
         if mask is not None and isinstance(mask.shape[0], int) and mask.shape[0] <= MOST_PLACES:

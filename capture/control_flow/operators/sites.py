@@ -1,4 +1,4 @@
-"""Where code was rewritten, and the result at each place when it ran."""
+"""The places where code was rewritten, and what each became at run time."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,24 +17,24 @@ class Site:
     line: int
     function: str
     was: str
-    """Such as "if" or "while"."""
+    """The original construct, such as "if" or "while"."""
     column: int = 0
     became: str = ""
-    """Such as "torch.cond"; empty until it ran, and where it was refused."""
+    """The result, such as "torch.cond"; empty until it ran, or if it was refused."""
     reason: str = ""
     """Why it was left as it is or refused; empty otherwise."""
     effects: tuple[str, ...] = ()
-    """What its statements do besides binding names, such as "sets self.calls"."""
+    """Side effects of its statements besides binding names, such as "sets self.calls"."""
     drops: bool = False
-    """Whether a path of it drops a tensor that the program keeps on both."""
+    """Whether one of its paths drops a tensor that the program keeps on both."""
 
     def refuse(self, reason: str) -> "RewriteRefused":
-        """Note the reason, and give the error to raise."""
+        """Record the reason, and return the error to raise."""
         self.became, self.reason = "", reason
         return RewriteRefused(self, reason)
 
     def done(self, became: str) -> None:
-        """Note what it became; what depends on data says more than what did not."""
+        """Record what it became; a result that depends on data takes precedence."""
         if not self.became or self.became == PYTHON:
             self.became, self.reason = became, ""
 
@@ -52,7 +52,7 @@ class RewriteRefused(CaptureError):  # noqa: N818, said of a place and no fault 
 
 
 PYTHON = "Python"
-"""What a place stays whose predicate is a plain value."""
+"""The result at a place whose predicate is a plain value."""
 
 
 _running: list[tuple[Sequence[Site], nn.Module]] = []
@@ -60,7 +60,7 @@ _running: list[tuple[Sequence[Site], nn.Module]] = []
 
 @contextmanager
 def running(sites: Sequence[Site], module: nn.Module) -> Iterator[None]:
-    """Rewritten code names its places by their index in `sites` while this is entered."""
+    """Within the block, rewritten code refers to its places by index in `sites`."""
     _running.append((sites, module))
     try:
         yield
@@ -69,7 +69,7 @@ def running(sites: Sequence[Site], module: nn.Module) -> Iterator[None]:
 
 
 def site_of(index: int) -> Site:
-    """The place that rewritten code calls `index`."""
+    """The place with this index."""
     return _running[-1][0][index]
 
 

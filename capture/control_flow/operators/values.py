@@ -14,7 +14,7 @@ from enginecast.capture.control_flow.operators.sites import Site
 
 
 class Undefined:
-    """Stands for a name that was not bound on the way that was taken."""
+    """Placeholder for a name that is not bound on the path taken."""
 
     def __repr__(self) -> str:
         return "UNDEFINED"
@@ -24,7 +24,7 @@ UNDEFINED = Undefined()
 
 
 def is_open(value: object) -> bool:
-    """Whether a predicate's value cannot be known while tracing.
+    """Whether a predicate's value is unknown while tracing.
 
     A size whose truth follows from the range of its dimension is known.
     """
@@ -39,7 +39,7 @@ def is_open(value: object) -> bool:
 
 
 def truth(value: Any) -> Any:
-    """`bool(value)`, as a boolean of zero dimensions or a SymBool where it is open."""
+    """`bool(value)`; a zero-dim boolean tensor or a SymBool if it is open."""
     if not is_open(value):
         return bool(value)
     if isinstance(value, Tensor):
@@ -49,7 +49,7 @@ def truth(value: Any) -> Any:
 
 
 def as_predicate(value: Any) -> Tensor:
-    """A boolean tensor of zero dimensions."""
+    """The predicate as a zero-dim boolean tensor."""
     value = truth(value)
     if isinstance(value, Tensor):
         return value
@@ -89,16 +89,16 @@ def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one value of two paths becomes."""
+    """The common form of one value of two paths."""
 
     constant: Any = None
-    """The value itself, where both paths agree."""
+    """The value, if both paths agree."""
     shape: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
-    """Of the tensor that stands for it; None: it is constant."""
+    """Dtype of the tensor that represents it; None: it is constant."""
 
     def tensor(self, value: Any) -> Tensor:
-        """What a path returns for this value."""
+        """The tensor that a path returns for this value."""
         assert self.dtype is not None
         if value is UNDEFINED:  # read later only where Python would raise NameError
             return torch.zeros(self.shape, dtype=self.dtype)
@@ -106,10 +106,10 @@ class Leaf:
 
 
 def reconcile(site: Site, name: str, one: Any, other: Any) -> Leaf:
-    """What a value is after either path.
+    """The common form of a value after either path.
 
     Raises:
-        RewriteRefused: no tensor can stand for both.
+        RewriteRefused: no tensor can represent both values.
     """
     if one is other:
         return Leaf(one)

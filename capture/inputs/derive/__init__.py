@@ -1,4 +1,4 @@
 """Inputs of a model that comes without examples, from its config and its `forward`.
 
-Enters: one file for each modality, a function for each argument name. It runs nothing.
+Holds: one file for each modality, a function for each argument name. It runs nothing.
 """

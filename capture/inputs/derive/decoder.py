@@ -1,4 +1,4 @@
-"""Inputs of a step of a decoder: the new tokens, and what is kept of those before."""
+"""Inputs of a decoder step: the new tokens, and the cached keys and values of earlier ones."""
 
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +59,7 @@ def decoder_inputs(source: DecoderSource) -> tuple[InputSpec, ...]:
 def prompt_inputs(
     source: DecoderSource, specs: Sequence[InputSpec], ids: Tensor, mask: Tensor
 ) -> dict[str, Tensor]:
-    """The inputs of texts that nothing comes before.
+    """The inputs for prompts without a past.
 
     Args:
         ids, mask: [batch, tokens].

@@ -30,10 +30,11 @@ INPUTS: Mapping[str, Derive] = {
     **AUDIO_INPUTS,
     **SERIES_INPUTS,
 }
-"""For each argument that can be derived, how; None where the config lacks what describes it."""
+"""For each derivable argument, the function that makes it, which returns None if the config does
+not describe it."""
 
 MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
-"""Where `main_input_name` names no argument of `forward`, the first of these is the main one."""
+"""If `main_input_name` is no argument of `forward`, the first of these is the main input."""
 
 COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "attention_mask": ("input_ids",),
@@ -52,7 +53,8 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "input_features": ("audio_config", "speech_config"),
     "input_values": ("audio_config", "speech_config"),
 }
-"""Beside a text config, each of these makes an own tower, that wants its input with the text's."""
+"""Configs that, next to a text config, describe a tower of their own, with an input besides the
+text's."""
 
 COUNTED = (*VISION_INPUTS, *AUDIO_INPUTS)
 
@@ -102,7 +104,7 @@ def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:
     """Inputs of a transformers model, in the order of its `forward`.
 
     Raises:
-        UsageError: one that it needs cannot be derived, or none can.
+        UsageError: a required one cannot be derived, or none can.
     """
     names = _wanted(facts)
     if not names:
@@ -115,8 +117,9 @@ def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:
 
 
 def _wanted(facts: ModelFacts) -> tuple[str, ...]:
-    """What the model is given: what it must have, its main input, towers, companions, and what its
-    tokenizer gives."""
+    """The arguments to derive: required ones, the main input, towers, companions, and the
+    tokenizer's outputs.
+    """
     known = [name for name in MODALITIES if name in facts.arguments]
     main = [*(facts.main or facts.required or known[:1])]
     wanted = {*facts.required, *main} - facts.fixed.keys()
@@ -133,9 +136,9 @@ def _wanted(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def _is_own_tower(facts: ModelFacts, name: str) -> bool:
-    """Whether `name` is wanted next to the main input, as images are next to CLIP's text.
+    """Whether `name` is needed next to the main input, as images are next to CLIP's text.
 
-    A model that takes images beside token ids wants both, even with one config for both (ViLT).
+    A model that takes images and token ids needs both, even with one config for both (ViLT).
     """
     if name == "input_ids":
         has_text = any(hasattr(facts.config, f"{part}_config") for part in ("text", "vision"))
@@ -173,7 +176,7 @@ def _underivable(facts: ModelFacts, name: str, names: Sequence[str], known: str)
 
 
 def _how_to_give(facts: ModelFacts, names: Sequence[str]) -> str:
-    """How to write the file, with the shape of each tensor as far as it is known."""
+    """Instructions for writing the file, with the shape of each tensor if known."""
     entries = ", ".join(f'"{name}": {_tensor(facts, name)}' for name in names)
     return (
         "Give all inputs: --inputs FILE.safetensors, written by "

@@ -20,23 +20,24 @@ from enginecast.errors import UsageError
 Dim = DimSpec | int
 
 MOST_ROWS = 32
-"""Upsampling in UNets and autoencoders takes another path from 64 on."""
+"""Largest batch: upsampling in UNets and autoencoders takes another path from 64 on."""
 LARGEST_SIDE = 2048
-"""Pixels: the largest image that is taken, or four times the side of the example."""
+"""Largest image side in pixels, unless four times the example's side is larger."""
 LONGEST_TEXT = 512
 CLIP_TOKENS = 77
 MOST_PATCHES = 16384
 MOST_FRAMES = 64
 STEPS = 1000
-"""Of the schedule that a model was trained with."""
+"""Steps of the schedule that a model was trained with."""
 SIDE = 512
-"""Pixels where neither the config nor the user gives a size, and the model takes one size alone."""
+"""Image side in pixels if neither the config nor the user gives one and the model takes a single
+size."""
 EXAMPLE_SIDE = 256
 EXAMPLE_VIDEO_SIDE = 128
-"""Pixels of the example where sizes vary, so that it may be small."""
+"""Side of the example in pixels if sizes vary, so that it may be small."""
 FRAMES = 17
 TIME_IDS = 6
-"""Sizes and crops of an image that SDXL takes as numbers."""
+"""Number of image sizes and crops that SDXL takes as numbers."""
 REFINER_TIME_IDS = 5
 
 
@@ -59,7 +60,7 @@ class Component:
         return self.source.settings.get(name)
 
     def first(self, *names: str) -> int | None:
-        """The first of these settings that is a whole number; of a list, its first item."""
+        """The first of these settings that is an integer, or a list's first item."""
         for name in names:
             value = self[name]
             value = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -96,7 +97,7 @@ class Component:
         return self.sides(factor, step, height)[0].size, self.sides(factor, step, width)[1].size
 
     def frames(self, factor: int, default: int | None = None) -> int:
-        """Frames of the input, where the first frame stands alone and then `factor` make one."""
+        """Frames of the input: the first counts alone, then each `factor` count as one."""
         options = self.source.options
         count = options.frames or default or FRAMES
         if (count - 1) % factor:
@@ -118,7 +119,7 @@ def text(tokens: int = CLIP_TOKENS) -> DimSpec:
 
 
 def patches(it: Component, factor: int, side: int, frames: int = 1) -> DimSpec:
-    """Patches of an image or a video, where a model takes them in one row.
+    """Patches of an image or a video, for a model that takes them as one sequence.
 
     Args:
         factor: pixels to a patch, along a side.
@@ -131,13 +132,13 @@ def patches(it: Component, factor: int, side: int, frames: int = 1) -> DimSpec:
 
 
 def latent_frames(it: Component, factor: int, patch: int, default: int | None = None) -> Dim:
-    """Frames of a video's latents, which vary where each is a patch."""
+    """Frames of a video's latents, which vary if each is a patch."""
     count = it.frames(factor, default)
     return _varying("frames", max(count, 2), 1, MOST_FRAMES) if patch == 1 else count
 
 
 def _varying(name: str, example: int, least: int, most: int, step: int = 1) -> DimSpec:
-    """A size that varies where the model's code allows it, and else is that of the example."""
+    """A size that varies if the model's code allows it, and is fixed to the example's otherwise."""
     return DimSpec(name, example, least, most, given=example, step=step)
 
 
@@ -152,7 +153,7 @@ def whole(name: str, most: int, *dims: Dim) -> InputSpec:
 
 
 def step_of() -> InputSpec:
-    """`timestep`, one for each row: as integers, which no precision rounds."""
+    """`timestep` [batch]: as integers, which no precision rounds."""
     return whole("timestep", STEPS - 1, batch())
 
 
@@ -173,7 +174,7 @@ def unet(it: Component) -> Described:
 
 
 def controlnet(it: Component) -> Described:
-    """A ControlNet beside them; its image is 8 times the sample, so that sizes are fixed."""
+    """ControlNets; their image is 8 times the sample, so that sizes are fixed."""
     step = 2 ** (len(it["block_out_channels"]) - 1)
     factor = 2 ** (len(it["conditioning_embedding_out_channels"]) - 1)
     size = it.first("sample_size") or SIDE // factor
@@ -185,7 +186,7 @@ def controlnet(it: Component) -> Described:
 
 
 def _conditions(it: Component) -> tuple[InputSpec, ...]:
-    """What a UNet takes beside sample and timestep."""
+    """Inputs of a UNet besides sample and timestep."""
     width = it.first("encoder_hid_dim") or it.first("cross_attention_dim") or 1280
     found = [floats("encoder_hidden_states", batch(), text(), width)]
     if it["num_class_embeds"]:
@@ -232,7 +233,7 @@ def autoencoder(it: Component) -> Described:
 
 
 def video_autoencoder(it: Component) -> Described:
-    """Autoencoders of videos; they loop over the frames, so that their number is fixed."""
+    """Autoencoders of videos; they loop over the frames, so that the number of frames is fixed."""
     space, time = _compression(it)
     if it.source.entry == "encode":
         channels = it.first("input_channels", "out_channels") or 3
@@ -557,11 +558,11 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "AllegroTransformer3DModel": allegro,
     "LatteTransformer3DModel": latte,
 }
-"""For each class, what it is called with."""
+"""For each class, the function that makes its inputs."""
 
 
 def bound(source: Source) -> Source:
-    """The source, with the call of its class where that is known."""
+    """The source, with the call of its class if that is known."""
     described = _described(source)
     if described is None or not isinstance(source, ComponentSource):
         return source
@@ -573,7 +574,7 @@ def component_inputs(source: ComponentSource) -> tuple[InputSpec, ...]:
     """The inputs of a component.
 
     Raises:
-        UsageError: its class is none of those that are known.
+        UsageError: its class is not known.
     """
     described = _described(source)
     if described is None:

@@ -1,4 +1,4 @@
-"""Inputs of a step of a decoder that attends to what an encoder gave."""
+"""Inputs of a decoder step that attends to an encoder's output."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,7 +30,7 @@ from enginecast.errors import SourceError, UsageError
 
 ENCODED = "encoder_sequence"
 ROWS = 2
-"""Of the encoder's runs that tell its length."""
+"""Batch size of the encoder runs that determine its output length."""
 
 
 def cross_decoder_inputs(
@@ -87,7 +87,7 @@ def cross_decoder_inputs(
 
 
 def encoded_length(source: EncoderSource, specs: Sequence[InputSpec]) -> DimSpec:
-    """The dimension of the encoder's output: static where all inputs give one length.
+    """The sequence dimension of the encoder's output: static if all inputs give one length.
 
     Raises:
         SourceError: the encoder does not run.

@@ -22,10 +22,10 @@ SIZES = (*GRIDS, "video_grid_thw", "spatial_shapes", "target_sizes", "merge_size
 
 
 def with_sizes(source: Source, given: Mapping[str, Tensor]) -> Source:
-    """The source, with the sizes of its images as a part of it, where it takes any.
+    """The source with its image sizes as constants, if it takes any.
 
     Args:
-        given: what the user gave, by input; empty: the grid comes from the config.
+        given: the user's tensors by input; empty: the grid comes from the config.
     """
     if source.config is None or source.call is not None or source.example():
         return source
@@ -47,7 +47,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _derived(facts: ModelFacts) -> dict[str, Fixed]:
-    """The grid that a model must be given, of one square image."""
+    """The required grid for one square image."""
     grid = grid_of(facts)
     return {name: Fixed((grid,)) for name in facts.required if name in GRIDS and grid is not None}
 

@@ -31,15 +31,15 @@ class ModelFacts:
     """Arguments of `forward`, in order."""
     name: str = "the model"
     required: tuple[str, ...] = ()
-    """Those without default."""
+    """Arguments without a default."""
     main: tuple[str, ...] = ()
     """`main_input_name` of the class, where `forward` has such an argument."""
     shapes: dict[str, str] = field(default_factory=dict)
-    """What the class documents: "LongTensor of shape (batch_size, 4)", by argument."""
+    """Documented types and shapes by argument: "LongTensor of shape (batch_size, 4)"."""
     tokenized: tuple[str, ...] = ()
-    """What the model's tokenizer gives."""
+    """Outputs of the model's tokenizer."""
     fixed: Mapping[str, Fixed] = field(default_factory=dict)
-    """Tensors that are a part of the model."""
+    """Constant tensors that are part of the engine, by argument."""
 
     @cached_property
     def parts(self) -> tuple[PreTrainedConfig, ...]:
@@ -47,7 +47,7 @@ class ModelFacts:
         return tuple(parts_of(self.config))
 
     def number(self, *names: str) -> int | None:
-        """The first whole number that a config has under one of `names`; outer configs first."""
+        """The first integer that a config has under one of `names`; outer configs first."""
         found = (number_of(part, *names) for part in self.parts)
         return next((value for value in found if value is not None), None)
 

@@ -10,7 +10,9 @@ from enginecast.capture.sources.stateful import StatefulSource
 
 
 def state_inputs(source: StatefulSource) -> tuple[InputSpec, ...]:
-    """An input of a fixed shape for each buffer; integers range over what calls in turn found."""
+    """An input of fixed shape for each buffer; integers range over the values seen in consecutive
+    calls.
+    """
     return tuple(
         _spec(name, [start, *(call[name] for call in source.calls)])
         for name, start in source.start.items()

@@ -1,4 +1,4 @@
 """Answers for code that reads a tensor's values during a trace, or asks whether it is traced.
 
-Enters: an answer that is right in every call, or one that guards of the program keep.
+Holds: an answer that is right in every call, or one that guards of the program keep.
 """

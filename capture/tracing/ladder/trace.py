@@ -24,8 +24,8 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
-from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.refusals.refusal import (
@@ -139,7 +139,7 @@ def _takes(source: Source, specs: Sequence[InputSpec], sizes: Mapping[str, int])
     fake_weights(module, mode)
     inputs = sample(specs, sizes, SEED)
     try:
-        with torch.no_grad(), quiet_torch(), keeping_caches(module), mode:
+        with torch.no_grad(), quiet_torch(), preserving_caches(module), mode:
             module(**{name: mode.from_tensor(tensor) for name, tensor in inputs.items()})
     except Exception:  # the model's own code
         return False
@@ -223,7 +223,7 @@ def _once(
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
             nullcontext() if strategy.is_strict else grad_modes_unrecorded(module),
-            keeping_caches(module),
+            preserving_caches(module),
             idle_casts(),
             torch.no_grad(),
             quiet_torch(),

@@ -1,4 +1,4 @@
 """State that a model keeps between calls, and random numbers it draws: an engine would lose both.
 
-Enters: what finds such state, in a program or in Python, and what makes it harmless or refuses it.
+Holds: what finds such state, in a program or in Python, and what makes it harmless or refuses it.
 """

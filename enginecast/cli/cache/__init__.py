@@ -1,5 +1,5 @@
 """`enginecast cache`: commands and pages of the embedding cache.
 
-Enters: options and pages. It imports `enginecast.cache`, `runtime` and `cli.terminal`; torch is
+Holds: options and pages. It imports `enginecast.cache`, `runtime` and `cli.terminal`; torch is
 imported only to run a model eagerly.
 """

@@ -1,4 +1,4 @@
 """`enginecast passes`: every pass that is known, and the start of one of your own.
 
-Enters: the table of the passes, and the package that `passes new` writes. It runs no pass.
+Holds: the table of the passes, and the package that `passes new` writes. It runs no pass.
 """

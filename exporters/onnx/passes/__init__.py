@@ -1,5 +1,5 @@
 """Lowering passes into the forms that ONNX has, and its readers run well.
 
-Enters: passes. They import `passes.ir`, the names of readers and the ops that they make, and write
+Holds: passes. They import `passes.ir`, the names of readers and the ops that they make, and write
 no file.
 """

@@ -1,4 +1,4 @@
 """Check, without TensorRT, whether its parser is documented to accept an ONNX model.
 
-Enters: rules with their sources. It imports no TensorRT.
+Holds: rules with their sources. It imports no TensorRT.
 """

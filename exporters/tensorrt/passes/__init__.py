@@ -1,4 +1,4 @@
 """Lowering passes that only TensorRT needs.
 
-Enters: passes. They import `passes.ir` and the ops that they make.
+Holds: passes. They import `passes.ir` and the ops that they make.
 """

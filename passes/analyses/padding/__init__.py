@@ -1,4 +1,4 @@
 """Which outputs keep their values when the columns that the attention mask excludes are cut off.
 
-Enters: a captured program, `proof.padding_of`. It imports `passes.ir`; it must not import passes.
+Holds: a captured program, `proof.padding_of`. It imports `passes.ir`; it must not import passes.
 """

@@ -1,5 +1,5 @@
 """Making, checking and storing quantization plans.
 
-Enters: what decides about layers. It imports `passes.ir` and `passes.quantize.measure`, and
+Holds: what decides about layers. It imports `passes.ir` and `passes.quantize.measure`, and
 rewrites nothing.
 """

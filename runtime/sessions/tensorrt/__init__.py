@@ -1,5 +1,5 @@
 """Run TensorRT engines.
 
-Enters: what only this session needs. TensorRT is imported when an engine is opened, through
+Holds: what only this session needs. TensorRT is imported when an engine is opened, through
 `library` alone.
 """

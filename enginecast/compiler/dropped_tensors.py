@@ -1,9 +1,9 @@
 """Compare a program that keeps a tensor on both paths with eager, which drops it on one.
 
 `if not mask.any(): mask = None` has no operator: the program computes with the mask on both paths.
-That is the same only where a mask that masks nothing changes nothing, whatever the other inputs
-are: `x.masked_fill(mask, 0).clamp(-1e7, 1e7)` changes large values.  So both paths are taken with
-floats of every size.
+That is correct only if an all-false mask changes nothing, whatever the other inputs are:
+`x.masked_fill(mask, 0).clamp(-1e7, 1e7)` changes large values. So both paths are run with floats of
+every magnitude.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,16 +27,16 @@ from enginecast.verify.runs import Runs
 
 SEED = 0
 MOST_PATHS = 8
-"""Ways in which the predicates decide together that are compared."""
+"""Most combinations of predicate values that are compared."""
 MOST_TRIALS = 160
-"""Runs of the program and of eager, of a model that is quick to run."""
+"""Most runs of the program and of eager, for a model that is quick to run."""
 FEW_TRIALS = 24
 WORK = 1e10
-"""Elements of the inputs times parameters, above which few are run."""
+"""Elements of the inputs times parameters above which only a few runs are made."""
 LIMITS = (-37.0, 37.0)
-"""Powers of ten between which the floats of one tensor are spread."""
+"""Smallest and largest power of ten of the floats in one tensor."""
 FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
-"""What a program raises at values that it does not take."""
+"""Errors that a program raises for values it does not accept."""
 Change = Callable[[Tensor], Tensor]
 
 
@@ -62,7 +62,7 @@ CHANGES: Mapping[str, Change] = {
     "negative and 1e30 times as large": lambda values: values.abs() * -1e30,
     "positive and 1e30 times as large": lambda values: values.abs() * 1e30,
 }
-"""What becomes of floats, the most telling first."""
+"""Changes to floats, the ones most likely to show a difference first."""
 
 
 def dropped_failures(
@@ -74,16 +74,16 @@ def dropped_failures(
     cases: Sequence[Case],
     places: Collection[SourceLocation],
 ) -> Iterator[str]:
-    """Say where a program that keeps a tensor differs from eager, which drops it on one path.
+    """Report where a program that keeps a tensor differs from eager, which drops it on one path.
 
     Args:
         module: eager, in fp32.
-        forward: runs it and names its outputs.
+        forward: runs the module and names its outputs.
         plain: runs the program.
         exact: runs it in fp64.
         specs: the inputs.
-        cases: inputs that take both paths, as far as such were found.
-        places: of the branches that drop a tensor.
+        cases: inputs that take both paths, where such inputs were found.
+        places: lines of the branches that drop a tensor.
     """
     where = ", ".join(dict.fromkeys(place.short for place in places))
     said = f"a tensor that one path of {where} drops is kept by the program"
@@ -103,7 +103,7 @@ def dropped_failures(
 
 
 def _changed(specs: Sequence[InputSpec], bases: Sequence[Case]) -> Iterator[Case]:
-    """The bases with other floats: all inputs of these together, and each alone."""
+    """The base cases with changed floats: in all inputs together, and in each alone."""
     names = [spec.name for spec in specs if _is_drawn(spec)]
     together = [names] if names else []
     alone = [[name] for name in names] if len(names) > 1 else []
@@ -115,20 +115,20 @@ def _changed(specs: Sequence[InputSpec], bases: Sequence[Case]) -> Iterator[Case
 
 
 def _finite(change: Change, tensor: Tensor) -> Tensor:
-    """Changed floats, within the range of their dtype."""
+    """Changed floats, limited to the finite range of their dtype."""
     limits = torch.finfo(tensor.dtype)
     wide = tensor.to(torch.float64)
     return change(wide).clamp(limits.min, limits.max).to(tensor.dtype)
 
 
 def _is_drawn(spec: InputSpec) -> bool:
-    """Whether an input holds floats of no known range."""
+    """Whether an input holds floats without a known range."""
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
 def _difference(module: nn.Module, forward: Forward, plain: Runs, exact: Runs, case: Case) -> str:
-    """How the program differs from eager on one case; empty where it does not, and where eager does
-    not take it.
+    """How the program differs from eager on one case; empty if it does not, or if eager does not
+    accept the case.
     """
     with quiet_torch():
         try:

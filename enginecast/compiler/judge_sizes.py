@@ -1,8 +1,8 @@
 """Judge sizes at which a model's code takes another path than its trace, by comparing the results.
 
-Another path that comes to the same values is no reason for anything.  Where the values differ, a
-range that nobody asked for is narrowed, and one that the user asked for is refused.  What no range
-says, as that a product of two sizes is not a multiple of seven, is checked when an engine is fed.
+A different path with the same values needs no action. Where the values differ, a default range is
+narrowed, and one that the user asked for is refused. A condition that no range can express, such as
+a product of two sizes that must not be a multiple of seven, is checked at run time.
 """
 
 import math
@@ -58,34 +58,36 @@ from enginecast.verify.runs import Runs
 
 SEED = 0
 STYLES: tuple[Style, ...] = ("normal", "shifted")
-"""What float inputs are like where two paths are compared."""
+"""Styles of float inputs when two paths are compared."""
 MOST_LOOKED_AT = 4096
-"""Sizes of one dimension that a condition is looked at for."""
+"""Most sizes of one dimension for which a condition is evaluated."""
 TRIED_STYLES: tuple[Style, ...] = ("normal", "shifted", "tiny")
-"""The same where no path was seen, and where each is taken by its sign, too."""
+"""The same if no path was seen; includes styles of either sign, for branches on the sign."""
 TRIED_WORK = 1e9
-"""Elements of the inputs times parameters up to which sizes are tried where no path was seen."""
+"""Elements of the inputs times parameters up to which sizes are tried although no other path was
+seen."""
 REFUSED_WORK = 1e12
-"""The same of the smallest inputs, up to which eager is called on these beforehand."""
+"""The same for the smallest inputs: up to this, eager is run on them before the capture is
+accepted."""
 LARGER = 4
-"""A size at which inputs have this many times the elements that they had in the trace may be too
-large to run."""
+"""A size may be too large to run if its inputs have this many times the elements of the trace's."""
 MOST_PRODUCTS = 1e11
-"""Those of one run that compares paths: seconds; of sizes that the user asked for, `EDGE_WORK`."""
+"""Most multiplications in one run that compares paths, a few seconds; for sizes that the user asked
+for, `EDGE_WORK`."""
 MOST_ELEMENTS = 2**28
-"""Those that such a run may hold at once: 2 GB in fp64."""
+"""Most elements that such a run may hold at once: 2 GB in fp64."""
 TOO_LARGE = "too large to be compared"
 
 
-def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
-    """Take out of the ranges the sizes at which the program is not the model.
+def judge_sizes(source: Source, captured: Captured, wanted: Wanted) -> Captured:
+    """Remove from the ranges the sizes at which the program differs from the model.
 
     Returns:
-        The capture with ranges that may be narrower, a note on each, and those of its other sizes
-        at which eager and program agree.
+        The capture with ranges that may be narrower, a note on each, and those other sizes at which
+        eager and program agree.
 
     Raises:
-        CaptureError: the user asked for sizes at which the program is not the model.
+        CaptureError: the user asked for sizes at which the program differs from the model.
     """
     traced = example_sizes(captured.inputs)
     readable = tuple(c for c in captured.size_checks if holds(c.condition, traced))
@@ -138,11 +140,13 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
 
 
 def leave_out_refused(source: Source, captured: Captured, wanted: Wanted) -> Captured:
-    """Take sizes out of the ranges that eager itself refuses, where the smallest ones together are
-    among these: a norm may want more than one value in each channel.
+    """Remove from the ranges small sizes that eager itself refuses.
+
+    This is done if eager refuses the combination of the smallest sizes: a norm may need more than
+    one value in each channel.
 
     Returns:
-        The capture; of the ranges that nobody asked for, the one with the most sizes begins later.
+        The capture; the default range with the most sizes gets a larger minimum.
     """
     dims = named_dims(captured.inputs)
     smallest = {name: dim.minimum for name, dim in dims.items()}
@@ -189,8 +193,9 @@ def _takes(module: nn.Module, captured: Captured, wanted: Wanted, sizes: Mapping
 def _difference_on_any(
     compare: Callable[..., str], captured: Captured, sizes: Mapping[str, int]
 ) -> str:
-    """How the program differs where nothing was seen of the code: on values of which either sign
-    takes its path, as far as the code takes them in the sizes of the trace.
+    """How the program differs if no other path was seen in the code.
+
+    It is compared on values of either sign, if the code accepts these in the sizes of the trace.
     """
     specs = captured.inputs
     if _elements(specs, sizes) * max(_parameters(captured), 1) > TRIED_WORK:
@@ -211,7 +216,7 @@ def _difference(
     styles: Sequence[Style] = STYLES,
     sign: int = 1,
 ) -> str:
-    """How the program differs from eager at these sizes; empty where it does not."""
+    """How the program differs from eager at these sizes; empty if it does not."""
     program, specs = captured.program, captured.inputs
     names = [spec.name for spec in captured.outputs]
     if _is_too_large(captured, sizes):
@@ -246,7 +251,7 @@ def _difference(
 
 
 def _is_too_large(captured: Captured, sizes: Mapping[str, int]) -> bool:
-    """Whether a run in these sizes takes more time or memory than a comparison is worth."""
+    """Whether a run in these sizes takes too much time or memory for a comparison."""
     elements = _elements(captured.inputs, sizes)
     if elements <= LARGER * _elements(captured.inputs, {}):
         return False
@@ -272,7 +277,7 @@ def _signed(inputs: Mapping[str, Tensor], sign: int) -> dict[str, Tensor]:
 
 
 def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    """Whether all values are the same, down to the last digit, and of the same kind."""
+    """Whether all outputs are bit-equal and of the same dtype."""
     return all(
         found[name].dtype.kind == array.dtype.kind
         and np.array_equal(found[name], array, equal_nan=True)
@@ -283,7 +288,7 @@ def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
 def _other_shapes(
     captured: Captured, outputs: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> Iterator[str]:
-    """Outputs of eager whose shapes are not those that the program declares."""
+    """Outputs of eager with other shapes than the program declares."""
     guards = {guard.output for guard in captured.guards}
     for spec in (spec for spec in captured.outputs if spec.name not in guards):
         shape = outputs[spec.name].shape
@@ -294,7 +299,7 @@ def _other_shapes(
 
 
 def _is_range(other: OtherSizes, dims: Mapping[str, DimSpec]) -> bool:
-    """Whether a range of one dimension leaves out all sizes that break a condition, and no more."""
+    """Whether a range of one dimension excludes exactly the sizes that break a condition."""
     if len(other.sizes) > 1:
         return False
     [name] = other.sizes
@@ -304,11 +309,11 @@ def _is_range(other: OtherSizes, dims: Mapping[str, DimSpec]) -> bool:
 
 
 def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why: str) -> None:
-    """Refuse sizes that the user asked for, and those that no range of one dimension leaves out.
+    """Refuse sizes that the user asked for, and those that no range of one dimension can exclude.
 
     Raises:
         CaptureError: the user asked for them.
-        FrozenDimensionError: nobody did: the export is done once more in the sizes of the example.
+        FrozenDimensionError: the user did not; the export is repeated in the example's sizes.
     """
     dims = named_dims(captured.inputs)
     if len(changed) == 1 and not dims[changed[0]].asked:

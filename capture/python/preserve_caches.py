@@ -1,5 +1,5 @@
-"""Protect the caches of the model's code during a trace: a trace's tensors are fake, and a cache
-would return them to every later call, even in the caller's own model.
+"""Preserve the caches of the model's code during a trace: the tensors of a trace are fake, and a
+cache would return them to every later call, even in the caller's own model.
 """
 
 import sys
@@ -17,9 +17,9 @@ _Container = dict[Any, Any] | list[Any] | set[Any]
 
 
 @contextmanager
-def keeping_caches(module: nn.Module) -> Iterator[None]:
-    """Within the block, the model's code may fill its caches: afterwards globals and attributes of
-    classes that hold data are as before, and what `functools.lru_cache` holds is forgotten.
+def preserving_caches(module: nn.Module) -> Iterator[None]:
+    """Within the block, the model's code may fill its caches. Afterwards, data in globals and class
+    attributes is restored, and every `functools.lru_cache` is cleared.
     """
     spaces = list(_spaces(module))
     before = [dict(space) for space, _ in spaces]
@@ -44,7 +44,7 @@ def keeping_caches(module: nn.Module) -> Iterator[None]:
 
 
 def _caches(value: object) -> Iterator["_lru_cache_wrapper[Any]"]:
-    """What remembers results in a function, in a method, and in what its decorators hold of it."""
+    """The `lru_cache` objects in a function or method and its decorators."""
     waiting, seen = [value], set[int]()
     while waiting:
         found = waiting.pop()
@@ -76,7 +76,7 @@ def _refill(container: _Container, copy: Any) -> None:
 
 
 def _spaces(module: nn.Module) -> Iterator[tuple[Mapping[str, Any], Callable[[str, Any], None]]]:
-    """The names in modules of the model's code, and in classes there, and what binds them."""
+    """The namespaces of the model's modules and classes, each with a function that binds a name."""
     classes = {type(part) for part in module.modules()}
     files = {kind.__module__ for kind in classes}
     spaces = [vars(owner) for owner in (*classes, *module.modules())]

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
-from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_user_code
+from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
@@ -52,7 +52,7 @@ class _IdleFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def told_by_modes(
+def mode_dependence(
     source: Source, traced: Traced, wanted: Wanted, *, answered: bool, exporting: bool
 ) -> str:
     """Where the user's code runs other instructions in a mode of torch's than in plain eager: a
@@ -103,7 +103,7 @@ def _steps(
 ) -> "Counter[_Instruction]":
     """How often each instruction of the user's code runs."""
     copies = {name: tensor.clone() for name, tensor in inputs.items()}
-    with torch.no_grad(), keeping_caches(module), around(module), _counted() as counts:
+    with torch.no_grad(), preserving_caches(module), around(module), _counted() as counts:
         module(**copies)
     return counts
 

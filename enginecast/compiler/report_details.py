@@ -1,4 +1,4 @@
-"""What a report shows besides the verdict: the origin of the bundle, and the quantization plan."""
+"""Report sections besides the verdict: the origin of the bundle, and the quantization plan."""
 
 import math
 import os
@@ -11,12 +11,12 @@ from enginecast.verify.report.data import Origin, Plan, PlannedLayer
 from enginecast.version import __version__
 
 EPOCH = "SOURCE_DATE_EPOCH"
-"""Environment variable: the date of what is built, in seconds (reproducible-builds.org)."""
+"""Environment variable with the build date, in seconds (reproducible-builds.org)."""
 SCALE_BYTES = 4
 
 
 def origin_of(machine: Machine, command: str, fingerprint: Mapping[str, str]) -> Origin:
-    """Where a report that is written now comes from."""
+    """The origin of a report that is written now."""
     epoch = os.environ.get(EPOCH, "")
     now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
     return Origin(
@@ -30,11 +30,11 @@ def origin_of(machine: Machine, command: str, fingerprint: Mapping[str, str]) ->
     )
 
 
-def shown_plan(plan: QuantizationPlan, precision: str) -> Plan:
-    """A plan with the bytes of each layer.
+def reported_plan(plan: QuantizationPlan, precision: str) -> Plan:
+    """A quantization plan for the report, with the bytes of each layer.
 
     Args:
-        precision: what the engine computes in, and holds what is not quantized in.
+        precision: dtype of the computation, and of weights that are not quantized.
     """
     width = 4 if precision == "fp32" else 2
     return Plan(
@@ -68,7 +68,7 @@ def _shown_layer(layer: LayerPlan, width: int) -> PlannedLayer:
 
 
 def _quantized_bytes(layer: LayerPlan) -> int:
-    """Of a weight and its scales."""
+    """Bytes of a quantized weight and its scales."""
     rows, count = layer.shape[0], math.prod(layer.shape)
     scales = {"tensor": 1, "row": rows}.get(layer.weights, 0)
     if layer.weights == "block":
