@@ -16,6 +16,8 @@ from models import add_tokenizer, tiny_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
@@ -415,6 +417,24 @@ def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
     file.write_text(json.dumps({"truncate_dim": 0}))
     with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
         open_source(str(folder))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_cache_holds_the_embeddings_of_a_folder(tmp_path: Path, side: str) -> None:
+    """Cut where `encode` cuts, though the tokenizer would take more."""
+    folder = sentence_folder(tmp_path / "m", *PROJECTED[:2])
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    rules = {"padding_side": side, "model_max_length": 32}
+    (folder / "tokenizer_config.json").write_text(json.dumps(rules))
+    encoder = open_encoder(EncoderRequest(str(folder), outputs=(EMBEDDING,), keep_all=True))
+    assert (encoder.spec.max_length, encoder.spec.padding_side) == (6, side)
+    ids, mask = np.arange(10, dtype=np.int64).reshape(2, 5) + 3, np.ones((2, 5), np.int64)
+    with torch.no_grad():
+        wanted = open_source(str(folder)).eager()(
+            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)
+        )
+    np.testing.assert_allclose(encoder.encode(ids, mask)[EMBEDDING], wanted[EMBEDDING], rtol=1e-5)
+    encoder.close()
 
 
 def test_a_pooling_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
