@@ -95,7 +95,7 @@ def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 24},
     {"max_new_tokens": 24, "repetition_penalty": 1.3},
-    {"max_new_tokens": 24, "repetition_penalty": 0.5},
+    {"max_new_tokens": 24, "repetition_penalty": 0.2},
     {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))},
     {"max_length": 12, "eos_token_id": 5, "pad_token_id": 7},
 ]
