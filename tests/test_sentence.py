@@ -18,12 +18,14 @@ from torch import Tensor
 
 from enginecast.cache.encoders.encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.capture.sources.padding_side import FROM_THE_LEFT
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
+from enginecast.runtime.prompts import open_tokenizer
 
 WIDTH = 32
 OLD = "sentence_transformers.models."
@@ -403,6 +405,20 @@ def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = open_source(str(folder)).eager()(input_ids=ids, attention_mask=mask)
     np.testing.assert_allclose(found[EMBEDDING], wanted[EMBEDDING].numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) -> None:
+    """Though tokenizer.json says otherwise: the other file comes before it."""
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    if side == "right":
+        change(folder / "tokenizer.json", truncation=FROM_THE_LEFT)
+    whole = open_tokenizer(folder / "tokenizer.json", 99).encode("a b c d").ids
+    (tmp_path / "b").mkdir()
+    open_source(str(folder)).write_beside(tmp_path / "b")
+    cut = open_tokenizer(tmp_path / "b" / "tokenizer.json", 3).encode("a b c d").ids
+    assert cut == ([*whole[2:4], whole[-1]] if side == "left" else [*whole[:2], whole[-1]])
 
 
 def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
