@@ -203,7 +203,7 @@ def test_the_fingerprint_is_of_the_head_too(tmp_path: Path) -> None:
     ("parts", "said"),
     [
         ((("Pooling", {"pooling_mode": "mean", "include_prompt": False}),), "prompt"),
-        ((("CNN", {}),), "CNN follows"),
+        ((("CNN", {}),), "expected a Pooling after the Transformer, got CNN"),
         ((("Pooling", {}), ("WordWeights", {})), "WordWeights is not known"),
         (
             (("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})),
