@@ -38,8 +38,8 @@ class Sampling:
         temperature: divides the scores.
         top_k: draw from so many tokens with the highest scores; None: from all.
         top_p: draw from the fewest tokens whose probabilities add up to it.
-        repetition_penalty: divides positive scores of tokens that the row has, and multiplies
-            negative ones.
+        repetition_penalty: divides positive scores of tokens that the row has, padding before it
+            aside, and multiplies negative ones.
         suppress_tokens: never chosen.
         begin_suppress_tokens: not chosen as the first new token.
         forced_bos_token_id: follows a prompt of one token.
@@ -73,7 +73,15 @@ class Sampling:
                 which = ", ".join(map(str, ids))
                 raise UsageError(f"{name}: expected an id that is not suppressed, too, got {which}")
 
-    def scores(self, ids: Ids, logits: Scores, step: int, *, last: bool = False) -> Scores:
+    def scores(
+        self,
+        ids: Ids,
+        logits: Scores,
+        step: int,
+        *,
+        last: bool = False,
+        starts: Ids | None = None,
+    ) -> Scores:
         """The scores that tokens are chosen by.
 
         Args:
@@ -81,9 +89,10 @@ class Sampling:
             logits: of the next token, [batch, vocabulary].
             step: how many tokens were generated before it.
             last: whether none comes after it.
+            starts: where each row begins, after its padding, [batch]; None: at its first id.
         """
         if self.repetition_penalty != 1.0:
-            logits = penalized(logits, ids, self.repetition_penalty)
+            logits = penalized(logits, ids, self.repetition_penalty, starts)
         is_forced = ids.shape[1] - step == 1 and self.forced_bos_token_id is not None
         if is_forced and step == 0:
             logits = only((self.forced_bos_token_id or 0,), logits)
@@ -108,9 +117,10 @@ class Sampling:
         step: int,
         *,
         last: bool = False,
+        starts: Ids | None = None,
     ) -> Ids:
         """The next token of each row, [batch]; arguments are those of `scores`."""
-        scores = self.scores(ids, logits, step, last=last)
+        scores = self.scores(ids, logits, step, last=last, starts=starts)
         if not self.do_sample:
             return np.asarray(scores.argmax(-1), np.int64)
         cumulative = softmax(scores.astype(np.float64)).cumsum(-1)
@@ -119,31 +129,49 @@ class Sampling:
 
 
 def only(tokens: Sequence[int], logits: Scores) -> Scores:
-    """Zero for some tokens, and minus infinity for all others, [batch, vocabulary]."""
+    """Zero for some tokens, and minus infinity for all others, [batch, vocabulary].
+
+    Raises:
+        UsageError: the vocabulary has none of such an id.
+    """
+    beyond = [token for token in tokens if not 0 <= token < logits.shape[1]]
+    if beyond:
+        raise UsageError(
+            "forced_bos_token_id, forced_eos_token_id: expected ids of the vocabulary, 0.."
+            f"{logits.shape[1] - 1}, got {', '.join(map(str, beyond))}"
+        )
     forced = np.full_like(logits, -np.inf)
     forced[:, list(tokens)] = 0
     return forced
 
 
 def without(tokens: Sequence[int], logits: Scores) -> Scores:
-    """The logits [batch, vocabulary], minus infinity for some tokens."""
+    """The logits [batch, vocabulary], minus infinity for some tokens: ids that the vocabulary has
+    not, such as -1, change nothing.
+    """
     if not tokens:
         return logits
     kept = logits.copy()
-    kept[:, [token for token in tokens if token < logits.shape[1]]] = -np.inf
+    kept[:, [token for token in tokens if 0 <= token < logits.shape[1]]] = -np.inf
     return kept
 
 
-def penalized(logits: Scores, ids: Ids, penalty: float) -> Scores:
+def penalized(logits: Scores, ids: Ids, penalty: float, starts: Ids | None = None) -> Scores:
     """The logits [batch, vocabulary], with those of tokens in `ids` [batch, tokens] nearer to 0
     where they are positive, and farther off where they are negative; for a penalty above 1.
+
+    Args:
+        starts: where each row of `ids` begins, [batch]: the padding before it does not count.
+            None: at its first id.
     """
-    found = np.take_along_axis(logits, ids, -1)
-    factor = np.float32(penalty)
-    changed = np.where(found < 0, found * factor, found / factor)
-    penalized = logits.copy()
-    np.put_along_axis(penalized, ids, changed, -1)
-    return penalized
+    size, factor = logits.shape[1], np.float32(penalty)
+    counted = np.minimum(ids, size)  # embeddings may have ids that are never generated
+    if starts is not None:
+        counted = np.where(np.arange(ids.shape[1]) < starts[:, None], size, counted)
+    seen = np.zeros((len(logits), size + 1), np.bool_)
+    np.put_along_axis(seen, counted, True, -1)
+    changed = np.where(logits < 0, logits * factor, logits / factor)
+    return np.where(seen[:, :size], changed, logits)
 
 
 def only_top_k(logits: Scores, count: int) -> Scores:
@@ -349,8 +377,8 @@ def generate(
         temperature: divides the scores; None, here and below: that of this config.
         top_k: draw from so many tokens with the highest scores; 0: from all.
         top_p: draw from the fewest tokens whose probabilities add up to it.
-        repetition_penalty: divides positive scores of tokens that the row has, and multiplies
-            negative ones.
+        repetition_penalty: divides positive scores of tokens that the row has, padding before it
+            aside, and multiplies negative ones.
         suppress_tokens: ids that are never chosen; (), here and below: none.
         begin_suppress_tokens: ids that are not chosen as the first new token.
         forced_bos_token_id: follows a prompt of one token, such as that of a decoder.
@@ -527,9 +555,10 @@ def _tokens(
     if decoder.encoder is not None:
         decoder.encode(begun.encoded)
     logits = decoder.start(ids, begun.mask)
+    starts = np.asarray((begun.mask != 0).argmax(-1), np.int64)
     for step in range(max_new_tokens):
         last = step + 1 == max_new_tokens
-        chosen = sampling.choose(ids, logits, random, step, last=last)
+        chosen = sampling.choose(ids, logits, random, step, last=last, starts=starts)
         found = np.where(running, chosen, filler)
         yield found
         running &= ~np.isin(found, endings)

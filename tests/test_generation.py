@@ -54,7 +54,15 @@ from enginecast.errors import (
 )
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.engine import Engine
-from enginecast.runtime.generation import not_heeded, only_top_k, only_top_p, penalized, tokens
+from enginecast.runtime.generation import (
+    Sampling,
+    not_heeded,
+    only_top_k,
+    only_top_p,
+    penalized,
+    tokens,
+    without,
+)
 from enginecast.verify.generation import GENERATION_NAME, follow, read_continued
 
 
@@ -87,6 +95,7 @@ def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 24},
     {"max_new_tokens": 24, "repetition_penalty": 1.3},
+    {"max_new_tokens": 24, "repetition_penalty": 0.2},
     {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))},
     {"max_length": 12, "eos_token_id": 5, "pad_token_id": 7},
 ]
@@ -171,6 +180,34 @@ def test_the_filters_are_those_of_transformers(seed: int) -> None:
         wanted = filtered(known[rows], scores[rows].clone()).numpy()
         np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_the_penalty_leaves_out_padding_and_ids_that_are_never_generated() -> None:
+    random = np.random.default_rng(3)
+    logits, ids = random.normal(size=(3, 20)).astype(np.float32), random.integers(0, 24, (3, 9))
+    ids[:2, :3] = 7  # padding, and nowhere else
+    ids[:2, 3:][ids[:2, 3:] == 7] = 8
+    starts = np.array([3, 2, 0])
+    for given in (None, starts):
+        lengths = None if given is None else torch.from_numpy(given)
+        wanted = reference.RepetitionPenaltyLogitsProcessor(0.5, prompt_ignore_length=lengths)(
+            torch.from_numpy(ids), torch.from_numpy(logits.copy())
+        )
+        np.testing.assert_allclose(penalized(logits, ids, 0.5, given), wanted.numpy(), rtol=1e-6)
+    assert penalized(logits, ids, 0.5, starts)[0, 7] == logits[0, 7]
+    assert penalized(logits, ids, 0.5, starts)[1, 7] != logits[1, 7]
+
+
+def test_ids_that_the_vocabulary_has_not_change_nothing_or_are_refused() -> None:
+    logits = np.arange(8, dtype=np.float32).reshape(2, 4)
+    wanted = reference.SuppressTokensLogitsProcessor([-1, 1, 9])(
+        torch.zeros(2, 3, dtype=torch.int64), torch.from_numpy(logits.copy())
+    )
+    np.testing.assert_array_equal(without([-1, 1, 9], logits), wanted.numpy())
+    for beyond in (4, -1):
+        sampling = Sampling(forced_eos_token_id=(beyond,))
+        with pytest.raises(UsageError, match=rf"vocabulary, 0\.\.3, got {beyond}"):
+            sampling.scores(np.zeros((2, 3), np.int64), logits, 0, last=True)
 
 
 OWN = GenerationConfig(

@@ -6,9 +6,10 @@ others.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.compiler.verify_bundle import verify_bundle
@@ -832,6 +836,52 @@ def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
     done = export(request)
     assert done.bundle is None
     assert any("that no scale was made from" in why for why in done.report.verdict.reasons)
+
+
+class Drawn:
+    """A program that takes every other input that is drawn, and what its engine makes of one."""
+
+    def __init__(self, found: float) -> None:
+        self.found = np.array([found, 1.0], np.float32)
+        self.ran = 0
+
+    def prepared(self) -> Any:
+        spec = InputSpec("x", "tensor", torch.float32, (DimSpec.static(2),))
+        case = Case("first", {"x": torch.ones(2)})
+        return SimpleNamespace(
+            inputs=(spec,),
+            cases=(case,),
+            captured=SimpleNamespace(guards=()),
+            plain=self,
+            source=SimpleNamespace(example=dict),
+            mask_input=None,
+        )
+
+    def outputs(self, cases: Sequence[Any]) -> list[dict[str, Tensor]]:
+        if any(float(case["x"].sum()) < 0 for case in cases):
+            raise ValueError("expected a sum above 0")
+        return [{"y": torch.ones(2)} for _ in cases]
+
+    def run(self, *_: Any, **__: Any) -> dict[str, np.ndarray[Any, Any]]:
+        self.ran += 1
+        return {"y": self.found}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [(1.0, ""), (1.05, ""), (1.5, "L2 error"), (np.nan, "are not finite")]
+)
+def test_fresh_inputs_are_those_that_the_model_takes_and_are_compared_whole(
+    found: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = "enginecast.compiler.fresh_inputs"
+    monkeypatch.setattr(f"{fresh}.is_product_of_integers", bool)
+    monkeypatch.setattr(f"{fresh}.as_declared", lambda _, arrays: arrays)
+    drawn, criteria = Drawn(found), SimpleNamespace(reference=SimpleNamespace(masked=frozenset()))
+    plan: Any = SimpleNamespace(layers=[1], max_error=0.1)
+    why = failures_on_fresh_inputs(drawn.prepared(), plan, cast(Any, criteria), cast(Any, drawn))
+    assert said in "".join(why)
+    assert bool(why) == bool(said)
+    assert 1 <= drawn.ran < 24
 
 
 def test_a_bundle_is_compared_with_its_model_by_the_scales_that_it_has(

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import bundles
 import pytest
 
-from enginecast.cli.app import ENDING, main
+from enginecast.cli.app import ENDING, INTERRUPTED, main
 from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import leftovers
 from enginecast.runtime.bundle.leftovers import clean, find_leftovers
@@ -232,6 +233,29 @@ def test_what_signals_do_is_as_it_was_before_a_command() -> None:
         with pytest.raises(SystemExit):
             main(["--version"])
         assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_signals_and_warnings_are_as_before_after_a_command_that_was_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ended(*_: Any, **__: Any) -> int:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # while it cleans up
+        return INTERRUPTED
+
+    shown = warnings.showwarning
+    monkeypatch.setattr("enginecast.cli.app._exit_code", ended)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main(["--version"])
+        assert caught.value.code == 128 + signal.SIGTERM
+        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
+        assert warnings.showwarning is shown
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

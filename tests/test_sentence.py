@@ -16,12 +16,16 @@ from models import add_tokenizer, tiny_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.capture.sources.padding_side import FROM_THE_LEFT
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
+from enginecast.runtime.prompts import open_tokenizer
 
 WIDTH = 32
 OLD = "sentence_transformers.models."
@@ -199,7 +203,7 @@ def test_the_fingerprint_is_of_the_head_too(tmp_path: Path) -> None:
     ("parts", "said"),
     [
         ((("Pooling", {"pooling_mode": "mean", "include_prompt": False}),), "prompt"),
-        ((("CNN", {}),), "after the Transformer, got CNN"),
+        ((("CNN", {}),), "expected a Pooling after the Transformer, got CNN"),
         ((("Pooling", {}), ("WordWeights", {})), "WordWeights is not known"),
         (
             (("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})),
@@ -403,6 +407,20 @@ def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[EMBEDDING], wanted[EMBEDDING].numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) -> None:
+    """Though tokenizer.json says otherwise: the other file comes before it."""
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    if side == "right":
+        change(folder / "tokenizer.json", truncation=FROM_THE_LEFT)
+    whole = open_tokenizer(folder / "tokenizer.json", 99).encode("a b c d").ids
+    (tmp_path / "b").mkdir()
+    open_source(str(folder)).write_beside(tmp_path / "b")
+    cut = open_tokenizer(tmp_path / "b" / "tokenizer.json", 3).encode("a b c d").ids
+    assert cut == ([*whole[2:4], whole[-1]] if side == "left" else [*whole[:2], whole[-1]])
+
+
 def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
     folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
     whole, _ = embedded(folder)
@@ -415,6 +433,24 @@ def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
     file.write_text(json.dumps({"truncate_dim": 0}))
     with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
         open_source(str(folder))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_cache_holds_the_embeddings_of_a_folder(tmp_path: Path, side: str) -> None:
+    """Cut where `encode` cuts, though the tokenizer would take more."""
+    folder = sentence_folder(tmp_path / "m", *PROJECTED[:2])
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    rules = {"padding_side": side, "model_max_length": 32}
+    (folder / "tokenizer_config.json").write_text(json.dumps(rules))
+    encoder = open_encoder(EncoderRequest(str(folder), outputs=(EMBEDDING,), keep_all=True))
+    assert (encoder.spec.max_length, encoder.spec.padding_side) == (6, side)
+    ids, mask = np.arange(10, dtype=np.int64).reshape(2, 5) + 3, np.ones((2, 5), np.int64)
+    with torch.no_grad():
+        wanted = open_source(str(folder)).eager()(
+            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)
+        )
+    np.testing.assert_allclose(encoder.encode(ids, mask)[EMBEDDING], wanted[EMBEDDING], rtol=1e-5)
+    encoder.close()
 
 
 def test_a_pooling_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.huggingface import CONFIG_FILE, HuggingFaceSource
+from enginecast.capture.sources.sentence import SentenceSource
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.sources.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, text_of
 from enginecast.errors import InputError, MissingError, UsageError
@@ -38,14 +39,18 @@ def open_eager(request: EncoderRequest) -> "EagerModel":
             hint="Use --device, or export the model first.",
         )
     source = open_source(request.model, random_weights=request.random_weights)
-    assert isinstance(source, HuggingFaceSource)
+    if not isinstance(source, HuggingFaceSource | SentenceSource):
+        raise InputError(
+            f"{request.model}: expected a text encoder, but it is a model of another kind",
+            hint="Give the folder of the text encoder alone.",
+        )
     more = {*source.required_arguments} - {"input_ids"}
     if more or "input_ids" not in source.forward_arguments:
         what = f"needs {', '.join(sorted(more))}, too"
         if "input_ids" not in source.forward_arguments:
             what = "takes no input_ids"
         raise InputError(
-            f"{source.folder}: expected a text encoder, but {source.model_class.__name__} {what}",
+            f"{source.folder}: expected a text encoder, but {_class_of(source)} {what}",
             hint="Give the folder of the text encoder alone.",
         )
     return EagerModel(source, _precision(source, request.precision), _device(request.device))
@@ -54,7 +59,9 @@ def open_eager(request: EncoderRequest) -> "EagerModel":
 class EagerModel:
     """A model that takes `input_ids`, and possibly `attention_mask`."""
 
-    def __init__(self, source: HuggingFaceSource, precision: str, device: str) -> None:
+    def __init__(
+        self, source: HuggingFaceSource | SentenceSource, precision: str, device: str
+    ) -> None:
         self._device = device
         self._module: nn.Module | None = source.eager(PRECISIONS[precision]).to(device)
         self.facts = _describe(source, self._module, precision)
@@ -83,17 +90,28 @@ class EagerModel:
         self._module = None
 
 
-def _describe(source: HuggingFaceSource, module: nn.Module, precision: str) -> ModelFacts:
+def _class_of(source: HuggingFaceSource | SentenceSource) -> str:
+    assert source.model_class is not None  # that of its config
+    return source.model_class.__name__
+
+
+def _describe(
+    source: HuggingFaceSource | SentenceSource, module: nn.Module, precision: str
+) -> ModelFacts:
+    assert source.config is not None  # the folder has one
     limit = limit_of(source.config)
+    folder = source.folder
+    if isinstance(source, SentenceSource):
+        folder = source.transformer_folder
     embedding = module.get_input_embeddings()  # type: ignore[operator]  # of a PreTrainedModel
     padding: Any = getattr(text_of(source.config), "pad_token_id", None)
     return ModelFacts(
         about=About(
-            encoder=source.model_class.__name__,
+            encoder=_class_of(source),
             source=source.name,
-            config=read_json(source.folder / CONFIG_FILE),
+            config=read_json(folder / CONFIG_FILE),
         ),
-        folder=source.folder.resolve(),
+        folder=folder.resolve(),
         identity=source.fingerprint(),
         precision=precision,
         takes_mask="attention_mask" in source.forward_arguments,
@@ -101,10 +119,11 @@ def _describe(source: HuggingFaceSource, module: nn.Module, precision: str) -> M
         default_length=limit or SEQUENCE_WITHOUT_LIMIT,
         vocabulary=getattr(embedding, "num_embeddings", None),
         padding_id=padding if isinstance(padding, int) else None,
+        longest_text=source.longest_text,
     )
 
 
-def _precision(source: HuggingFaceSource, asked: str | None) -> str:
+def _precision(source: HuggingFaceSource | SentenceSource, asked: str | None) -> str:
     if asked is not None:
         if asked not in PRECISIONS:
             raise UsageError(f"--precision {asked}: expected {', '.join(PRECISIONS)}")

@@ -117,6 +117,7 @@ def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFac
         vocabulary=None if ids.maximum is None else int(ids.maximum) + 1,
         padding_id=text.padding_id if text else None,
         padding_side=text.padding_side if text else "right",
+        longest_text=text.max_length if text else None,
         engine=_engine_digests(engine),
     )
 

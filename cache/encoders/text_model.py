@@ -19,6 +19,8 @@ class ModelFacts:
         takes_mask: whether it can be given a padding mask.
         sequence: fewest and most tokens that it takes; None: no limit.
         default_length: longest text where neither the user nor the tokenizer says.
+        longest_text: tokens at which the model cuts texts, whatever its tokenizer says; None: at
+            none.
         vocabulary: how many ids it knows; None: not known.
         padding_id, padding_side: where the tokenizer does not say; None: not known.
     """
@@ -33,6 +35,7 @@ class ModelFacts:
     vocabulary: int | None
     padding_id: int | None
     padding_side: Side = "right"
+    longest_text: int | None = None
     engine: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
-from enginecast.capture.sources.padding_side import direction, padding_side
+from enginecast.capture.sources.padding_side import FROM_THE_LEFT, cuts_left, padding_side
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"
@@ -18,8 +18,6 @@ _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _OLDER = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _NO_LIMIT = 10**6
 """transformers writes 10^30 where a tokenizer knows no longest text."""
-_FROM_THE_LEFT = {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
-"""As `tokenizer.json` writes it; the length is that of the spec when texts are tokenized."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
         tokenizer = parse_tokenizer(json.dumps(content).encode())
     except CacheError as error:
         raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
-    left = said.get("truncation_side", direction(content, "truncation")) == "left"
-    kept = {**content, "padding": None, "truncation": _FROM_THE_LEFT if left else None}
+    left = cuts_left(said, content)
+    kept = {**content, "padding": None, "truncation": FROM_THE_LEFT if left else None}
     return TokenizerFacts(
         text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
         last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),

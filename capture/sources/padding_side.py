@@ -1,4 +1,4 @@
-"""On which side a tokenizer pads, by its files."""
+"""On which sides a tokenizer pads and cuts, by its files."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -23,6 +23,16 @@ def padding_side(said: Mapping[str, Any], content: Mapping[str, Any]) -> Side | 
     if not isinstance(side, str):
         return None
     return "left" if side == "left" else "right" if side == "right" else None
+
+
+def cuts_left(said: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Whether long texts lose their first tokens; arguments are those of `padding_side`."""
+    side: object = said.get("truncation_side", direction(content, "truncation"))
+    return side == "left"
+
+
+FROM_THE_LEFT = {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
+"""As `tokenizer.json` says it; who tokenizes texts gives a length of their own."""
 
 
 def direction(content: Mapping[str, Any], part: str) -> str | None:

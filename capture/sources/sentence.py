@@ -312,6 +312,7 @@ class SentenceSource(Source):
         settings: Mapping[str, Any],
     ) -> None:
         self.folder, self._model = folder, model
+        self.transformer_folder = model.folder
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)
         self._truncated = _truncated(folder)

@@ -21,9 +21,17 @@ from transformers import PreTrainedConfig
 from enginecast.capture.sources.calls import Call
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.hub import download_line, is_hub_name
-from enginecast.capture.sources.padding_side import Side, padding_side
+from enginecast.capture.sources.padding_side import (
+    FROM_THE_LEFT,
+    Side,
+    cuts_left,
+    direction,
+    padding_side,
+)
 from enginecast.capture.sources.recording import Recorded, require_one
 from enginecast.errors import SourceError, UsageError
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,16 @@ class Source(ABC):
         Raises:
             SourceError: one of them cannot be read.
         """
+        return padding_side(*self._of_tokenizer()) or "right"
+
+    def _of_tokenizer(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `tokenizer_config.json` and `tokenizer.json` hold; empty without one."""
         files = {file.name: file for file in self.tokenizer_files}
         said, content = (
             read_json(files[name]) if name in files else {}
-            for name in ("tokenizer_config.json", "tokenizer.json")
+            for name in ("tokenizer_config.json", TOKENIZER_FILE)
         )
-        return padding_side(said, content) or "right"
+        return said, content
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -100,9 +112,15 @@ class Source(ABC):
         """Write the bundle's files about the model, besides the engine: tokenizer files, config.
 
         The config's keys are in order, so that their order in the model's own file is of no matter.
+        A `tokenizer.json` says itself where long texts are cut: its reader knows no other file.
         """
         for file in self.tokenizer_files:
             shutil.copyfile(file, folder / file.name)
+        said, content = self._of_tokenizer()
+        if content and cuts_left(said, content) != (direction(content, "truncation") == "left"):
+            content["truncation"] = FROM_THE_LEFT if cuts_left(said, content) else None
+            text = json.dumps(content, indent=1)
+            (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8")
 
     def fingerprint(self) -> dict[str, str]:
         """The model's identity: a sha256 per part ("config", "weights"), stable between runs.

@@ -63,8 +63,8 @@ class Received:
 def ends_as_interrupted() -> Iterator[Received]:
     """Have SIGTERM and SIGHUP clean up as Ctrl-C does, where nobody handles or ignores them.
 
-    Afterwards they do what they did before, unless one came: a caller of `main` may fork processes
-    later, which must end when they are asked to.
+    Afterwards they do what they did before, even if one came: a caller of `main` may live on or
+    fork processes, which must end when they are asked to.
     """
     received = Received()
     handled = []
@@ -82,23 +82,21 @@ def ends_as_interrupted() -> Iterator[Received]:
     try:
         yield received
     finally:
-        if received.signal == signal.SIGINT:
-            for number in handled:
-                signal.signal(number, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and leave with its exit code; every error becomes one message."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    warnings.showwarning = show_warning
     output.be_quiet(False)
     output.remember_command(arguments)
     as_json = "--json" in arguments
-    with ends_as_interrupted() as received:
+    with ends_as_interrupted() as received, shown_as_messages():
         code = _exit_code(arguments, as_json=as_json)
-    if code == INTERRUPTED:  # raised above, or typer's word for it
-        code = 128 + received.signal
-        print("interrupted", file=sys.stderr)
+        if code == INTERRUPTED:  # raised above, or typer's word for it
+            code = 128 + received.signal
+            print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
 
 
@@ -209,6 +207,17 @@ def usage_error(error: Exception) -> UsageError:
     command = context.command_path if context is not None else "enginecast"
     message: str = error.format_message()  # type: ignore[attr-defined]
     return UsageError(message, hint=f"`{command} --help` lists what it takes.")
+
+
+@contextmanager
+def shown_as_messages() -> Iterator[None]:
+    """Show warnings as messages until a command ends: those of its caller are shown as before."""
+    before = warnings.showwarning
+    warnings.showwarning = show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -56,6 +56,12 @@ def failures_on_fresh_inputs(
         except VerificationError as error:
             return (f"on inputs that no scale was made from: {error.message}",)
         for name, one in errors.items():
+            if one.nonfinite:  # no part of its error
+                return (
+                    f"output {name!r} has {one.nonfinite} values that are not finite where the"
+                    " model's are, or the other way round, on inputs that no scale was made from:"
+                    " give more of them (--inputs), or keep layers (--skip-modules-pattern)",
+                )
             if one.wrong is None:
                 worst[name] = max(worst.get(name, 0.0), one.worst_row)
     return tuple(
@@ -69,7 +75,7 @@ def failures_on_fresh_inputs(
 
 
 def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
-    """Inputs like the example, in the sizes of the first case; none where the model takes none."""
+    """Inputs like the example, in the sizes of the first case: those that the model takes."""
     if prepared.captured.guards or any(case.singles for case in prepared.cases):
         return ()
     sizes = sizes_of(prepared.inputs, prepared.cases[0])
@@ -78,10 +84,21 @@ def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
         for place in range(count)
     )
     example = prepared.source.example()
+    most: tuple[Case, ...] = ()
     for cases in (drawn, in_example_values(drawn, example)):
-        try:
-            prepared.plain.outputs([case.inputs for case in cases])
-        except FAILS:  # it takes values of some kind alone
-            continue
-        return cases
-    return ()
+        taken = tuple(case for case in cases if _takes(prepared, case))
+        if len(taken) == count:
+            return taken
+        most = max(most, taken, key=len)
+    return most
+
+
+def _takes(prepared: Prepared, case: Case) -> bool:
+    """Whether the program takes the values of a case: each is run alone, for all at once may not
+    fit into memory.
+    """
+    try:
+        prepared.plain.outputs([case.inputs])
+    except FAILS:
+        return False
+    return True

@@ -29,8 +29,9 @@ class TritonPythonModel:
             output["name"]: rules[f"kind_of_{output['name']}"] for output in config["output"]
         }
         self._tokenizer = Tokenizer.from_file(str(Path(__file__).with_name("tokenizer.json")))
-        self._tokenizer.no_padding()  # the file may ask for its own padding and truncation
-        self._tokenizer.enable_truncation(int(rules["longest"]))
+        self._tokenizer.no_padding()  # the file may ask for its own padding and length
+        side = (self._tokenizer.truncation or {}).get("direction", "right")
+        self._tokenizer.enable_truncation(int(rules["longest"]), direction=side)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request; one that is wrong gets its own error."""

@@ -87,7 +87,9 @@ def _divisor(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     small, large = _size_in(x, dtype), _size_in(y, dtype)
     for _ in range(_STEPS[dtype]):
         is_done = small == 0
-        rest = torch.fmod(large, torch.where(is_done, 1, small))
+        by = torch.where(is_done, 1, small)
+        # ONNX Runtime (1.31) has fmod of integers by way of fp64, and divides them as they are.
+        rest = large - torch.div(large, by, rounding_mode="trunc") * by
         large = torch.where(is_done, large, small)
         small = torch.where(is_done, 0, rest)
     return large
