@@ -4,7 +4,8 @@ ONNX has no solvers. Elimination with the largest pivot, substitution, and produ
 are the algorithms of LAPACK, which torch calls; what they lose in fp64 is far below fp32.
 
 Where torch raises an error, as for a matrix that is singular or not positive definite, the result
-is not finite. What depends on rounding in fp32 has no form here, for another rounding would make it
+is NaN, which a run refuses. A matrix that is singular in fp32's rounding alone has the inverse that
+fp64 gives it. What depends on rounding in fp32 has no form here, for another rounding would make it
 another result: pivots of an LU decomposition, codes of errors, signs of singular vectors.
 """
 
@@ -167,7 +168,8 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
     size = x.size(-1)
     columns: list[Tensor] = []
     for at in range(size):
-        root = left[..., :1, :1].sqrt()
+        first = left[..., :1, :1]
+        root = torch.where(first > 0, first, math.nan).sqrt()
         below = left[..., 1:, :1] / root
         zeros = torch.zeros_like(left[..., :1, :1]).expand(*left.shape[:-2], at, 1)
         columns.append(torch.cat([zeros, root, below], -2))
