@@ -45,6 +45,7 @@ OF_INTEGERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "addr-booleans": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0),
     "addr-nothing": lambda x, w: torch.addr(x[0, 0] > 5, x[0, 0, 0] > 0, x[0, 0, 1] > 0, beta=0),
     "gcd-bytes": lambda x, w: torch.gcd(x[0].byte(), x[1, 0].byte()),
+    "gcd-of-two-types": lambda x, w: torch.gcd(x.char(), x.flip(0).byte()),
     "lcm-bytes": lambda x, w: torch.lcm(x[0].char(), x[1].char() | 1),
     "places": lambda x, w: torch.nonzero_static(x // 5, size=90),
     "places-filled": lambda x, w: torch.nonzero_static(x[0, 0] > 3, size=60, fill_value=7),
@@ -117,6 +118,19 @@ def test_engines_are_eager_for_integers_booleans_and_complex_numbers(tmp_path: P
                 equal_nan=True,
                 msg=partial(_named, name),
             )
+
+
+class _Divisor(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.gcd(x, y)
+
+
+@pytest.mark.slow
+def test_an_engine_divides_numbers_that_fp64_does_not_hold(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    x, y = torch.randint(-(2**62), 2**62, (2, 40)) // 30 * 30
+    lower(captured(_Divisor(), x, y), tmp_path, ["divisor"])
+    assert torch.equal(run(tmp_path, x, y)[0], torch.gcd(x, y))
 
 
 def test_divisors_of_all_integers_are_those_of_torch() -> None:

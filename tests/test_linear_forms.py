@@ -1,5 +1,6 @@
 """Linear algebra that ONNX has not, for small matrices: the engine against torch in fp64."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_what_torch_raises_an_error_for_is_not_finite(engine: Path) -> None:
     assert torch.equal(zeros[places], sign)
     assert torch.equal(zeros[places + 1], log)
     assert zeros[0].isnan().all()
+
+
+@pytest.mark.parametrize("last", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("upper", [True, False])
+def test_what_is_not_positive_definite_has_no_factor(last: float, upper: bool) -> None:
+    matrix = torch.eye(4)
+    matrix[3, 3] = last
+    with pytest.raises(RuntimeError, match="positive-definite"):
+        linalg.cholesky(matrix, upper=upper)
+    assert LINEAR[aten.linalg_cholesky.default](matrix, upper=upper)[3, 3].isnan()
 
 
 class _Pivots(nn.Module):

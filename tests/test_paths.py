@@ -1,5 +1,7 @@
 """Forwards that are traced whole, once for each answer to a test of values."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ def unless_full(mask: Tensor) -> Tensor | None:
     if mask.all():
         return None
     return mask
+
+
+ASKS = unless_full.__code__.co_firstlineno + 1
 
 
 class Dropped(nn.Module):
@@ -107,6 +112,56 @@ class Asking(Dropped):
         return x * 2 - attention_mask.unsqueeze(-1)
 
 
+class Noting(nn.Module):
+    """Leaves what it finds in an object that it is given, or has."""
+
+    def __init__(self, notes: SimpleNamespace) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def forward(self, x: Tensor, mask: Tensor, given: SimpleNamespace | None = None) -> Tensor:
+        if unless_full(mask) is None:
+            (given or self.notes).is_full = True
+            return x.cumsum(1)
+        return x * 2
+
+
+class Passed(Dropped):
+    """A module writes into an object that each call makes anew, and that is read later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Noting(SimpleNamespace())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        notes = SimpleNamespace(is_full=False)
+        x: Tensor = self.inner(self.table(input_ids), attention_mask, notes)
+        return x * 5 if notes.is_full else x
+
+
+class Kept(Passed):
+    """The object is the model's."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        self.inner.notes.is_full = False
+        x: Tensor = self.inner(self.table(input_ids), attention_mask)
+        return x * 5 if self.inner.notes.is_full else x
+
+
+SHARED = [False]
+
+
+class Global(Passed):
+    """A variable of the file."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        SHARED[0] = False
+        if unless_full(attention_mask) is None:
+            SHARED[0] = True
+        x: Tensor = self.table(input_ids)
+        return x * 5 if SHARED[0] else x
+
+
 def captured(module: nn.Module, as_eager: bool = True) -> Captured:
     example = {"input_ids": torch.arange(15).view(3, 5) % 9, "attention_mask": ONES[:3]}
     specs = from_example(example, None)
@@ -124,12 +179,12 @@ def assert_the_same(found: Captured, module: nn.Module) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Dropped, Twice, Nested, Inner])
+@pytest.mark.parametrize("kind", [Dropped, Twice, Nested, Inner, Passed])
 def test_the_whole_forward_runs_for_each_answer(kind: type[nn.Module]) -> None:
     module = kind()
     found = captured(module)
     assert "for each answer" in found.rungs[-1].reason
-    assert [place.line for place in found.branches] == [19]
+    assert [place.line for place in found.branches] == [ASKS]
     assert_the_same(found, module)
 
 
@@ -147,7 +202,13 @@ def test_the_same_test_is_asked_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Often, Written])
 def test_too_many_paths_and_written_values_are_refused_at_the_line(kind: type[nn.Module]) -> None:
-    with pytest.raises(RewriteRefused, match=r"test_paths.py:19.*more than 3 tests"):
+    with pytest.raises(RewriteRefused, match=rf"test_paths.py:{ASKS}.*more than 3 tests"):
+        captured(kind())
+
+
+@pytest.mark.parametrize("kind", [Kept, Global])
+def test_what_a_path_leaves_in_an_object_is_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(RewriteRefused, match=r"writes into a \w+ that it has from outside"):
         captured(kind())
 
 

@@ -9,6 +9,7 @@ is the innermost one that asks and whose results have one structure.
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from enginecast.capture.control_flow.operators.values import is_open
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.tracing.answers.possible_values import ELEMENTWISE, MOVES, REDUCES
+from enginecast.capture.tracing.ladder.python_state import PythonState, reached_from
 
 MOST_ANSWERS = 3
 """On one path; each doubles the number of calls in the program."""
@@ -44,6 +46,25 @@ class _Asked(BaseException):
         self.test = test
         self.key = key
         self.place = place
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a module, which may run several times."""
+
+    part: nn.Module
+    run: partial[Any]
+    given: PythonState
+    """What its arguments held before it ran."""
+
+    def state(self) -> PythonState:
+        """What it may write to, as that is now."""
+        return PythonState(self.run.args, self.run.keywords, *reached_from(self.part))
+
+
+def _refuse_changes(site: Site, before: PythonState) -> None:
+    if changed := before.changed():
+        raise site.refuse(f"the call around it writes into a {changed} that it has from outside")
 
 
 class Paths:
@@ -75,7 +96,7 @@ class Paths:
         with running(self._sites, module), ExitStack() as stack:
             for part in module.modules():
                 if not isinstance(part, ScriptModule):
-                    stack.enter_context(replaced(part, "forward", self._split_up(part.forward)))
+                    stack.enter_context(replaced(part, "forward", self._split_up(part)))
             forward = module.forward
 
             @functools.wraps(forward)  # torch.export asks for its signature
@@ -86,44 +107,53 @@ class Paths:
             stack.enter_context(replaced(module, "forward", answered))
             yield
 
-    def _split_up(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _split_up(self, part: nn.Module) -> Callable[..., Any]:
+        forward = part.forward
+
         @functools.wraps(forward)
         def split(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
             try:
-                return self._follow(partial(forward, *args, **kwargs), {})
+                call = _Call(part, partial(forward, *args, **kwargs), PythonState(args, kwargs))
+                return self._follow(call, {})
             finally:
                 self._calls -= 1
 
         return split
 
-    def _follow(self, run: Callable[[], Any], facts: Facts) -> Any:
-        """What `run` gives where these tests have these answers."""
+    def _follow(self, call: _Call, facts: Facts) -> Any:
+        """What `call` gives where these tests have these answers."""
         mode = get_proxy_mode()
         tracer: Any = self._tracers[-1] if mode is None else mode.tracer
         stack = dict(tracer.module_stack)
         self._tracers.append(tracer)
         try:
             with self._tests.knowing(facts):
-                return run()
+                return call.run()
         except _Asked as asked:
             tracer.module_stack.clear()  # of the modules that the run was inside of
             tracer.module_stack.update(stack)
-            return self._split(run, facts, asked)
+            return self._split(call, facts, asked)
         finally:
             self._tracers.pop()
 
-    def _split(self, run: Callable[[], Any], facts: Facts, asked: _Asked) -> Any:
+    def _split(self, call: _Call, facts: Facts, asked: _Asked) -> Any:
         index = self._indices.setdefault(asked.place, len(self._sites))
         if index == len(self._sites):
             self._sites.append(Site(asked.place.file, asked.place.line, "forward", "if"))
         if self._tests.depth + len(facts) >= MOST_ANSWERS:
             self._is_over = True
             raise self._sites[index].refuse(f"more than {MOST_ANSWERS} tests decide its path")
-        then, otherwise = (
-            partial(self._follow, run, {**facts, asked.key: yes}) for yes in (True, False)
-        )
+        site, before = self._sites[index], call.state()
+
+        def path(answer: bool) -> Any:
+            found = self._follow(call, {**facts, asked.key: answer})
+            _refuse_changes(site, before)
+            return found
+
+        then, otherwise = partial(path, True), partial(path, False)
         try:
+            _refuse_changes(site, call.given)
             return if_return(index, asked.test, then, otherwise, (), "the result")
         except RewriteRefused:
             if self._is_over or self._calls == 1:

@@ -80,7 +80,17 @@ def _size_in(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _gcd(x: Tensor, y: Tensor) -> Tensor:
     """Euclid's algorithm, with as many steps as the dtype may need."""
-    return _divisor(x, y, x.dtype).to(x.dtype)
+    dtype = _promoted(x, y)
+    return _divisor(x.to(dtype), y.to(dtype), dtype).to(dtype)
+
+
+def _promoted(x: Tensor, y: Tensor) -> torch.dtype:
+    """The dtype that torch gives two tensors of integers; numbers do not widen tensors."""
+    if (x.dim() == 0) != (y.dim() == 0):
+        return x.dtype if x.dim() else y.dtype
+    if x.dtype != y.dtype and x.itemsize == y.itemsize:
+        return torch.int16  # of int8 and uint8
+    return x.dtype if x.itemsize >= y.itemsize else y.dtype
 
 
 def _divisor(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -96,7 +106,8 @@ def _divisor(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _lcm(x: Tensor, y: Tensor) -> Tensor:
-    dtype = x.dtype
+    dtype = _promoted(x, y)
+    x, y = x.to(dtype), y.to(dtype)
     by = _divisor(x, y, dtype).abs()  # no divisor is -1, by which C cannot divide the lowest number
     quotient = torch.div(x.to(torch.int64), torch.where(by == 0, 1, by), rounding_mode="trunc")
     found = torch.where(by == 0, 0, quotient * y.to(torch.int64))
@@ -104,10 +115,9 @@ def _lcm(x: Tensor, y: Tensor) -> Tensor:
     return found.to(dtype).abs() if dtype == torch.int32 else found.abs().to(dtype)
 
 
-def _are_alike(node: Node) -> bool:
-    """Whether an op reads integers of one dtype."""
-    dtypes = {dtype_of(source) for source in node.all_input_nodes}
-    return len(dtypes) == 1 and dtypes <= set(_STEPS)
+def _reads_integers(node: Node) -> bool:
+    """Whether all tensors that an op reads are integers."""
+    return all(dtype_of(source) in _STEPS for source in node.all_input_nodes)
 
 
 _STEPS: Mapping[torch.dtype, int] = {
@@ -127,7 +137,7 @@ FORMS: Mapping[Any, tuple[Callable[[Node], bool], Callable[..., Tensor]]] = {
     aten.heaviside.default: (reads_bools, torch.logical_or),
     aten.addr.default: (reads_bools, _addr),
     aten.nonzero_static.default: (_sizes_are_positive, _nonzero_static),
-    aten.gcd.default: (_are_alike, _gcd),
-    aten.lcm.default: (_are_alike, _lcm),
+    aten.gcd.default: (_reads_integers, _gcd),
+    aten.lcm.default: (_reads_integers, _lcm),
 }
 """Op -> for which calls, and what it is then."""
