@@ -192,13 +192,16 @@ def open_tokenizer(path: Path, longest: int) -> Tokenizer:
 
 
 def _tokenizer_of(data: bytes | None, path: Path, longest: int) -> Tokenizer:
-    """A tokenizer that cuts texts at `longest` tokens, and leaves padding to `pad`."""
+    """A tokenizer that cuts texts at `longest` tokens, on the side that its file says, and leaves
+    padding to `pad`.
+    """
     if data is None:
         raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
     with refusing(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(data)
-        tokenizer.no_padding()  # the file may ask for its own padding and truncation
-        tokenizer.enable_truncation(longest)
+        tokenizer.no_padding()  # the file may ask for its own padding and length
+        side = (tokenizer.truncation or {}).get("direction", "right")
+        tokenizer.enable_truncation(longest, direction=side)
         return tokenizer
 
 

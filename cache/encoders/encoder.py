@@ -219,7 +219,8 @@ def _max_length(request: EncoderRequest, model: ModelFacts, tokenizer: Tokenizer
     asked = request.max_length
     if asked is None:
         said = tokenizer.max_length or model.default_length
-        return min(limit for limit in (said, most, model.longest_text) if limit is not None)
+        cut = model.longest_text if request.tokenizer is None else None
+        return min(limit for limit in (said, most, cut) if limit is not None)
     if asked < 1 or (most is not None and asked > most):
         takes = f"1..{most}, which is what {model.about.source} takes"
         raise UsageError(f"--max-length {asked}: expected {takes if most else 'at least 1'}")

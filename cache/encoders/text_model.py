@@ -19,8 +19,8 @@ class ModelFacts:
         takes_mask: whether it can be given a padding mask.
         sequence: fewest and most tokens that it takes; None: no limit.
         default_length: longest text where neither the user nor the tokenizer says.
-        longest_text: tokens at which the model cuts texts, whatever its tokenizer says; None: at
-            none.
+        longest_text: tokens at which the model cuts texts, whatever its own tokenizer says; None:
+            at none.
         vocabulary: how many ids it knows; None: not known.
         padding_id, padding_side: where the tokenizer does not say; None: not known.
     """
