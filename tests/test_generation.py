@@ -92,11 +92,12 @@ def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
     return torch.as_tensor(found)
 
 
+MANY_ENDS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))}
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 24},
     {"max_new_tokens": 24, "repetition_penalty": 1.3},
     {"max_new_tokens": 24, "repetition_penalty": 0.2},
-    {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))},
+    MANY_ENDS,
     {"max_length": 12, "eos_token_id": 5, "pad_token_id": 7},
 ]
 
@@ -123,7 +124,7 @@ def test_a_static_cache_gives_the_same_tokens(engine: Engine) -> None:
 
 def test_rows_end_by_themselves(engine: Engine) -> None:
     ids, mask = prompts()
-    options = OPTIONS[2]
+    options = MANY_ENDS
     found = generate(engine, ids.numpy(), mask.numpy(), **options)[:, ids.shape[1] :]
     ends = [int(np.isin(row, options["eos_token_id"]).argmax()) for row in found]
     assert len(set(ends)) > 1
