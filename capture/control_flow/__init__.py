@@ -1,5 +1,5 @@
 """Control flow in a model's Python code: found, covered by inputs, and rewritten.
 
-Its folders: `detect`, `cover`, `converters`, `operators`. There are no modules at this level, and
-none of the folders traces a whole model.
+All code is in the folders `detect`, `cover`, `converters` and `operators`. None of them traces a
+whole model.
 """

@@ -1,5 +1,4 @@
-"""Read a bundle from disk, and check that every file is there, that there are no others, and that
-no byte has changed.
+"""Read a bundle from disk. No file may be missing, added or changed.
 
 No weight format notices damage by itself (flipped bits in a safetensors file load without an
 error), so digests are checked before any other library opens a file.

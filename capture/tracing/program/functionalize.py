@@ -7,13 +7,13 @@ changes.
             %z = aten.add(%y, 1)                        %y_1 = aten.select_scatter(%y, %low, 1, 0)
                                                         %z = aten.add(%y_1, 1)
 
-A write becomes the op that does not write.  What it gives is put back into all that the value is a
-view of; whoever reads another view later reads it anew.  So passes, exporters and the emulator see
-values alone, and none of them asks what shares memory.
+A write becomes the op that does not write.  Its result is scattered into every base of the view,
+and later reads of other views are taken from the new base.  So passes, exporters and the emulator
+see only values, and need not ask what shares memory.
 
 Nodes that share no memory with a written value stay as they are.  torch's own functionalization
-traces the whole program again: it takes ops apart that may alias (reshape, matmul), and loses casts
-that say where the source wants fp32.
+would trace the whole program again.  It decomposes ops that may alias (reshape, matmul), and it
+drops casts that mark where the source wants fp32.
 """
 
 import operator
