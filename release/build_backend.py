@@ -1,7 +1,7 @@
 """The project's build backend: setuptools, so that equal sources give equal bytes.
 
-What goes into an archive is copied into an empty folder first: the files of the packages that
-pyproject.toml lists, with fixed modes.  So leftovers of earlier builds (`build/`, `*.egg-info`),
+What goes into an archive is copied into an empty folder first: code and data of the folders that
+pyproject.toml maps, with fixed modes.  So leftovers of earlier builds (`build/`, `*.egg-info`),
 other files in the tree, the umask, and the folder's name reach no archive.  Dates are those of
 `SOURCE_DATE_EPOCH`, or all 1980-01-01, the first that a zip file can hold.
 
@@ -45,7 +45,13 @@ __all__ = [
 Settings = dict[str, Any] | None
 
 FIRST_DATE_OF_A_ZIP_FILE = 315532800
-BESIDE_THE_PACKAGES = ["pyproject.toml", "CHANGELOG.md", "SECURITY.md", "release/build_backend.py"]
+BESIDE_THE_PACKAGES = [
+    "pyproject.toml",
+    "setup.py",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "release/build_backend.py",
+]
 
 
 def build_wheel(
@@ -121,10 +127,18 @@ def _staged() -> Iterator[Path]:
 
 
 def _sources(root: Path) -> list[str]:
+    """Code and data of the folders that pyproject.toml maps, without following links, and the rest
+    that a build reads.
+    """
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     project, setuptools = settings["project"], settings["tool"]["setuptools"]
     names = {project["readme"], *project["license-files"], *BESIDE_THE_PACKAGES}
-    for package, folder in setuptools["package-dir"].items():
-        names |= {f"{folder}/{path.name}" for path in (root / folder).glob("*.py")}
-        names |= {f"{folder}/{name}" for name in setuptools["package-data"].get(package, [])}
+    folders = {
+        path.parent
+        for mapped in setuptools["package-dir"].values()
+        for path in (root / mapped).rglob("*.py")
+    }
+    for folder in folders:
+        for pattern in ("*.py", *setuptools["package-data"]["*"]):
+            names |= {path.relative_to(root).as_posix() for path in folder.glob(pattern)}
     return sorted(names)

@@ -17,9 +17,15 @@ from enginecast.exporters.registry import TARGETS
 ROOT = Path(__file__).parent.parent
 FACE = ROOT / "enginecast"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGE_DIRS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+MAPPED: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+PACKAGE_DIRS = {
+    ".".join([package, *folder.relative_to(ROOT / mapped).parts]): str(folder.relative_to(ROOT))
+    for package, mapped in MAPPED.items()
+    for folder in sorted({path.parent for path in (ROOT / mapped).rglob("*.py")})
+}
+"""The folder of each package; rglob does not follow the links in enginecast/."""
 LEAVES = {FACE / f"{name}.py" for name in ("errors", "plugins", "printable", "version")}
-FOLDERS = sorted({folder.split("/")[0] for folder in PACKAGE_DIRS.values()} - {"enginecast"})
+FOLDERS = sorted(set(MAPPED.values()) - {"enginecast"})
 NOT_PACKAGED = {
     "tests",
     "benchmarks",
@@ -183,28 +189,13 @@ def test_help_does_not_import_torch() -> None:
 
 def test_every_folder_with_code_is_packaged() -> None:
     with_code = {
-        path.parent.relative_to(ROOT).as_posix()
+        folder.name
         for folder in ROOT.iterdir()
         if folder.is_dir() and folder.name not in NOT_PACKAGED and folder.name[0] != "."
-        for path in folder.rglob("*.py")  # does not follow the links in enginecast/
+        if any(folder.rglob("*.py"))
     }
-    assert with_code == set(PACKAGE_DIRS.values())
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == set(PACKAGE_DIRS)
-    for package, folder in PACKAGE_DIRS.items():
-        prefix = "" if folder.split("/")[0] == "enginecast" else "enginecast."
-        assert package == prefix + folder.replace("/", ".")
-
-
-def test_data_beside_the_code_is_packaged() -> None:
-    data = PROJECT["tool"]["setuptools"]["package-data"]
-    beside = {
-        package: sorted(path.name for path in (ROOT / folder).glob("*.json"))
-        for package, folder in PACKAGE_DIRS.items()
-        if list((ROOT / folder).glob("*.json"))
-    }
-    beside["enginecast.cli.passes"] = ["template/*.template"]
-    beside["enginecast.reduce"] = ["reproduce.py.template"]
-    assert beside == {name: files for name, files in data.items() if name != "enginecast"}
+    assert with_code == set(MAPPED.values())
+    assert set(MAPPED) == {"enginecast"} | {f"enginecast.{folder}" for folder in FOLDERS}
 
 
 def test_every_packaged_folder_has_its_link() -> None:

@@ -28,8 +28,6 @@ NOT_COPIED = shutil.ignore_patterns(
     "site",
 )
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Place:
@@ -78,6 +76,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Place]:
     return clean, used
 
 
+@pytest.mark.slow
 def test_two_builds_are_equal_byte_for_byte(places: tuple[Place, Place], tmp_path: Path) -> None:
     clean, used = places
     leaky = used.ask("build_wheel", tmp_path / "plain", backend="setuptools.build_meta")
