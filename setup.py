@@ -1,6 +1,6 @@
 """Lists the packages: each folder with code in the folders that pyproject.toml maps.
 
-It does not follow the links in enginecast/, which are for type checkers, so a file is packaged once.
+It does not follow the links in enginecast/, which are for type checkers: a file is packaged once.
 """
 
 import os
