@@ -65,13 +65,13 @@ def __dir__() -> list[str]:
 
 @contextmanager
 def _extras(name: str) -> Iterator[None]:
-    """Raise a MissingError where a public name needs an extra that is not installed."""
+    """Raise a MissingError where a library that a public name needs is missing or broken."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        from enginecast.doctor.extras import missing_extra
+    except Exception as error:
+        from enginecast.installation import unavailable
 
-        lacking = missing_extra(error, f"enginecast.{name}")
+        lacking = unavailable(error, f"enginecast.{name}")
         if lacking is None:
             raise
         raise lacking from error

@@ -18,6 +18,7 @@ from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.store import Encodings
 from enginecast.cache.upkeep.exporting import export
 from enginecast.errors import CacheError, MissingError, UsageError
+from enginecast.installation import install_command
 
 TEXTS = texts(12)
 MADE = {entry.text: entry for entry in entries(TEXTS)}
@@ -165,6 +166,6 @@ def test_without_pyarrow_the_way_out_is_said(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingError, match="pyarrow") as raised:
         export(encodings, tmp_path / "out.parquet")
-    assert "pip install 'enginecast[cache]'" in raised.value.hint
+    assert install_command("cache") in raised.value.hint
     require_nothing_left(tmp_path)
     export(encodings, tmp_path / "out", "npz")

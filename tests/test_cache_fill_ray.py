@@ -21,7 +21,7 @@ from cache_fixtures import short_captions, words_t5
 from cache_shards import open_folder
 from exports import cast
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'enginecast[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed")
 
 from ray_runs import PATIENCE, RayRun, ray_fill
 
@@ -32,6 +32,7 @@ from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.store import create_store, open_store
 from enginecast.errors import CacheError, MissingError, UsageError
+from enginecast.installation import install_command
 
 SMALL = ("--shard-size", "20kB")
 """About 13 of the captions."""
@@ -327,7 +328,7 @@ def test_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingError, match="needs Ray Data") as caught, local_ray(1, 0):
         raise AssertionError
-    assert caught.value.hint == "pip install 'enginecast[ray]'"
+    assert caught.value.hint == install_command("ray")
 
 
 def test_an_address_without_a_cluster_is_refused_at_once() -> None:

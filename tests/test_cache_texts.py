@@ -273,7 +273,7 @@ def test_a_missing_library_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingError, match=package) as error:
         read_texts(path)
-    assert error.value.hint == "pip install 'enginecast[cache]'"
+    assert error.value.hint == install_command("cache")
 
 
 def test_reading_imports_no_library_of_tables() -> None:
@@ -289,6 +289,7 @@ READ = """
 import sys, time
 from pathlib import Path
 from enginecast.cache.fill.texts import read_texts
+from enginecast.installation import install_command
 
 def peak():
     status = Path("/proc/self/status").read_text()

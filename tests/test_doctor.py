@@ -11,6 +11,7 @@ from rich.console import Console
 from enginecast.cli.doctor import show
 from enginecast.doctor import checks as doctor
 from enginecast.doctor.checks import Gpu, Package, cpu_features, examine, find_problems
+from enginecast.installation import install_command
 from enginecast.runtime.device.versions import installed
 
 TORCH = Package("torch", ">=2.11", "2.13.0+cu128")
@@ -110,6 +111,6 @@ def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -
     out = io.StringIO()
     show(report, Console(file=out, width=60))
     text = out.getvalue()
-    assert "to add 'tensorrt': pip install 'enginecast[tensorrt]'" in text
+    assert f"to add 'tensorrt': {install_command('tensorrt')}" in text
     assert "problem: torch 2.1.0, >=2.11 is needed\n  pip install 'torch>=2.11'\n" in text
     assert "no problems" not in text

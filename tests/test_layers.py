@@ -24,7 +24,9 @@ PACKAGE_DIRS = {
     for folder in sorted({path.parent for path in (ROOT / mapped).rglob("*.py")})
 }
 """The folder of each package; rglob does not follow the links in enginecast/."""
-LEAVES = {FACE / f"{name}.py" for name in ("errors", "plugins", "printable", "version")}
+LEAVES = {
+    FACE / f"{name}.py" for name in ("errors", "installation", "plugins", "printable", "version")
+}
 FOLDERS = sorted(set(MAPPED.values()) - {"enginecast"})
 NOT_PACKAGED = {
     "tests",

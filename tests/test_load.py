@@ -14,6 +14,7 @@ from bundles import CPU
 from onnx import TensorProto
 
 from enginecast.errors import BundleError, EnginecastWarning, InputError, MissingError, UsageError
+from enginecast.installation import install_command
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
@@ -160,7 +161,7 @@ def test_cuda_is_missing_with_the_command_that_brings_it(tmp_path: Path) -> None
         pytest.skip("this ONNX Runtime has the CUDA provider")
     with pytest.raises(MissingError, match=f"{CUDA}: not in this ONNX Runtime") as caught:
         load(bundle(tmp_path, bundles.engine()), device="cuda")
-    assert "enginecast[cuda]" in caught.value.hint
+    assert install_command("cuda") in caught.value.hint
 
 
 SCRIPT = """

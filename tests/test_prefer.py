@@ -13,6 +13,7 @@ import pytest
 from bundles import CPU
 
 from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
+from enginecast.installation import install_command
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
 from enginecast.runtime.load import backends, load
@@ -59,7 +60,7 @@ def test_every_step_of_the_chain_is_reported_with_its_whole_reason(tmp_path: Pat
     assert first.startswith(f"{root}: no tensorrt: engine.plan: ")
     assert first.endswith("\ntrying onnxruntime-cuda next")
     assert "no onnxruntime-cuda: CUDAExecutionProvider: not in this ONNX Runtime" in second
-    assert "pip install 'enginecast[cuda]'" in second
+    assert install_command("cuda") in second
     assert second.endswith("\ntrying onnxruntime-cpu next")
     assert outputs.backend == "onnxruntime-cpu"
 

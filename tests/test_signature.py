@@ -26,6 +26,7 @@ from signing_keys import keys
 
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.installation import install_command
 from enginecast.runtime.bundle import signature, trusted
 from enginecast.runtime.bundle.manifest import Part
 from enginecast.runtime.bundle.manifest_json import decode, encode
@@ -319,7 +320,7 @@ def test_without_the_library(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(MissingError, match="model-signing") as caught:
         load(root, trust=keys(tmp_path)[1])
-    assert "enginecast[signing]" in caught.value.hint
+    assert install_command("signing") in caught.value.hint
 
 
 CODE = bundles.engine(target="torchscript", providers=("torch-cpu",))

@@ -13,6 +13,7 @@ import torch
 from cpu_stand_in import use_stand_in
 from fake_tensorrt import install
 
+from enginecast.installation import install_command
 from enginecast.passes.registry import build as build_passes
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -45,7 +46,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
     if name == "trt_acceptance":
         assert printed.err.splitlines() == [
             "make trt-acceptance needs tensorrt, which is not installed",
-            "pip install 'enginecast[tensorrt]' on Linux with an NVIDIA GPU",
+            f"{install_command('tensorrt')} on Linux with an NVIDIA GPU",
             "in this checkout: .venv/bin/python -m pip install --editable '.[dev,tensorrt]'",
         ]
     else:

@@ -36,6 +36,7 @@ from enginecast.cache.store.claims import claim, sweep
 from enginecast.cache.store.spec import EncoderSpec, differences
 from enginecast.cache.store.store import Encodings, open_store
 from enginecast.errors import CacheError, EnginecastError, MissingError, UsageError
+from enginecast.installation import required
 
 _CHUNK, _OUTCOME = "chunk", "outcome"
 """Columns of what goes in, and of what comes out: pickles."""
@@ -404,14 +405,9 @@ def _quiet_ray(variables: Mapping[str, str]) -> Iterator[Any]:
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.filterwarnings("ignore", module=r"ray(\.|$)")
-            try:
+            with required("ray", "--engine ray", "ray"):
                 import ray
                 import ray.data
-            except ImportError as error:
-                raise MissingError(
-                    f"--engine ray needs Ray Data, which cannot be imported: {error}",
-                    hint="pip install 'enginecast[ray]'",
-                ) from error
             for name in ("ray", "ray.data"):  # which its import configures
                 logger = logging.getLogger(name)
                 levels[logger] = logger.level

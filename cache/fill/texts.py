@@ -4,13 +4,13 @@ import csv
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from enginecast.errors import InputError, MissingError, UsageError
+from enginecast.errors import InputError, UsageError
+from enginecast.installation import required
 
 DEFAULT_COLUMNS = ("caption", "text", "prompt")
 _IN_FOLDERS = (".parquet", ".jsonl", ".csv")
@@ -226,7 +226,7 @@ def _read_csv(path: Path, column: str | None, into: Texts) -> None:
 
 def _read_parquet(path: Path, column: str | None, into: Texts) -> None:
     """A column of strings, or of lists of strings; the others are not read."""
-    with _required("pyarrow", path):
+    with required("pyarrow", f"{path}: reading it", "cache"):
         import pyarrow
         from pyarrow import parquet
     into.begin(path)
@@ -241,7 +241,7 @@ def _read_parquet(path: Path, column: str | None, into: Texts) -> None:
 
 def _read_saved(path: Path, column: str | None, into: Texts) -> None:
     """A data set in the form of `save_to_disk`, with all its splits; no other column is decoded."""
-    with _required("datasets", path):
+    with required("datasets", f"{path}: reading it", "cache"):
         import datasets
         import pyarrow
     try:
@@ -299,17 +299,6 @@ def _require_text(path: Path, name: str, kind: Any) -> None:
         one = one.value_type
     if not (types.is_string(one) or types.is_large_string(one) or types.is_string_view(one)):
         raise InputError(f"{path}: expected text in the column {name!r}, got {kind}")
-
-
-@contextmanager
-def _required(package: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise MissingError(
-            f"{path}: reading it needs {package}, which is not installed",
-            hint="pip install 'enginecast[cache]'",
-        ) from error
 
 
 _READERS: Mapping[str, Callable[[Path, str | None, Texts], None]] = {

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset, Sampler, default_collate
 from enginecast.cache.read.reader import EmbeddingCache, require_texts
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import EncoderSpec, OutputSpec, pad_rows
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import UsageError
+from enginecast.installation import required
 from enginecast.runtime.device.torch_values import as_tensor, to_host
 from enginecast.runtime.values.arrays import Array
 
@@ -287,12 +288,8 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
         CacheMissError: when an item is read: its text is not in the cache.
         MissingError: `datasets` is not installed.
     """
-    try:
+    with required("datasets", "as_huggingface", "cache"):
         import datasets
-    except ImportError as error:
-        raise MissingError(
-            "as_huggingface: datasets is not installed", hint="pip install 'enginecast[cache]'"
-        ) from error
     if dataset is None:
         features = datasets.Features({column: datasets.Value("string")})
         dataset = datasets.Dataset.from_dict({column: list(cache.texts())}, features)

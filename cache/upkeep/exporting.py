@@ -31,7 +31,8 @@ from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import EncoderSpec
 from enginecast.cache.store.store import Encodings
 from enginecast.cache.upkeep.rewriting import chunked
-from enginecast.errors import CacheError, MissingError, UsageError
+from enginecast.errors import CacheError, UsageError
+from enginecast.installation import required
 from enginecast.runtime.bundle.staging import flush_folder, require_space
 from enginecast.runtime.device.torch_values import as_tensor
 from enginecast.runtime.values.arrays import Array
@@ -166,14 +167,10 @@ _GROUP_BYTES = 32_000_000
 
 def write_parquet(path: Path, encodings: Encodings, entries: Iterable[Entry], report: Any) -> None:
     """Write entries; `report` is called after each group."""
-    try:
+    instead = "or --format safetensors, pt or npz"
+    with required("pyarrow", "a parquet file", "cache", instead=instead):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingError(
-            "a parquet file needs pyarrow, which is not installed",
-            hint="pip install 'enginecast[cache]', or --format safetensors, pt or npz.",
-        ) from error
     schema = _schema(pyarrow, encodings.spec)
     values = {one.name for one in encodings.spec.outputs}
     packed = {name: "none" if name in values else "zstd" for name in schema.names}

@@ -34,7 +34,8 @@ from enginecast.capture.sources.hub import model_name
 from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
 from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
 from enginecast.capture.sources.widened import fill_widened
-from enginecast.errors import EnginecastWarning, MissingError, SourceError, UsageError, first_line
+from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
+from enginecast.installation import required
 
 STEM = "diffusion_pytorch_model"
 CLASS = "_class_name"
@@ -262,13 +263,8 @@ def _no_component(folder: Path) -> SourceError:
 
 
 def _find_class(name: object, file: Path) -> type[nn.Module]:
-    try:
+    with required("diffusers", f"{file}: {name}", "diffusers"):
         import diffusers
-    except ImportError as error:
-        raise MissingError(
-            f"{file}: {name} is a class of diffusers, which is not installed",
-            hint="pip install diffusers",
-        ) from error
     found = getattr(diffusers, name, None) if isinstance(name, str) else None
     if not isinstance(found, type) or not issubclass(found, diffusers.ModelMixin):
         raise SourceError(

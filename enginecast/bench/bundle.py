@@ -21,7 +21,8 @@ from enginecast.bench.contenders import (
 from enginecast.bench.inputs import given_inputs, one_kind
 from enginecast.bench.memory import on_gpu, resident, taken
 from enginecast.bench.timing import Times, interleaved, ratio, wall_clock
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import UsageError
+from enginecast.installation import required
 from enginecast.runtime.bundle.reader import Check
 from enginecast.runtime.device.machine import cores, processor
 from enginecast.runtime.device.torch_threads import torch_threads
@@ -212,12 +213,8 @@ def _check(model: str | None, against: Sequence[str]) -> None:
             hint=f"Such as --model MODEL --against {','.join(PEERS)}.",
         )
     if against:
-        try:
+        with required("torch", "--against", "export"):
             import torch  # noqa: F401  # before memory is measured: it is no part of an engine
-        except ImportError as error:
-            raise MissingError(
-                "--against needs torch", hint="pip install 'enginecast[export]'"
-            ) from error
 
 
 def _is_gpu(
@@ -237,15 +234,11 @@ def _peers(
     random_weights: int | None,
 ) -> tuple[Callable[[str], Contender], tuple[str, ...]]:
     """What makes each peer, and notes on the model."""
-    try:
-        import torch
+    import torch
 
-        from enginecast.capture.outputs.flatten import parse_wanted
-        from enginecast.compiler.recompare import open_again, options_of, same_model
-    except ImportError as error:
-        raise MissingError(
-            f"--against needs {error.name}", hint=f"pip install {error.name}"
-        ) from error
+    from enginecast.capture.outputs.flatten import parse_wanted
+    from enginecast.compiler.recompare import open_again, options_of, same_model
+
     manifest = engine.manifest
     options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)
     source = open_again(model, options, manifest)

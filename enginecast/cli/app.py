@@ -30,8 +30,9 @@ from enginecast.cli.terminal.help import HelpCommand, WorkOrder
 from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
-from enginecast.doctor.extras import missing_extra
+from enginecast.doctor.checks import outdated
 from enginecast.errors import DefectError, EnginecastError, SourceError, UsageError
+from enginecast.installation import missing, unimportable
 from enginecast.plugins import plugin_defect
 from enginecast.version import __version__
 
@@ -111,17 +112,24 @@ def _exit_code(arguments: Sequence[str], *, as_json: bool) -> int | None:
         return fail(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except ModuleNotFoundError as error:
-        lacking = missing_extra(error, _called(arguments)) or plugin_defect(error)
-        return crash() if lacking is None else fail(lacking, as_json=as_json)
-    except Exception as error:  # whatever is left is a defect of a plugin, or else of ours
-        defect = plugin_defect(error)
-        return crash() if defect is None else fail(defect, as_json=as_json)
+    except Exception as error:  # a library, a plugin, or else a defect of ours
+        cause = _cause(error, arguments)
+        return crash() if cause is None else fail(cause, as_json=as_json)
     except SystemExit as error:  # nothing was done, whatever code it names
         return fail(plugin_defect(error) or left(error), as_json=as_json)
     except BaseException as error:  # such as asyncio.CancelledError
         defect = plugin_defect(error)
         return crash() if defect is None else fail(defect, as_json=as_json)
+
+
+def _cause(error: Exception, arguments: Sequence[str]) -> EnginecastError | None:
+    """What led to an exception that nobody expected: a library, or a plugin; None: neither."""
+    return (
+        missing(error, _called(arguments))
+        or plugin_defect(error)
+        or unimportable(error)
+        or outdated()
+    )
 
 
 def _called(arguments: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from enginecast.cli.options.groups import AsJson
 from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.doctor.checks import CPU_FEATURES, Problem, Report
-from enginecast.doctor.extras import missing_extra
+from enginecast.installation import install_command, unavailable
 from enginecast.verify.report.layout import print_table
 
 
@@ -33,7 +33,7 @@ def doctor(
         return
     from enginecast.doctor.checks import examine
 
-    report = examine(tensorrt=True)
+    report = examine(imports=True)
     report = replace(report, problems=(*report.problems, *_broken_plugins()))
     if as_json:
         print_json(report.to_json())
@@ -55,8 +55,8 @@ def _broken_plugins() -> list[Problem]:
 
         broken += [f"target {one}" for one in TARGETS.sorted_out(Target)[1]]
         broken += [f"pass {one}" for one in all_passes()[1]]
-    except ModuleNotFoundError as error:
-        if missing_extra(error, "") is None:
+    except Exception as error:  # a library that is missing, or broken as the report says
+        if unavailable(error, "") is None:
             raise
     return [Problem(one, "Repair or uninstall that package.") for one in broken]
 
@@ -108,7 +108,7 @@ def show(report: Report, console: Console) -> None:
     lacking = [one for one in report.packages if one.extra and not one.fits]
     for extra in dict.fromkeys(one.extra for one in lacking):
         repairs = [one.repair for one in lacking if one.extra == extra]
-        repair = repairs[0] if len(repairs) == 1 else f"pip install 'enginecast[{extra}]'"
+        repair = repairs[0] if len(repairs) == 1 else install_command(extra)
         say(console, f"to add '{extra}': {repair}")
     if report.cpu_features:
         here = report.cpu_features.items()
@@ -136,6 +136,7 @@ def show(report: Report, console: Console) -> None:
         say(console, f"NVIDIA driver: {report.tensorrt.driver or 'none'}")
     for problem in report.problems:
         say(console, f"problem: {problem.what}", "bold red")
-        say(console, f"  {problem.repair}")
+        for line in problem.repair.splitlines():
+            say(console, f"  {line}")
     if not report.problems:
         say(console, "no problems", "bold green")

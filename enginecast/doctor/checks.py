@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from enginecast.doctor.imports import broken_libraries
 from enginecast.errors import MissingError
+from enginecast.installation import unimportable
 from enginecast.runtime.device.gpu import driver_version
 from enginecast.runtime.device.versions import installed, numbers, short_version
 from enginecast.runtime.sessions.tensorrt.versions import Pair, check_pair, known_pairs
@@ -32,7 +35,8 @@ _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)(?P<parts>\[[\w,-]+\])?\s*(?P<wanted>[^;\s]*)"
     r"(?:.*extra == ['\"](?P<extra>\w+))?"
 )
-_DEVELOPMENT = "dev"
+_DEVELOPMENT = {"bench", "dev", "docs", "release"}
+"""Extras for work on this package itself."""
 _SCRIPT = ("script", "trace", "load")
 """What TorchScript is used for."""
 MODULES = ("tensorrt", "torch_tensorrt")
@@ -144,11 +148,11 @@ class Report:
         return data
 
 
-def examine(*, tensorrt: bool = False) -> Report:
+def examine(*, imports: bool = False) -> Report:
     """Look at this machine.  Imports onnxruntime and torch where they are installed.
 
     Args:
-        tensorrt: import TensorRT's modules, too, which takes seconds where they are installed.
+        imports: import the other libraries, too, in processes of their own; takes seconds.
     """
     packages = _packages()
     onnxruntime, problems = _import("onnxruntime")
@@ -159,7 +163,8 @@ def examine(*, tensorrt: bool = False) -> Report:
     problems += torch_problems
     problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
     found = None
-    if tensorrt:
+    if imports:
+        problems += [Problem(one.message, one.hint) for one in broken_libraries()]
         version = installed("torch").get("torch")
         found = examine_tensorrt(version, cuda)
         problems += tensorrt_problems(found, version, cuda)
@@ -173,7 +178,7 @@ def examine(*, tensorrt: bool = False) -> Report:
         providers=providers,
         torch_cuda=cuda,
         gpus=gpus,
-        problems=tuple(problems),
+        problems=tuple(dict.fromkeys(problems)),
         torchscript=all(map(callable, script)) if torch else None,
         tensorrt=found,
     )
@@ -212,6 +217,18 @@ def find_problems(
     return problems
 
 
+def outdated() -> MissingError | None:
+    """What to raise where an installed library is older than what this package needs; None: none
+    is.
+    """
+    old = [one for one in _packages() if one.version is not None and not one.fits]
+    if not old:
+        return None
+    found = ", ".join(f"{one.name}{one.wanted}, found {one.version}" for one in old)
+    repair = " ".join(f"'{one.name}{one.wanted}'" for one in old)
+    return MissingError(f"enginecast needs {found}", hint=f"pip install --upgrade {repair}")
+
+
 def cpu_features(cpuinfo: Path) -> dict[str, bool]:
     """Which of the features that matter an x86 CPU has; empty for other CPUs and systems."""
     if not cpuinfo.exists():
@@ -224,11 +241,15 @@ def cpu_features(cpuinfo: Path) -> dict[str, bool]:
 
 
 def _packages() -> tuple[Package, ...]:
-    """What this package's own metadata asks for, without the tools of its developers."""
-    found = []
-    for text in metadata.requires("enginecast") or []:
+    """What this package's own metadata asks for, without the tools of its developers; nothing
+    where it runs from a folder and is not installed.
+    """
+    found, wanted = [], list[str]()
+    with suppress(metadata.PackageNotFoundError):
+        wanted = metadata.requires("enginecast") or []
+    for text in wanted:
         requirement = _REQUIREMENT.match(text)
-        if requirement is None or requirement["extra"] == _DEVELOPMENT:
+        if requirement is None or requirement["extra"] in _DEVELOPMENT:
             continue
         if requirement["name"] == "enginecast":  # an extra that includes another one
             continue
@@ -242,11 +263,9 @@ def _import(name: str) -> tuple[Any, list[Problem]]:
     """A module; None where it is not installed (reported with the packages) or does not import."""
     try:
         return import_module(name), []
-    except ModuleNotFoundError:
-        return None, []
-    except (ImportError, OSError) as error:
-        what = f"{name} is installed but does not import: {error}"
-        return None, [Problem(what, f"pip install --force-reinstall {name}")]
+    except Exception as error:
+        broken = unimportable(error)
+        return None, [Problem(broken.message, broken.hint)] if broken else []
 
 
 def _gpus(torch: Any) -> Iterator[Gpu]:

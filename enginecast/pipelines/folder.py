@@ -17,7 +17,8 @@ from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import WeightNames, find_weight_files, read_json
 from enginecast.capture.sources.diffusion import CLASS, STEM, warn_of_newer
 from enginecast.capture.sources.huggingface import CONFIG_FILE
-from enginecast.errors import MissingError, SourceError, first_line
+from enginecast.errors import SourceError, first_line
+from enginecast.installation import required
 
 INDEX = "model_index.json"
 KNOWN = ("diffusers", "transformers")
@@ -124,13 +125,8 @@ def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
     Warns:
         EnginecastWarning: a newer diffusers wrote it.
     """
-    try:
+    with required("diffusers", f"{path}: a pipeline", "diffusers"):
         import diffusers
-    except ImportError as error:
-        raise MissingError(
-            f"{path}: pipelines need diffusers, which is not installed",
-            hint="pip install diffusers",
-        ) from error
     file = path / INDEX
     if not file.is_file():
         has_config = (path / CONFIG_FILE).is_file()

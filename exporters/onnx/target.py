@@ -11,6 +11,7 @@ from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.onnx.script import lower_script_to_onnx
 from enginecast.exporters.onnx.twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, ScriptRequest, Target
+from enginecast.installation import install_command
 from enginecast.passes.presets import QUANTIZED
 from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
 from enginecast.runtime.sessions.session import PROVIDERS, Session
@@ -53,8 +54,7 @@ class OnnxRuntime(Target):
             raise MissingError(
                 f"--device {device}: ONNX Runtime has no {wanted} here, only"
                 f" {', '.join(available)}",
-                hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device"
-                " out.",
+                hint=f"{install_command('cuda')} on a machine with a GPU, or leave --device out.",
             )
         return wanted in available
 

@@ -21,10 +21,10 @@ from typing import Any
 from enginecast.errors import (
     BundleError,
     EnginecastError,
-    MissingError,
     UsageError,
     first_line,
 )
+from enginecast.installation import required
 from enginecast.runtime.bundle.certificates import require_fit, unfit
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, TUNED_SUFFIX
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
@@ -250,15 +250,10 @@ def _pem(file: Path) -> bytes:
 
 
 def _library() -> Any:
-    try:
+    with required("model_signing", "a signature", "signing"):
         import model_signing
         import model_signing.hashing
         import model_signing.manifest
         import model_signing.signing
         import model_signing.verifying
-    except ImportError as error:
-        raise MissingError(
-            f"signatures need the package model-signing ({error})",
-            hint="pip install 'enginecast[signing]'",
-        ) from error
     return model_signing

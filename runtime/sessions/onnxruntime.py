@@ -15,6 +15,7 @@ import onnxruntime
 from onnxruntime import IOBinding, OrtValue
 
 from enginecast.errors import BundleError, EnginecastError, InputError, MissingError
+from enginecast.installation import install_command
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
 from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
@@ -379,7 +380,7 @@ def _require_providers(providers: Sequence[str]) -> None:
         if provider not in available:
             raise MissingError(
                 f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
-                hint="pip install 'enginecast[cuda]' adds the CUDA and TensorRT providers.",
+                hint=f"{install_command('cuda')} adds the CUDA and TensorRT providers.",
             )
 
 

@@ -21,6 +21,7 @@ from enginecast.errors import (
     UsageError,
     first_line,
 )
+from enginecast.installation import required
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output
 from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
@@ -237,13 +238,8 @@ def require_openvino(why: str, minimum: str = MINIMUM) -> Any:
     Raises:
         MissingError: it is not installed, does not import, or is too old.
     """
-    try:
+    with required("openvino", why, "openvino"):
         import openvino
-    except ImportError as error:
-        raise MissingError(
-            f"{why} needs OpenVINO, which is not installed: {error}",
-            hint="pip install 'enginecast[openvino]'",
-        ) from error
     found = str(openvino.__version__).partition("-")[0]
     if numbers(found) < numbers(minimum.partition(">=")[2]):
         raise MissingError(

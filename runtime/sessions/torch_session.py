@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from enginecast.errors import InputError, MissingError, UsageError
+from enginecast.errors import InputError, UsageError
+from enginecast.installation import required
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.device.gpu import require_cuda
 from enginecast.runtime.device.torch_threads import torch_threads
@@ -110,13 +111,9 @@ def require_torch(record: EngineRecord, kind: str) -> Any:
     Raises:
         MissingError: it is not installed.
     """
-    try:
+    instead = "or export with --target onnxruntime"
+    with required("torch", f"{record.file}: a {kind} engine", "export", instead=instead):
         import torch
-    except ImportError as error:
-        raise MissingError(
-            f"{record.file}: a {kind} engine needs torch, which is not installed: {error}",
-            hint="pip install torch, or export with --target onnxruntime.",
-        ) from error
     return torch
 
 

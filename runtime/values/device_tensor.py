@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from enginecast.errors import InputError, MissingError
+from enginecast.installation import install_command
 from enginecast.runtime.values.arrays import Array
 
 _CUDA = (2, 13)  # kDLCUDA and kDLCUDAManaged of dlpack.h
@@ -131,7 +132,7 @@ def view(value: Any) -> DeviceTensor:
     if not can_view():
         raise MissingError(
             "a tensor on a GPU needs torch, which is not installed",
-            hint="pip install torch, or pass arrays in CPU memory.",
+            hint=f"{install_command('export')}, or pass arrays in CPU memory.",
         )
     import torch
     from torch.utils.dlpack import from_dlpack

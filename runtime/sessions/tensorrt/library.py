@@ -11,11 +11,11 @@ from importlib import import_module, resources
 from typing import Any
 
 from enginecast.errors import MissingError, first_line
+from enginecast.installation import install_command
 from enginecast.runtime.device.versions import numbers, short_version
 
 Names = Mapping[str, tuple[str, ...]]
 """Class or module -> the methods, properties, enum members and the like of it that are called."""
-INSTALL = "pip install 'enginecast[tensorrt]' on Linux with an NVIDIA GPU"
 
 
 @cache
@@ -71,12 +71,16 @@ def import_library(name: str, why: str, hint: str) -> Any:
     except Exception as error:  # torch_tensorrt asks CUDA for the GPU while it is imported
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             raise MissingError(
-                f"{why} needs {name}, which is not installed", hint=INSTALL
+                f"{why} needs {name}, which is not installed", hint=_install()
             ) from error
         raise MissingError(
             f"{why} needs {name}, which is installed but does not load: {first_line(error)}",
             hint=hint,
         ) from error
+
+
+def _install() -> str:
+    return f"{install_command('tensorrt')} on Linux with an NVIDIA GPU"
 
 
 def names_for(version: str) -> Names:
@@ -89,7 +93,8 @@ def names_for(version: str) -> Names:
     older = [found for found in known if found <= numbers(short_version(version))]
     if not older:
         raise MissingError(
-            f"tensorrt {version}: expected at least {min(known_apis(), key=numbers)}", hint=INSTALL
+            f"tensorrt {version}: expected at least {min(known_apis(), key=numbers)}",
+            hint=_install(),
         )
     return known[max(older)]
 
