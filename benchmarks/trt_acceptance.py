@@ -30,7 +30,7 @@ from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 NAME = "trt-acceptance"
-INSTALL = ".venv/bin/python -m pip install --editable '.[dev,tensorrt]'"
+INSTALL = ".venv/bin/python -m pip install '.[dev,tensorrt]'"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -113,7 +113,7 @@ def _staged() -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             stage = Path(folder)
-            for name in _sources(root):
+            for name in sources(root):
                 copy = stage / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(root / name, copy)
@@ -126,7 +126,7 @@ def _staged() -> Iterator[Path]:
         os.umask(umask)
 
 
-def _sources(root: Path) -> list[str]:
+def sources(root: Path) -> list[str]:
     """Code and data of the folders that pyproject.toml maps, without following links, and the rest
     that a build reads.
     """

@@ -12,6 +12,7 @@ from cache_fixtures import captions
 
 from enginecast.cache.fill.texts import read_texts
 from enginecast.errors import EnginecastError, InputError, MissingError, UsageError
+from enginecast.installation import install_command
 from enginecast.runtime.prompts import read_prompts
 
 HARD = ["", "a fox", 'with "quotes", and commas', "  é ünï 狐 🦊 ", "two\u2028lines", "tab\tin it"]

@@ -47,7 +47,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
         assert printed.err.splitlines() == [
             "make trt-acceptance needs tensorrt, which is not installed",
             f"{install_command('tensorrt')} on Linux with an NVIDIA GPU",
-            "in this checkout: .venv/bin/python -m pip install --editable '.[dev,tensorrt]'",
+            "in this checkout: .venv/bin/python -m pip install '.[dev,tensorrt]'",
         ]
     else:
         assert "device cuda: torch sees no CUDA GPU here" in printed.err
