@@ -290,7 +290,6 @@ READ = """
 import sys, time
 from pathlib import Path
 from enginecast.cache.fill.texts import read_texts
-from enginecast.installation import install_command
 
 def peak():
     status = Path("/proc/self/status").read_text()
