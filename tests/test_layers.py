@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "enginecast"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGE_DIRS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
-LEAVES = {FACE / f"{name}.py" for name in ("errors", "plugins", "printable", "version")}
+LEAVES = {
+    FACE / f"{name}.py" for name in ("errors", "library_names", "plugins", "printable", "version")
+}
 FOLDERS = sorted({folder.split("/")[0] for folder in PACKAGE_DIRS.values()} - {"enginecast"})
 NOT_PACKAGED = {
     "tests",
