@@ -5,20 +5,29 @@ missing costs what needs it, and not the import of a module that also does much 
 tests/test_library_names.py finds what is looked up elsewhere.
 """
 
+import re
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
 from enginecast.errors import MissingError
 
-TESTED = {"torch": ">=2.11,<2.15", "transformers": ">=5.3,<5.25"}
+TESTED = {
+    "torch": ">=2.11,<2.15",
+    "transformers": ">=5.3,<5.25",
+    "onnx": ">=1.21,<1.24",
+    "onnxscript": ">=0.7,<0.8",
+    "onnxruntime": ">=1.28,<1.33",
+}
 """Versions that the tests ran with; README.md's table has them, too."""
 
 
+@dataclass(frozen=True)
 class MissingOperator:
     """Stands in a table for an operator that this torch lacks: no node of a program calls it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def __repr__(self) -> str:
         return self.name
@@ -90,10 +99,26 @@ def private(name: str, doing: str) -> Any:
 def private_or_none(name: str) -> Any:
     """The same; None where this version has no such name."""
     module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(import_module(module), attribute, None)
-    except ImportError:
-        return None
+    with suppress(ImportError, AttributeError):
+        return getattr(import_module(module), attribute)
+    with suppress(ImportError):
+        return import_module(name)
+    return None
+
+
+def untested() -> list[str]:
+    """A sentence for each library here whose version was not tested."""
+    found = []
+    for library, wanted in TESTED.items():
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(library)
+            here, least, beyond = (
+                tuple(map(int, re.findall(r"\d+", text)[:2]))
+                for text in (version, *wanted.split(","))
+            )
+            if not least <= here < beyond:
+                found.append(f"{library} {version} was not tested. {tested(library)}")
+    return found
 
 
 def _missing(name: str, doing: str) -> MissingError:
@@ -101,5 +126,10 @@ def _missing(name: str, doing: str) -> MissingError:
     version = metadata.version(library)
     return MissingError(
         f"{doing} needs {name}, which {library} {version} does not have",
-        hint=f"Install a version that was tested: pip install '{library}{TESTED[library]}'.",
+        hint=tested(library),
     )
+
+
+def tested(library: str) -> str:
+    """How to come to a version that was tested, as a hint."""
+    return f"Install a version that was tested: pip install '{library}{TESTED[library]}'."

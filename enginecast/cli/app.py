@@ -32,6 +32,7 @@ from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
 from enginecast.errors import DefectError, EnginecastError, SourceError, UsageError
+from enginecast.library_names import untested
 from enginecast.plugins import plugin_defect
 from enginecast.version import __version__
 
@@ -197,6 +198,8 @@ def left(error: SystemExit) -> SourceError:
 def crash() -> int:
     """Print the traceback of an unexpected exception; return the exit code for one."""
     traceback.print_exc()
+    for sentence in untested():
+        print(sentence, file=sys.stderr)
     print("this is a defect of enginecast; please report it with the lines above", file=sys.stderr)
     return CRASHED
 
