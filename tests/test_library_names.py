@@ -35,6 +35,7 @@ EVERYWHERE = {
     "torch.utils._sympy.value_ranges",
 }
 """Private modules without which nothing is captured at all."""
+PLAIN = EVERYWHERE | {"torch._C", "torch._check", "torch._int_mm", "torch._scaled_mm"}
 WITHOUT = """
 import pkgutil, sys
 from importlib import import_module
@@ -105,6 +106,10 @@ def test_every_module_imports_where_torch_lacks_every_operator_and_private_name(
     assert done.returncode == 0, done.stderr
 
 
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
 def _private_names(path: Path) -> Iterator[str]:
     """Operators and private names of libraries that a file looks up by itself."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -114,9 +119,11 @@ def _private_names(path: Path) -> Iterator[str]:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             text = ast.unparse(node)
             if text in ("torch.ops.aten", "torch.ops.higher_order"):
+                yield f"{node.lineno}: {text}"
+            if text.startswith("torch.") and _is_private(node.attr) and text not in PLAIN:
                 yield f"{node.lineno}: {text}"
         for name in names:
             parts = name.split(".")

@@ -79,7 +79,7 @@ def compile_package(
         try:
             with _quiet(), fresh_cache(dir=scratch), _own_headers(scratch), torch.no_grad():
                 for name, program in programs.items():
-                    torch._inductor.aoti_compile_and_package(
+                    _inductor("aoti_compile_and_package")(
                         program, package_path=made[name], inductor_configs=dict(settings)
                     )
         except Exception as error:  # Inductor raises what its many parts raise

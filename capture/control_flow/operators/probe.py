@@ -232,7 +232,9 @@ def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 def _shape_env() -> Any:
     mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
-    mode = mode or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
+        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
     return None if mode is None else mode.shape_env
 
 

@@ -44,7 +44,7 @@ from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
 from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
-from enginecast.library_names import aten, private_or_none
+from enginecast.library_names import aten, private, private_or_none
 
 MOST_NARROWINGS = 6
 """How often a trace is tried again with narrower dimensions; each costs as much as the first."""
@@ -340,8 +340,8 @@ def levels_undone() -> Iterator[None]:
         transforms.JVP_NESTING = nesting
         if forward_ad._current_level < 0:  # torch has one level at most, and may keep it open
             with suppress(RuntimeError):
-                torch._C._enter_dual_level()
-            torch._C._exit_dual_level(level=0)
+                private("torch._C._enter_dual_level", "tracing")()
+            private("torch._C._exit_dual_level", "tracing")(level=0)
         if depth_now() > depth:
             undo_to(depth)
 
