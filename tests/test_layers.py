@@ -25,7 +25,8 @@ PACKAGE_DIRS = {
 }
 """The folder of each package; rglob does not follow the links in enginecast/."""
 LEAVES = {
-    FACE / f"{name}.py" for name in ("errors", "installation", "plugins", "printable", "version")
+    FACE / f"{name}.py"
+    for name in ("errors", "installation", "library_names", "plugins", "printable", "version")
 }
 FOLDERS = sorted(set(MAPPED.values()) - {"enginecast"})
 NOT_PACKAGED = {

@@ -37,6 +37,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from enginecast.errors import EnginecastError
+from enginecast.library_names import aten
 from enginecast.passes.ir.edit import (
     erase_dead,
     free_name,
@@ -61,7 +62,6 @@ from enginecast.verify.metrics import Array, Comparison
 from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.runs import Runs
 
-aten = torch.ops.aten
 PAIRS = frozenset(
     {
         *(aten.topk.default, aten.sort.default, aten.sort.stable),

@@ -32,6 +32,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.traits import Trait, has
 
@@ -54,7 +55,6 @@ MOST_TERMS = 256
 DYADIC = 256.0
 """Multiples of 1 / DYADIC are assumed exact."""
 
-aten = torch.ops.aten
 _PRODUCTS = frozenset(
     {
         *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default),

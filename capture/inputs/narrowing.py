@@ -22,7 +22,7 @@ from enginecast.capture.inputs.specs import (
     named_dims,
     with_example_sizes,
 )
-from enginecast.capture.refusals.refusal import CONSTANT, GUARD, SIZE
+from enginecast.capture.refusals.refusal import CONSTANT, SIZE, guards_in
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed, if no inputs were given; with given inputs they keep
@@ -192,7 +192,7 @@ def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]
             match["name"],
             SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
         )
-        for match in GUARD.finditer(message)
+        for match in guards_in(message)
     ]
 
 

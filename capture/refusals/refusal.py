@@ -125,7 +125,7 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
 """Kinds of which the reason is too general to stand alone."""
-GUARD = re.compile(
+_GUARD = re.compile(
     r"Not all values of (?P<name>\w+) = L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]"
     r".*?satisfy the generated guard (?P<guard>.+?)\.?$",
     re.MULTILINE,
@@ -319,17 +319,21 @@ def _jumps_if_false(frame: FrameType | None) -> bool:
 
 def violations(message: str) -> str:
     """What torch.export's message says of each dimension, in few words; empty when it says none."""
-    names = {(m["input"], m["dim"]): m["name"] for m in GUARD.finditer(message)}
+    names = {(m["input"], m["dim"]): m["name"] for m in guards_in(message)}
 
     def named(match: re.Match[str]) -> str:
         return names.get((match["input"], match["dim"]), f"{match['input']}.shape[{match['dim']}]")
 
     described = [f"{m['name']} is always {m['size']}" for m in CONSTANT.finditer(message)]
     described += [
-        f"not every {m['name']} satisfies {SIZE.sub(named, m['guard'])}"
-        for m in GUARD.finditer(message)
+        f"not every {m['name']} satisfies {SIZE.sub(named, m['guard'])}" for m in guards_in(message)
     ]
     return "; ".join(dict.fromkeys(described))
+
+
+def guards_in(message: str) -> Iterator[re.Match[str]]:
+    """The guards that torch names; since 2.14 it writes `torch.sym_max` for `max`."""
+    return _GUARD.finditer(message.replace("torch.sym_", ""))
 
 
 def place_of(guard: Any) -> SourceLocation | None:

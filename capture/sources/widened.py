@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from enginecast.errors import SourceError
+from enginecast.library_names import aten
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -63,7 +64,7 @@ class WidenedWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.aten.detach.default:
+        if func is aten.detach.default:
             return WidenedWeight(args[0].stored)
         args, kwargs = tree_map_only(WidenedWeight, _widen, (args, dict(kwargs or {})))
         return func(*args, **kwargs)

@@ -33,6 +33,7 @@ from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.factory import copy_sharing_weights
 from enginecast.capture.sources.widened import WidenedWeight
 from enginecast.errors import CaptureError, EnginecastError, MissingError
+from enginecast.library_names import tested
 
 DEPRECATION = "TorchScript is deprecated by PyTorch since 2.11"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -89,7 +90,7 @@ def require_torchscript() -> None:
         raise MissingError(
             f"torch {torch.__version__} has no torch.jit.{missing[0]}: PyTorch has dropped"
             " TorchScript",
-            hint="Use torch 2.11 to 2.13, or avoid TorchScript: --fallback specialise.",
+            hint=f"{tested('torch')} Or avoid TorchScript: --fallback specialise.",
         )
 
 

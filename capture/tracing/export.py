@@ -67,11 +67,10 @@ from enginecast.capture.tracing.state.state import (
     writes_of_weights,
 )
 from enginecast.errors import CaptureError, SourceError, UsageError
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import insert, structural_copy, weight_specs
 from enginecast.passes.ir.source import source_line
-
-aten = torch.ops.aten
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""

@@ -33,6 +33,7 @@ from enginecast.cli.verify import verify
 from enginecast.doctor.checks import outdated
 from enginecast.errors import DefectError, EnginecastError, SourceError, UsageError
 from enginecast.installation import missing, unimportable
+from enginecast.library_names import untested
 from enginecast.plugins import plugin_defect
 from enginecast.version import __version__
 
@@ -205,6 +206,8 @@ def left(error: SystemExit) -> SourceError:
 def crash() -> int:
     """Print the traceback of an unexpected exception; return the exit code for one."""
     traceback.print_exc()
+    for sentence in untested():
+        print(sentence, file=sys.stderr)
     print("this is a defect of enginecast; please report it with the lines above", file=sys.stderr)
     return CRASHED
 

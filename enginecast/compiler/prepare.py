@@ -73,6 +73,7 @@ from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.library_names import aten
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
 from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_structure, is_structured
@@ -106,7 +107,6 @@ from enginecast.verify.metrics import BEYOND, Array
 from enginecast.verify.reference import Reference
 from enginecast.verify.runs import Runs
 
-aten = torch.ops.aten
 SORTING = frozenset(
     {
         *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from enginecast.library_names import MissingOperator
+
 Rule = TypeVar("Rule")
 
 
@@ -24,7 +26,7 @@ class Rules(dict[Any, Rule]):
         """Register the decorated rule for these ops."""
 
         def register(rule: Rule) -> Rule:
-            self.update(dict.fromkeys(ops, rule))
+            self.update((op, rule) for op in ops if not isinstance(op, MissingOperator))
             return rule
 
         return register

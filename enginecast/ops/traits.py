@@ -9,7 +9,7 @@ from enum import Flag, auto
 from typing import Any, Literal
 
 import torch
-from torch._library.custom_ops import CustomOpDef
+from torch.library import CustomOpDef
 
 
 class Trait(Flag):

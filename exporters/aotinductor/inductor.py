@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.files import copy_archive, quiet
+from enginecast.library_names import private
 from enginecast.runtime.sessions.aotinductor import ALONE
 
 _THREADS = 16
@@ -57,8 +58,7 @@ def compile_package(
         MissingError: there is no C++ compiler, or no Triton for a GPU.
         LoweringError: Inductor, or the compiler, refuses the program.
     """
-    from torch._inductor.utils import fresh_cache
-
+    fresh_cache = _inductor("utils.fresh_cache")
     compiler = find_compiler()
     if device == "cuda" and find_spec("triton") is None:
         raise MissingError(
@@ -79,7 +79,7 @@ def compile_package(
         try:
             with _quiet(), fresh_cache(dir=scratch), _own_headers(scratch), torch.no_grad():
                 for name, program in programs.items():
-                    torch._inductor.aoti_compile_and_package(
+                    _inductor("aoti_compile_and_package")(
                         program, package_path=made[name], inductor_configs=dict(settings)
                     )
         except Exception as error:  # Inductor raises what its many parts raise
@@ -100,11 +100,10 @@ def find_compiler() -> str:
     Raises:
         MissingError: there is none.
     """
-    from torch._inductor import cpp_builder, exc
-
+    find, not_found = _inductor("cpp_builder.get_cpp_compiler"), _inductor("exc.InvalidCxxCompiler")
     try:
-        return str(cpp_builder.get_cpp_compiler())
-    except exc.InvalidCxxCompiler as error:
+        return str(find())
+    except not_found as error:
         raise MissingError(
             "--target aotinductor compiles C++, and there is no C++ compiler here",
             hint="Install one (apt install g++), or name it in the environment variable CXX.",
@@ -113,16 +112,17 @@ def find_compiler() -> str:
 
 def vector_isa() -> str:
     """The vector instructions that Inductor compiles for here: "avx512 avx512_vnni"."""
-    from torch._inductor import config, cpu_vec_isa
+    with _inductor("config").patch(_known({"cpp.vec_isa_ok": True})):
+        return str(_inductor("cpu_vec_isa.pick_vec_isa")()).lower()
 
-    with config.patch(_known({"cpp.vec_isa_ok": True})):
-        return str(cpu_vec_isa.pick_vec_isa()).lower()
+
+def _inductor(name: str) -> Any:
+    return private(f"torch._inductor.{name}", "--target aotinductor")
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Without those that another version of torch does not have."""
-    from torch._inductor import config
-
+    config = _inductor("config")
     return {name: value for name, value in settings.items() if hasattr(config, name)}
 
 
@@ -167,8 +167,7 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _own_headers(folder: str) -> Iterator[None]:
     """Precompiled headers in a folder that goes: theirs is shared by all users of the machine."""
-    from torch._inductor import codecache
-
+    codecache = _inductor("codecache")
     places = {"_HEADER_DIR": folder, "_HEADER_LOCK_DIR": folder}
     before = {name: getattr(codecache, name) for name in places}
     vars(codecache).update(places)

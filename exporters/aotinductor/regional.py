@@ -13,7 +13,6 @@ so no value of a weight is compiled, and the strides that Inductor gives a resul
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -28,6 +27,7 @@ from torch.export.graph_signature import (
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.regions import (
@@ -39,8 +39,6 @@ from enginecast.passes.ir.regions import (
     repeated_regions,
 )
 from enginecast.passes.ir.source import call_place
-
-aten = torch.ops.aten
 
 LEAST_SAVED = 48
 """Nodes that a group of equal regions need not be compiled for again; a piece has costs of its own:

@@ -30,12 +30,12 @@ from enginecast.exporters.onnx.decompose import decompose
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_nodes, is_structured
 from enginecast.passes.ir.edit import structural_copy, value
 from enginecast.passes.ir.effects import WITHOUT_NOISE
 from enginecast.passes.ir.source import call_place
 
-aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
@@ -43,7 +43,7 @@ _OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+
 _NO_FUNCTION = "No ONNX function found for"
 _ATTENTION = "aten::scaled_dot_product_attention"
 """Draws where its fifth argument, dropout, is not 0."""
-_CONVERSIONS = frozenset(getattr(aten.to, overload) for overload in aten.to.overloads())
+_CONVERSIONS = frozenset({aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.to.other})
 """What a trace writes as `_to_copy`."""
 _DRAWS = re.compile(
     r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"

@@ -22,6 +22,7 @@ from enginecast.exporters.onnx.lower import GRAPH_FILE, describe, op_counts, sav
 from enginecast.exporters.onnx.metadata import plain_metadata
 from enginecast.exporters.target import Artifact, ScriptRequest
 from enginecast.exporters.torchscript.lower import BRANCHES, branches
+from enginecast.library_names import tested
 
 LEGACY_OPSET = 20
 """The newest that torch's legacy exporter writes."""
@@ -66,7 +67,7 @@ def _export(
     if "dynamo" not in inspect.signature(torch.onnx.export).parameters:
         raise MissingError(
             f"torch {torch.__version__} has no legacy ONNX exporter any more (dynamo=False)",
-            hint="Use torch 2.11 to 2.13, or --target torchscript.",
+            hint=f"{tested('torch')} Or use --target torchscript.",
         )
     try:
         with quiet(), _no_graph_dump(), torch.no_grad():

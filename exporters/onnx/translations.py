@@ -7,7 +7,6 @@ onnxruntime docs/ContribOperators.md.
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import onnx
@@ -19,6 +18,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx.readers import READERS, Reader
+from enginecast.library_names import MissingOperator, higher_order, private
 from enginecast.ops.quantize import SMALLEST_SCALE, ZERO
 from enginecast.ops.rules import Rules
 from enginecast.passes.ir.effects import aten, own
@@ -578,6 +578,9 @@ def _lstm(
     return op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows, state, cell
 
 
+_HOP = "torch.onnx._internal.exporter._torchlib.ops.hop"
+
+
 def _projected_direction(
     rows: Any, first: Sequence[Any], weights: Sequence[Any], batch: Any, backward: bool
 ) -> Sequence[Any]:
@@ -588,8 +591,7 @@ def _projected_direction(
         weights: of the input, of the state, perhaps biases of both, and the projection [P, H].
         batch: B.
     """
-    from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
-
+    call_op = private(f"{_HOP}.call_op", "an LSTM")
     of_input, of_state, *biases, projection = weights
     given = op.MatMul(rows, op.Transpose(of_input, perm=[1, 0]))
     for bias in biases:
@@ -640,8 +642,7 @@ def _quantized_gru(
     backward: bool,
 ) -> tuple[Any, Any]:
     """ONNX Runtime has no GRU of integers: one product of the input of all steps, and a Scan."""
-    from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
-
+    call_op = private(f"{_HOP}.call_op", "a quantized GRU")
     given = _dynamic_product(x, weight, weight_scale, None, bias)
     kept = (recurrence, recurrence_scale, None, recurrence_bias)
     body = _gru_step(hidden, recurrence.shape[0], kept)
@@ -801,9 +802,8 @@ def _while_loop(
     have version 1.  torch's inliner refuses a model whose loop holds a branch or another loop then
     ("Opset mismatch when inlining function", torch 2.13).
     """
-    from torch.onnx._internal.exporter._torchlib.ops import hop
-
-    results: Sequence[Any] = hop.higher_order_while_loop(condition, body, carried, additional)
+    translate = private(f"{_HOP}.higher_order_while_loop", "a loop")
+    results: Sequence[Any] = translate(condition, body, carried, additional)
     results[0].producer().inputs[1].producer().version = None
     return results
 
@@ -814,9 +814,8 @@ def translation_table(*, reader: Reader) -> dict[Translation, Translation]:
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # transformers has registered it: a model has it
         table[experts.default] = _grouped_mm
-    if find_spec("torch.onnx._internal.exporter._torchlib.ops.hop") is not None:
-        table[torch.ops.higher_order.while_loop] = _while_loop
-    return table
+    table[higher_order("while_loop")] = _while_loop
+    return {op: rule for op, rule in table.items() if not isinstance(op, MissingOperator)}
 
 
 _INTO_FORMS = (own.quantized_linear.default, own.blockwise_linear.default)

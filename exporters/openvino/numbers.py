@@ -18,7 +18,7 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.analyses.ranges import largest_size
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.deferred_weights import deferred_weights
-from enginecast.passes.ir.edit import arguments, aten, dtype_of, shape_of, weight_specs
+from enginecast.passes.ir.edit import arguments, dtype_of, shape_of, weight_specs
 from enginecast.passes.ir.source import call_place
 from enginecast.passes.ir.traits import Trait, has
 
@@ -91,15 +91,15 @@ def _range_of(node: Node, ranges: Mapping[Node, Range | None]) -> Range | None:
     known = [found for found in given if found is not None]
     if joined:
         return _around(*known) if len(known) == len(given) else None
-    packet = node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else None
-    if packet in _SUMS and known:
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    if name in _SUMS and known:
         low, high = known[0]
         most = _elements(args[0])
         return min(low, low * most), max(high, high * most)
     if has(node, Trait.NOT_LARGER) and known:  # and of another sign
         most = max(map(abs, known[0]))
         return -most, most
-    rule = _RULES.get(packet)
+    rule = _RULES.get(name)
     if rule is None or len(known) < 2 or len(known) < len(given) or node.kwargs:
         return None
     return rule(*known)
@@ -135,19 +135,19 @@ def _power(base: Range, exponent: Range) -> Range:
     return (-most if base[0] < 0 else 0.0), most
 
 
-_SUMS = frozenset({aten.sum, aten.cumsum})
-_RULES: Mapping[Any, Callable[..., Range]] = {
-    aten.add: _by_ends(lambda one, other: one + other),
-    aten.sub: _by_ends(lambda one, other: one - other),
-    aten.rsub: _by_ends(lambda one, other: other - one),
-    aten.mul: _by_ends(lambda one, other: one * other),
-    **dict.fromkeys((aten.bitwise_left_shift, aten.__lshift__), _by_ends(_shifted)),
-    aten.pow: _power,
-    aten.where: lambda condition, one, other: _around(one, other),
-    aten.masked_fill: lambda source, mask, fill: _around(source, fill),
-    aten.maximum: _around,
-    aten.minimum: _around,
-    aten.clamp: _around,
-    aten.remainder: lambda left, right: _around((0.0, 0.0), right),
+_SUMS = frozenset({"sum", "cumsum"})
+_RULES: Mapping[str, Callable[..., Range]] = {
+    "add": _by_ends(lambda one, other: one + other),
+    "sub": _by_ends(lambda one, other: one - other),
+    "rsub": _by_ends(lambda one, other: other - one),
+    "mul": _by_ends(lambda one, other: one * other),
+    **dict.fromkeys(("bitwise_left_shift", "__lshift__"), _by_ends(_shifted)),
+    "pow": _power,
+    "where": lambda condition, one, other: _around(one, other),
+    "masked_fill": lambda source, mask, fill: _around(source, fill),
+    "maximum": _around,
+    "minimum": _around,
+    "clamp": _around,
+    "remainder": lambda left, right: _around((0.0, 0.0), right),
 }
 """Of ops that may leave int32, and that keep what is known."""

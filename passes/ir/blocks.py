@@ -18,18 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from enginecast.errors import VerificationError
+from enginecast.library_names import aten, higher_order
 from enginecast.passes.ir.source import source_line
 
-aten = torch.ops.aten
-
-COND = torch.ops.higher_order.cond
-WHILE_LOOP = torch.ops.higher_order.while_loop
-SCAN = torch.ops.higher_order.scan
+COND = higher_order("cond")
+WHILE_LOOP = higher_order("while_loop")
+SCAN = higher_order("scan")
 _PATHS: dict[Any, tuple[tuple[int, str], ...]] = {
     COND: ((1, "true"), (2, "false")),
     WHILE_LOOP: ((0, "condition"), (1, "body")),

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputSpec
 from torch.fx import Node
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.deferred_weights import deferred_weight
 from enginecast.passes.ir.edit import WEIGHT_KINDS, weight_tensor
 from enginecast.passes.ir.light_values import Inputs, light_values, value_digest
@@ -37,7 +38,7 @@ class Computation:
     """The digest of each node by name; empty if a graph runs subgraphs."""
 
 
-MASKED = torch.ops.aten.scaled_dot_product_attention.default
+MASKED = aten.scaled_dot_product_attention.default
 MASK = 3
 """Argument of `MASKED` that is broadcast to the scores."""
 

@@ -20,6 +20,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, Node
 
+from enginecast import library_names
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.blocks import copy_module
 from enginecast.passes.ir.deferred_weights import (
@@ -30,7 +31,7 @@ from enginecast.passes.ir.deferred_weights import (
 from enginecast.passes.ir.effects import is_metadata_check, is_pure
 from enginecast.passes.ir.traits import Trait, has
 
-aten = torch.ops.aten
+aten = library_names.aten
 
 SCALE = "enginecast_scale"
 """Key of a node's metadata; see `scaled_values`."""

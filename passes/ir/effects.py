@@ -5,10 +5,11 @@ import operator
 import torch
 from torch.fx import Node
 
+from enginecast import library_names
 from enginecast.passes.ir.blocks import blocks, is_structured
 from enginecast.passes.ir.traits import Trait, has
 
-aten = torch.ops.aten
+aten = library_names.aten
 own = torch.ops.enginecast
 """The namespace of enginecast's own ops."""
 WITHOUT_NOISE = "Make the noise an input, or switch it off."

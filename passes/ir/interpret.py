@@ -20,6 +20,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx import Interpreter, Node
 
 from enginecast.errors import InputError, VerificationError
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import Block, is_structured, run_structured
 from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import (
@@ -32,11 +33,11 @@ from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 
 _SECOND_FACTOR: Mapping[Any, int] = {
-    torch.ops.aten.mm.default: 1,
-    torch.ops.aten.bmm.default: 1,
-    torch.ops.aten.matmul.default: 1,
-    torch.ops.aten.addmm.default: 2,
-    torch.ops.aten.baddbmm.default: 2,
+    aten.mm.default: 1,
+    aten.bmm.default: 1,
+    aten.matmul.default: 1,
+    aten.addmm.default: 2,
+    aten.baddbmm.default: 2,
 }
 """Matrix products, and the argument position of the factor that may be a weight."""
 ALIGNMENT = 64

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import Node
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.deferred_weights import deferred_weight
 from enginecast.passes.ir.edit import WEIGHT_KINDS, weight_tensor
 from enginecast.passes.ir.effects import is_random
@@ -65,7 +66,7 @@ def _is_light(node: Node, found: Mapping[Node, list[Any]]) -> bool:
 
 
 def _is_size(node: Node, source: Node, found: Mapping[Node, list[Any]]) -> bool:
-    return source in found and node.target is torch.ops.aten.sym_size.int
+    return source in found and node.target is aten.sym_size.int
 
 
 def _evaluated(node: Node, found: Mapping[Node, list[Any]], count: int) -> list[Any] | None:

@@ -24,14 +24,13 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import is_structured
 from enginecast.passes.ir.computation import call_digest, digest
 from enginecast.passes.ir.edit import first_input, input_names, insert, value, weight_expressions
 from enginecast.passes.ir.effects import is_metadata_check, is_pure
 from enginecast.passes.ir.source import module_calls
 from enginecast.passes.ir.traits import Trait, has
-
-aten = torch.ops.aten
 
 SYMBOLIC = (SymInt, SymFloat, SymBool)
 LEAST_PRODUCTS = 2

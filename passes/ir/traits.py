@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.library_names import aten
 from enginecast.ops.traits import NONE, OWN, Trait
 
 __all__ = ["Trait", "has", "is_identity", "listed", "traits_of"]
@@ -148,7 +149,7 @@ def traits_of(op: Any) -> Trait:
         found |= Trait.RANDOM
     if any(result.alias_info is not None for result in op._schema.returns):
         found |= ALIASES
-    if op._schema.is_mutable and op is not torch.ops.aten.detach_.default:
+    if op._schema.is_mutable and op is not aten.detach_.default:
         found |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
     return found
 

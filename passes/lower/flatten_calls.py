@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.export import ExportedProgram
-from torch.export._tree_utils import reorder_kwargs
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.utils import _pytree as pytree
 
+from enginecast.library_names import private
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import input_names
 from enginecast.passes.ir.sites import SiteLog
@@ -36,7 +36,8 @@ class FlattenCalls(Pass):
         # torch calls the program with keywords in the order in which forward declares them.
         declared = program.call_spec.in_spec
         assert declared is not None
-        leaves = tuple(pytree.tree_leaves((args, reorder_kwargs(kwargs, declared))))
+        reorder = private("torch.export._tree_utils.reorder_kwargs", self.name)
+        leaves = tuple(pytree.tree_leaves((args, reorder(kwargs, declared))))
         program._example_inputs = (leaves, {})
         count = len(program.graph_signature.output_specs)
         root = program.module_call_graph[0]

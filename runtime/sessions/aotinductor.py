@@ -7,7 +7,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from enginecast.errors import BundleError, MissingError, first_line
+from enginecast.errors import BundleError, first_line
+from enginecast.library_names import private
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.cuda_graphs import GraphCache, Run, recorder
@@ -123,13 +124,7 @@ def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Mapp
     """The programs of a package by name; on a GPU without the locks of their own, which no CUDA
     graph can hold: ours stand for them.
     """
-    try:
-        from torch.export.pt2_archive._package import load_pt2
-    except ImportError as error:
-        raise MissingError(
-            f"{record.file}: torch {torch.__version__} loads no packages of AOTInductor",
-            hint="Use torch 2.11 to 2.13 for this engine.",
-        ) from error
+    load_pt2 = private("torch.export.pt2_archive._package.load_pt2", record.file)
     try:
         content = load_pt2(str(bundle.folder / record.file), run_single_threaded=device == "cuda")
         found: Mapping[str, Any] = content.aoti_runners

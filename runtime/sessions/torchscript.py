@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from enginecast.errors import BundleError, MissingError, first_line
+from enginecast.library_names import private, tested
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import numbers
@@ -62,8 +63,7 @@ class TorchScriptSession(TorchSession):
         return cls(module, bundle, provider, threads)
 
     def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        from torch.jit._fuser import optimized_execution
-
+        optimized_execution = private("torch.jit._fuser.optimized_execution", "TorchScript")
         # Without the optimizing executor, which compiles anew by what the first runs were like.
         with optimized_execution(False):
             found: Sequence[Any] = self._module(*tensors)
@@ -76,7 +76,7 @@ def _require_torchscript(record: EngineRecord) -> Any:
         raise MissingError(
             f"{record.file}: torch {torch.__version__} has no torch.jit.load: PyTorch has dropped"
             " TorchScript",
-            hint="Use torch 2.11 to 2.13 for this engine.",
+            hint=tested("torch"),
         )
     minimum = record.minimum_runtime.partition(">=")[2]
     if minimum and numbers(torch.__version__) < numbers(minimum):

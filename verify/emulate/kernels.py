@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
+from enginecast.library_names import aten
 from enginecast.ops.rules import Rules
 from enginecast.verify.emulate.profiles import How, Profile
 
-aten = torch.ops.aten
 own = torch.ops.enginecast
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.findings import Finding, Kind, Witness, merge
@@ -24,6 +23,7 @@ from enginecast.capture.control_flow.detect.statements import numbers_decide, st
 from enginecast.capture.python.locations import SourceLocation, is_library_code, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal, explain
+from enginecast.library_names import private
 
 OF_READS: dict[str, tuple[Kind, bool]] = {
     "bool": ("boolean", True),
@@ -179,7 +179,8 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding
     """
     try:
         with _alone():
-            found = torch._dynamo.explain(private_copy(module))(**_clones(inputs))
+            explain = private("torch._dynamo.explain", "Dynamo's account")
+            found = explain(private_copy(module))(**_clones(inputs))
     except Exception as error:  # Dynamo raises many kinds, and the model any
         return (_of_error(error, "explain failed"),)
     breaks = [_of_break(reason) for reason in found.break_reasons]
@@ -199,8 +200,8 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding
 @contextmanager
 def _alone() -> Iterator[None]:
     """Dynamo with an empty cache, and symbols for numbers read out of tensors."""
-    config: Any = torch._dynamo.config
-    torch._dynamo.reset()
+    config = private("torch._dynamo.config", "Dynamo's account")
+    torch.compiler.reset()
     try:
         with (
             quiet_torch(),
@@ -211,7 +212,7 @@ def _alone() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def private_copy(module: nn.Module) -> nn.Module:

@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
@@ -107,7 +106,7 @@ class Recorder:
             if error[0] is not None:
                 # A model that compiles parts of itself, as torch.cond does, may have failed for
                 # our modes; Dynamo would remember that in later runs.
-                torch._dynamo.reset()
+                torch.compiler.reset()
 
     def note(self, kind: ReadKind, tensors: Sequence[Tensor], value: Any) -> None:
         """Add a read by the innermost frame of the user's code."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from torch._higher_order_ops.cond import cond_op
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
@@ -43,6 +42,7 @@ from enginecast.capture.control_flow.operators.values import (
     sizes,
     truth,
 )
+from enginecast.library_names import aten, higher_order
 
 MOST_ROUNDS = 100_000
 """Most iterations of a while loop that runs in Python; a longer one counts as endless."""
@@ -194,7 +194,7 @@ def raise_if(place: int, test: Any, error: Callable[[], BaseException]) -> None:
 def _assert(site: Site, test: Any, error: Callable[[], BaseException]) -> None:
     if isinstance(test, Tensor) and is_open(test):
         site.done("_assert_async")
-        torch.ops.aten._assert_async.msg(as_predicate(test), f"{site.file}:{site.line}")
+        aten._assert_async.msg(as_predicate(test), f"{site.file}:{site.line}")
     elif is_open(test):
         site.done("torch._check")
         torch._check(test)
@@ -394,7 +394,7 @@ def _branched(
     subgraphs = [_subgraph(path, results, operands) for path in paths]
     if isinstance(predicate, Tensor):
         predicate = as_predicate(predicate)
-    outputs = list(cond_op(predicate, subgraphs[0], subgraphs[1], operands.flat()))
+    outputs = list(higher_order("cond")(predicate, subgraphs[0], subgraphs[1], operands.flat()))
     site.done("torch.cond")
     for root in reversed(operands.roots):
         root.copy_(outputs.pop())

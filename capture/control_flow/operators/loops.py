@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.types import py_sym_types
@@ -32,6 +30,7 @@ from enginecast.capture.control_flow.operators.values import (
     sizes,
 )
 from enginecast.errors import CaptureError
+from enginecast.library_names import higher_order
 
 State = tuple[Any, ...]
 Test = Callable[..., Any]
@@ -207,7 +206,8 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
         *operands.numbers,
     )
     given = (*first, *(root.clone() for root in roots))
-    outputs = list(while_loop_op(with_modes(run_test), with_modes(run_body), given, rest))
+    while_loop = higher_order("while_loop")
+    outputs = list(while_loop(with_modes(run_test), with_modes(run_body), given, rest))
     for root in reversed(roots):
         root.copy_(outputs.pop())
     site.done("while_loop")
@@ -285,7 +285,7 @@ def _scan(
 
     first = unaliased(carried.first, operands.tensors)
     rounds = torch.arange(count.count)
-    outputs = list(scan_op(with_modes(run), first, [rounds], operands.flat()))
+    outputs = list(higher_order("scan")(with_modes(run), first, [rounds], operands.flat()))
     site.done("scan")
     after = list(carried.state(outputs[:size]))
     for place, rows in zip(lists, outputs[size:], strict=True):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
-from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -21,13 +20,14 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.control_flow.operators.sites import Site, running_module
 from enginecast.errors import EnginecastError
+from enginecast.library_names import private
 
 IMPURE = ("_assert_async", "_assert_scalar", "sym_constrain_range")
 REDUCED = ("sum", "mean", "any", "all", "full", "zeros", "ones", "scalar_tensor", "clone")
@@ -231,8 +231,10 @@ def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _shape_env() -> Any:
-    mode = detect_fake_mode()
-    mode = mode or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
+    if mode is None:
+        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
+        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
     return None if mode is None else mode.shape_env
 
 
@@ -332,10 +334,11 @@ def with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
     torch.export understands `x[i]` with a symbolic `i` through such a mode.
     """
-    modes = _get_current_function_mode_stack()
+    mode_stack = private("torch.overrides._get_current_function_mode_stack", "a rewritten branch")
+    modes = mode_stack()
 
     def run(*arguments: Any) -> Any:
-        active = {type(mode) for mode in _get_current_function_mode_stack()}
+        active = {type(mode) for mode in mode_stack()}
         with ExitStack() as stack:
             for mode in (*modes, _Constants()):
                 if type(mode) not in active:

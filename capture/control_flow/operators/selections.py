@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
+
+from enginecast.library_names import private
 
 MOST_PLACES = 256
 """Most elements of a mask for which a loop over all positions is made."""
@@ -57,7 +59,7 @@ def noting_selections() -> Iterator[None]:
 
 def selected(places: Tensor) -> tuple[Tensor, int] | None:
     """The mask whose true elements are `places`, one per row, and its size; None if unknown."""
-    for mode in _get_current_function_mode_stack():
+    for mode in private("torch.overrides._get_current_function_mode_stack", "x[mask]")():
         mask = mode.mask_of(places) if isinstance(mode, _Selections) else None
         if mask is not None and isinstance(mask.shape[0], int) and mask.shape[0] <= MOST_PLACES:
             return mask, mask.shape[0]

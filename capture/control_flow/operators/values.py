@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from torch._prims_common import number_type, type_to_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.types import py_sym_types
@@ -65,9 +64,11 @@ def scalar(value: Tensor) -> Tensor:
 
 def scalar_dtype(value: object) -> torch.dtype | None:
     """The dtype of the tensor that stands for a Python number; None for anything else."""
-    if isinstance(value, bool | int | float | SymBool | SymInt | SymFloat):
-        return type_to_dtype(number_type(value))
-    return None
+    if isinstance(value, bool | SymBool):
+        return torch.bool
+    if isinstance(value, int | SymInt):
+        return torch.int64
+    return torch.get_default_dtype() if isinstance(value, float | SymFloat) else None
 
 
 def sizes(value: object) -> list[str]:

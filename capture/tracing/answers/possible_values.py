@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.tracing.answers.size_numbers import writes
+from enginecast.library_names import private
 
 MOST_VALUES = 64
 """Of an element."""
@@ -204,7 +204,8 @@ class _Values(TorchFunctionMode):
 @contextmanager
 def _real() -> Iterator[None]:
     """Compute within the block, and trace nothing."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    no_modes = private("torch.utils._python_dispatch._disable_current_modes", "tracing")
+    with torch._C.DisableTorchFunction(), no_modes():
         yield
 
 

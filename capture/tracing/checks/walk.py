@@ -29,8 +29,6 @@ from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.empty import fake_weights
 
-aten = torch.ops.aten
-
 COPIES = frozenset({"clone", "lift_fresh", "lift_fresh_copy", "_to_copy"})
 """Give the values of their input; in memory of their own."""
 ALIASES = frozenset({"alias", "detach", "contiguous"})

@@ -7,7 +7,7 @@ dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor i
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import islice, product
 from typing import Any
 
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, sums, with_sums
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
+from enginecast.library_names import aten, private
 from enginecast.passes.ir.source import source_line
 
 Range = tuple[int, int]
@@ -46,19 +46,24 @@ _OF_ARRAYS: Mapping[str, Any] = {
 }
 
 
-class _Printer(PythonPrinter):
-    """Prints functions of torch, which is not there where a condition is read, as Python's."""
-
-    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - torch's name
-        return f"float({self._print(expr.args[0])})"
-
-    def _helper_sqrt(self, expr: sympy.Expr) -> str:
-        return f"math.sqrt({self._print(expr)})"
-
-
 def printed(expression: sympy.Expr) -> str:
     """A condition on sizes in Python, which `enginecast.runtime.size_checks` reads."""
-    return str(_Printer().doprint(expression))
+    return str(_printer().doprint(expression))
+
+
+@cache
+def _printer() -> Any:
+    """Prints functions of torch, which is not there where a condition is read, as Python's."""
+    plain: Any = private("torch.utils._sympy.printers.PythonPrinter", "a condition on sizes")
+
+    class Printer(plain):  # type: ignore[misc] # only known here
+        def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - torch's name
+            return f"float({self._print(expr.args[0])})"
+
+        def _helper_sqrt(self, expr: sympy.Expr) -> str:
+            return f"math.sqrt({self._print(expr)})"
+
+    return Printer()
 
 
 class FrozenDimensionError(CaptureError):
@@ -217,10 +222,8 @@ def data_sizes(
     names: dict[sympy.Symbol, str] = {}
     for output, shape in zip(output_names, shapes, strict=True):
         for index, size in enumerate(shape):
-            found = size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ()
-            for symbol in sorted(found, key=str):
-                if symbol_is_type(symbol, SymT.UNBACKED_INT):
-                    names.setdefault(symbol, f"{output}_{index}")
+            for symbol in sorted(free_unbacked_symbols(size), key=str):
+                names.setdefault(symbol, f"{output}_{index}")
     return names
 
 
@@ -357,7 +360,7 @@ def _asserted(program: ExportedProgram) -> list[tuple[sympy.Expr, str]]:
     """What the program asserts of sizes, each with its line: guards that torch put off."""
     found = []
     for node in program.graph.nodes:
-        if node.target is not torch.ops.aten._assert_scalar.default:
+        if node.target is not aten._assert_scalar.default:
             continue
         asserted = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
         if isinstance(asserted, torch.SymBool):

@@ -8,15 +8,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import (
-    get_dynamic_layer_stack_depth,
-    pop_dynamic_layer_stack_and_undo_to_depth,
-)
-from torch._functorch import eager_transforms, predispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
-from torch.fx.proxy import _STACK_TRACE_ANCHORS
 
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
@@ -50,6 +44,7 @@ from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
 from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
+from enginecast.library_names import aten, private, private_or_none
 
 MOST_NARROWINGS = 6
 """How often a trace is tried again with narrower dimensions; each costs as much as the first."""
@@ -57,6 +52,8 @@ SEED = 0
 """Of the example of a trace that is tried again."""
 
 
+_LEVELS = "torch._functorch.predispatch"
+"""The module of the functions that open and close levels."""
 WRONG_SIZES = ("model-error", "operator")
 """Kinds of refusals by which code says that sizes do not fit."""
 
@@ -309,15 +306,18 @@ def noting_other_forwards(module: nn.Module) -> AbstractContextManager[None]:
     """Note lines in forwards that have another name, such as lambdas, which torch passes over."""
     codes = (getattr(part.forward, "__code__", None) for part in module.modules())
     names = {(code.co_filename, code.co_name) for code in codes if code is not None}
-    added = names - _STACK_TRACE_ANCHORS
+    anchors = private_or_none("torch.fx.proxy._STACK_TRACE_ANCHORS")
+    if anchors is None:  # torch 2.11 notes no lines in these
+        return nullcontext()
+    added = names - anchors
 
     @contextmanager
     def noting() -> Iterator[None]:
-        _STACK_TRACE_ANCHORS.update(added)
+        anchors.update(added)
         try:
             yield
         finally:
-            _STACK_TRACE_ANCHORS.difference_update(added)
+            anchors.difference_update(added)
 
     return noting()
 
@@ -327,17 +327,23 @@ def levels_undone() -> Iterator[None]:
     """Close the levels of torch.func that a trace which fails leaves open: whatever the caller runs
     afterwards would be differentiated.
     """
-    depth, nesting = get_dynamic_layer_stack_depth(), eager_transforms.JVP_NESTING
+    depth_now = private_or_none("torch._C._functorch.get_dynamic_layer_stack_depth")
+    undo_to = private_or_none("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth")
+    transforms = private_or_none("torch._functorch.eager_transforms")
+    if None in (depth_now, undo_to, transforms):  # another torch has to close them itself
+        yield
+        return
+    depth, nesting = depth_now(), transforms.JVP_NESTING
     try:
         yield
     finally:
-        eager_transforms.JVP_NESTING = nesting
+        transforms.JVP_NESTING = nesting
         if forward_ad._current_level < 0:  # torch has one level at most, and may keep it open
             with suppress(RuntimeError):
-                torch._C._enter_dual_level()
-            torch._C._exit_dual_level(level=0)
-        if get_dynamic_layer_stack_depth() > depth:
-            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+                private("torch._C._enter_dual_level", "tracing")()
+            private("torch._C._exit_dual_level", "tracing")(level=0)
+        if depth_now() > depth:
+            undo_to(depth)
 
 
 def without_levels(program: ExportedProgram) -> ExportedProgram:
@@ -351,16 +357,16 @@ def without_levels(program: ExportedProgram) -> ExportedProgram:
     the source wants fp32.
     """
     targets = {getattr(node.target, "__module__", "") for node in program.graph.nodes}
-    if predispatch.__name__ not in targets:
+    if _LEVELS not in targets:
         return program
     with torch.no_grad(), quiet_torch():
         plain: ExportedProgram = program.run_decompositions({})
     for node in plain.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
+        if node.target is aten.view.default:
             # It was a reshape, and holds for today's strides alone.  No op writes any more, so
             # that a copy is as good.
-            node.target = torch.ops.aten.reshape.default
-        if node.target is torch.ops.aten._to_copy.default and isinstance(node.args[0], int | float):
-            node.target = torch.ops.aten.scalar_tensor.default  # vmap casts numbers
+            node.target = aten.reshape.default
+        if node.target is aten._to_copy.default and isinstance(node.args[0], int | float):
+            node.target = aten.scalar_tensor.default  # vmap casts numbers
     plain.graph_module.recompile()
     return plain

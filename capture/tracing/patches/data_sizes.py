@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import SymInt
-from torch._library.fake_impl import FakeImplCtx
 
 from enginecast.capture.python.recompile import replaced
+from enginecast.library_names import private_or_none
 
 _OLDER = "create_unbacked_symint"
 
@@ -20,10 +20,11 @@ _OLDER = "create_unbacked_symint"
 @contextmanager
 def sizes_from_none() -> Iterator[None]:
     """Within the block, a size of which a fake kernel says nothing may be 0 or 1."""
-    if not hasattr(FakeImplCtx, _OLDER):  # torch has deprecated it
+    kernels = private_or_none("torch._library.fake_impl.FakeImplCtx")
+    if not hasattr(kernels, _OLDER):  # torch has deprecated it
         yield
         return
-    with replaced(FakeImplCtx, _OLDER, _from_none):
+    with replaced(kernels, _OLDER, _from_none):
         yield
 
 

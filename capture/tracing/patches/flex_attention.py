@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch._higher_order_ops.flex_attention import math_attention
 
 from enginecast.capture.python.recompile import replaced
+from enginecast.library_names import private
 
 _MODULE = "torch.nn.attention.flex_attention"
 
@@ -34,5 +34,6 @@ def flex_attention_spelled_out() -> Iterator[None]:
 
 
 def _defined(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = math_attention(*args)
+    name = "torch._higher_order_ops.flex_attention.math_attention"
+    found: tuple[Tensor, Tensor, Tensor] = private(name, "flex_attention")(*args)
     return found

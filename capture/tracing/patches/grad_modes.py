@@ -14,8 +14,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from enginecast.capture.python.recompile import replaced
+from enginecast.library_names import private_or_none
 
-_SWITCH = torch._C._set_grad_enabled
+_SWITCH = private_or_none("torch._C._set_grad_enabled")
 
 
 class _Unrecorded(TorchFunctionMode):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from enginecast.capture.python.recompile import replaced
+from enginecast.library_names import private
 
 
 @contextmanager
@@ -21,7 +22,8 @@ def idle_casts() -> Iterator[None]:
     to, to_float = nn.Module.to, nn.Module.float
 
     def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        parsed = private("torch._C._nn._parse_to", "a cast of a module")
+        device, dtype, _, layout = parsed(*args, **kwargs)
         is_idle = layout is None and _has_all(self, device, dtype)
         return self if is_idle else to(self, *args, **kwargs)
 

@@ -7,26 +7,23 @@ unasked, a size that must not be 1 (or must be equal to another) is a guard stil
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental import _config
-from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
+
+from enginecast.library_names import aten, private
 
 MOST_SIZES = 10_000
 """Sizes of one dimension for which pieces are counted."""
 
 
-_open = partial(_config.patch, backed_size_oblivious=True)  # type: ignore[attr-defined]
-
-
 @contextmanager
 def open_sizes(_: nn.Module) -> Iterator[None]:
     """Trace within the block so."""
-    with _open(), _Pieces():
+    config = private("torch.fx.experimental._config", "a size that may be 1")
+    with config.patch(backed_size_oblivious=True), _Pieces():
         yield
 
 
@@ -81,6 +78,10 @@ def _columns(
     order = (*range(rank), rank + 2, rank + 3, rank, rank + 1)
     copied = windows.permute(order).clone(memory_format=torch.contiguous_format)
     return copied.flatten(-2).flatten(rank - 1, rank + 1)
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def _evenly(
@@ -142,7 +143,7 @@ def _cut(
 
 
 def _slice(tensor: Tensor, dim: int, index: int, step: Any) -> Tensor:
-    found: Tensor = torch.ops.aten.slice.Tensor(tensor, dim, index * step, (index + 1) * step)
+    found: Tensor = aten.slice.Tensor(tensor, dim, index * step, (index + 1) * step)
     return found
 
 

@@ -16,10 +16,11 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from enginecast.errors import CaptureError
+from enginecast.library_names import higher_order
 from enginecast.passes.ir.edit import arguments, tracked_outputs, value
 from enginecast.passes.ir.source import source_line
 
-AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+AUTOCAST = higher_order("wrap_with_autocast")
 HALVES = (torch.float16, torch.bfloat16)
 
 

@@ -8,11 +8,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.match import real_users
 from enginecast.passes.ir.traits import Trait, has
-
-aten = torch.ops.aten
 
 _SIZED = (aten.randn.default, aten.rand.default)
 _LIKE = (aten.randn_like.default, aten.rand_like.default)

@@ -15,11 +15,10 @@ from torch.fx import Graph, Node
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.errors import CaptureError
+from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
 from enginecast.passes.ir.edit import arguments, dtype_of, first_input, insert, shape_of
 from enginecast.passes.ir.traits import Trait, has, is_identity
-
-aten = torch.ops.aten
 
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 _WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)

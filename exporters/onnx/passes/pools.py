@@ -158,6 +158,6 @@ def sum_by_divisor(
         widths = [margin, max(end, 0), *widths]
         if end < 0:
             widths[1] = 0
-    pool = torch.ops.aten.avg_pool2d if rank == 2 else torch.ops.aten.avg_pool3d
+    pool = aten.avg_pool2d if rank == 2 else aten.avg_pool3d
     found: Tensor = pool(pad(x, widths), kernel, stride, [0] * rank, False, True, divisor)
     return found
