@@ -11,7 +11,7 @@ matmul.c.src, HALF_pairwise_sum of loops_utils.h.src).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from enginecast.errors import UsageError
@@ -42,6 +42,9 @@ class Profile:
     attention: Rule
     activation: Rule
     """GELU."""
+    pairs: bool = False
+    """Whether two products of uint8 and int8 are added in 16 bits, where they saturate: see
+    `emulate.pairs`."""
 
 
 _ORT = "microsoft/onnxruntime, onnxruntime/"
@@ -83,6 +86,16 @@ _ALL = (
             "storage",
             _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu(half) multiplies and adds halves",
         ),
+    ),
+    replace(
+        _same(
+            "ort-cpu-without-vnni",
+            "ONNX Runtime on an x86 CPU without VNNI: products of uint8 and int8 are added by pairs"
+            " in 16 bits, where they saturate",
+            "fp32",
+            _ORT + "core/mlas/lib/x86_64/QgemmU8X8KernelAvx2.S: vpmaddubsw, then vpmaddwd",
+        ),
+        pairs=True,
     ),
     _same(
         "tensorrt",
