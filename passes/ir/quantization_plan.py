@@ -45,8 +45,8 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     first matrix."""
     choice: Choice
     bits: Literal[4, 7, 8] = 8
-    """Bits of a weight: 4 or 8 of a stored one; 7 of one that a CPU multiplies, whose sums every CPU
-    has exactly; with 8, they need one that adds products in 32 bits."""
+    """Bits of a weight: 4 or 8 of a stored one.  Of one that is multiplied on a CPU, 7, with which
+    any CPU has exact sums; with 8, only one that adds products in 32 bits has."""
     weights: Scaling = "row"
     """Granularity of the weight's scales."""
     block: Count = 0

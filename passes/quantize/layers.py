@@ -396,9 +396,7 @@ class _Writer:
         for item in list(node.users):
             item.replace_all_uses_with(results[arguments(item)[1]])
 
-    def _gates(
-        self, layer: Layer, matrices: Sequence[Node], plan: LayerPlan
-    ) -> tuple[Node, Node]:
+    def _gates(self, layer: Layer, matrices: Sequence[Node], plan: LayerPlan) -> tuple[Node, Node]:
         """The matrices of all directions as [D, K, 4H], and their scales [D, 4H]."""
         values, scales = [], []
         for matrix in matrices:

@@ -1,10 +1,11 @@
 """Products of uint8 and int8 as x86 CPUs without VNNI compute them.
 
 Their instruction (vpmaddubsw) multiplies two neighbors along K and adds the two products in 16
-bits, where the sum saturates; the sums of pairs are then added in 32 bits.  ONNX Runtime uses it for
-QLinearConv, MatMulIntegerToFloat, DynamicQuantizeMatMul and DynamicQuantizeLSTM
-(microsoft/onnxruntime, onnxruntime/core/mlas/lib/x86_64/QgemmU8X8KernelAvx2.S).  Its kernel for
-depthwise convolutions is exact; here they saturate as others do.
+bits, where the sum saturates; the sums of pairs are then added in 32 bits.  ONNX Runtime uses it
+for QLinearConv, MatMulIntegerToFloat, DynamicQuantizeMatMul and DynamicQuantizeLSTM
+(microsoft/onnxruntime, onnxruntime/core/mlas/lib/x86_64/QgemmU8X8KernelAvx2.S).  These functions
+give what 1.31 gave under an emulated Haswell, bit for bit, but for depthwise convolutions: its
+kernel for those is exact, and here they saturate as others do.
 """
 
 from collections.abc import Callable, Sequence

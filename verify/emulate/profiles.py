@@ -47,6 +47,7 @@ class Profile:
     `emulate.pairs`."""
 
 
+WITHOUT_VNNI = "ort-cpu-without-vnni"
 _ORT = "microsoft/onnxruntime, onnxruntime/"
 _TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
 _TENSORRT = "NVIDIA TensorRT 11 API reference"
@@ -89,7 +90,7 @@ _ALL = (
     ),
     replace(
         _same(
-            "ort-cpu-without-vnni",
+            WITHOUT_VNNI,
             "ONNX Runtime on an x86 CPU without VNNI: products of uint8 and int8 are added by pairs"
             " in 16 bits, where they saturate",
             "fp32",
