@@ -47,16 +47,17 @@ class Recurrent(nn.Module):
 
 
 def extreme(make: Callable[[], nn.Module]) -> nn.Module:
-    """A module each of whose rows of weights has one sign and nearly one size: its sums are as
-    large as they can be, with inputs above zero.
+    """A module whose weights for one output have one sign and nearly one size: with inputs above
+    zero, its sums are as large as they can be.
     """
     torch.manual_seed(0)
     module = make()
     for weight in module.parameters():
         if weight.dim() > 1:
-            signs = torch.where(torch.arange(len(weight)) % 2 == 0, 1.0, -1.0)
+            outputs = 1 if isinstance(module, nn.ConvTranspose2d) else 0
+            signs = torch.where(torch.arange(weight.shape[outputs]) % 2 == 0, 1.0, -1.0)
             size = (1 + 0.1 * torch.rand_like(weight)) / weight[0].numel()
-            weight.data = size * signs.reshape(-1, *[1] * (weight.dim() - 1))
+            weight.data = (size.movedim(outputs, -1) * signs).movedim(-1, outputs)
     return module.eval().requires_grad_(False)
 
 
@@ -292,7 +293,9 @@ def test_an_engine_is_refused_where_its_sums_saturate(
     save_file(X, tmp_path / "x.safetensors")
     ways = (["run", "--inputs", tmp_path / "x.safetensors", "-o", tmp_path / "y"], ["verify"])
     for command, *options in ways:
-        assert main([command, str(path), *map(str, options)]) == 3
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(path), *map(str, options)])
+        assert ended.value.code == 3
         assert "where they saturate" in capsys.readouterr().err
 
 
