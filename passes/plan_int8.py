@@ -16,3 +16,4 @@ class PlanInt8(PlanPass):
 
     bits: Literal[4, 8] = 8
     integers: bool = False
+    any_cpu: bool = True

@@ -85,8 +85,9 @@ def load(
     Args:
         path: the bundle's folder.
         prefer: backends, such as ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]: the first of
-            them that the bundle has an engine for, and that runs here; None: no other than the one
-            that suits `providers` or `device` is tried.  See `backends`.
+            them that the bundle has an engine for, and that runs here; None: the one that suits
+            `providers` or `device`, and another only where this CPU would compute it wrong.  See
+            `backends`.
         providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
         device: "cpu" or "cuda"; None: "cpu".
         require: the least a verdict must say.  "verified" refuses an engine that was judged by
@@ -115,9 +116,10 @@ def load(
         UsageError: an argument does not fit.
 
     Warns:
-        EnginecastWarning: the verdict was reached by emulation, or on another provider; a
-            preferred backend does not run here: why, and what is tried instead; or the engine was
-            tuned on another machine or for another bundle, and runs as by default (once).
+        EnginecastWarning: the verdict was reached by emulation, or on another provider; this CPU
+            would compute an engine wrong, and another one of the bundle is taken; a preferred
+            backend does not run here: why, and what is tried instead; or the engine was tuned on
+            another machine or for another bundle, and runs as by default (once).
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"threads: expected 1..{MOST_THREADS}, got {threads}")
@@ -141,7 +143,7 @@ def load(
     else:
         wanted = _providers(providers, device or "cpu")
         bundle = _opened(path, asked, beside=True)
-        engine, doubt = _open(bundle, _choose(bundle, wanted[0]), wanted, asked)
+        engine, doubt = _open(bundle, _fitting(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
         message = f"{engine.folder}: {engine.record.file}: {doubt}"
         warnings.warn(message, EnginecastWarning, stacklevel=2)
@@ -344,6 +346,31 @@ def _choose(bundle: Bundle, provider: str) -> EngineRecord:
             hint="Export the model again; the report says why it was rejected.",
         )
     return max(records, key=rank)
+
+
+def _fitting(bundle: Bundle, provider: str) -> EngineRecord:
+    """The engine that `_choose` takes, or where this machine would compute it wrong, another one
+    for the same device, with a warning.
+    """
+    first = _choose(bundle, provider)
+    reason = _misfit(first)
+    others = (
+        one
+        for one in bundle.manifest.engines
+        if _provider(one, provider) in one.providers and not _misfit(one)
+    )
+    other = next((one for one in others if one.verdict.outcome != "rejected"), None)
+    if not reason or other is None:
+        return first  # which says by itself why it cannot be opened
+    message = f"{bundle.root}: {first.file}: {reason}\ntaking {other.file} ({other.target})"
+    warnings.warn(message, EnginecastWarning, stacklevel=3)
+    return other
+
+
+def _misfit(record: EngineRecord) -> str:
+    """Why this machine would compute an engine wrong, as far as its record tells."""
+    known = record.target in REGISTRY.known()
+    return session_class(record.target).misfit(record) if known else ""
 
 
 def _doubt(record: EngineRecord, provider: str) -> str:

@@ -92,11 +92,15 @@ class _Layer:
         name = free_name(self.program, name)
         return add_weight(self.program, name, tensor, InputKind.CONSTANT_TENSOR)
 
-    def weight(self) -> tuple[Node, Node]:
-        """The quantized weight and its scale for each row."""
+    def weight(self, *, multiplied: bool = False) -> tuple[Node, Node]:
+        """The quantized weight and its scale for each row; one that is multiplied in int8 has 7
+        bits, whose sums are exact on every CPU.
+        """
         source = self.layer.weight
         flat = self.add(torch.ops.aten.flatten.using_ints, source, 1)
         scale = self.add(ours.dynamic_scale.default, flat, self.dtype, True)
+        if multiplied and self.dtype == torch.int8:
+            scale = self.add(torch.ops.aten.mul.Scalar, scale, 127 / 63)
         if value(source).dim() > 2:
             ones = [1] * (value(source).dim() - 1)
             scale = self.add(torch.ops.aten.reshape.default, scale, [-1, *ones])
@@ -134,7 +138,7 @@ def _linear(layer: _Layer, form: Form, bits: int, largest: float) -> None:
         form_of = ours.blockwise_linear.default
         layer.done(layer.add(form_of, source, *packed, bias, bits, both))
         return
-    weight, weight_scale = layer.weight()
+    weight, weight_scale = layer.weight(multiplied=True)
     scale, read = _activation(layer, source, form, largest)
     layer.done(
         layer.add(

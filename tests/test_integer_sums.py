@@ -1,22 +1,325 @@
-"""Sums of integers past 2**53, as in hashes: exact, and wrapping around as torch's do."""
+"""Sums of int8 products hold on every CPU, those that add two products in 16 bits included.
 
+A machine with VNNI judges by emulation, one without by running: a guard that is taken out fails
+these tests on both.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
+import pytest
 import torch
-from lowering import lower, run
-from programs import captured
+from bundles import engine, unary_manifest
+from lowering import run
+from onnx import TensorProto, helper
+from programs import calibrated, captured, relative_error, rewritten
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+import enginecast
+from enginecast.cli.app import main
+from enginecast.errors import EnginecastWarning, MissingError
+from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
+from enginecast.exporters.target import LoweringRequest
+from enginecast.passes.ir.quantization_plan import plan_of
+from enginecast.runtime.bundle.staging import stage
+from enginecast.runtime.sessions import integer_sums
+from enginecast.runtime.sessions.integer_sums import ANY_CPU, EXACT, SUMS, products_saturate
+from enginecast.verify.emulate.emulate import emulate
+from enginecast.verify.emulate.pairs import PAIRS, pair_sums
+from enginecast.verify.emulate.profiles import WITHOUT_VNNI, get_profile
 
-class Hash(nn.Module):
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        powers = torch.tensor(5915587277) ** torch.arange(4)
-        apart = ids[:, :, None] * powers
-        return apart.sum(-1), apart.transpose(0, 1).sum((0, 2), keepdim=True) % 64
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
+own = torch.ops.enginecast
 
 
-def test_sums_of_products_wrap_around(tmp_path: Path) -> None:
-    ids = torch.randint(-255, 255, (3, 7), generator=torch.Generator().manual_seed(0))
-    lower(captured(Hash(), ids), tmp_path, ["hashes", "buckets"])
-    for found, wanted in zip(run(tmp_path, ids), Hash()(ids), strict=True):
-        assert torch.equal(found, wanted)
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)[0]
+        return found
+
+
+def extreme(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module whose weights for one output have one sign and nearly one size: with inputs above
+    zero, its sums are as large as they can be.
+    """
+    torch.manual_seed(0)
+    module = make()
+    for weight in module.parameters():
+        if weight.dim() > 1:
+            outputs = 1 if isinstance(module, nn.ConvTranspose2d) else 0
+            signs = torch.where(torch.arange(weight.shape[outputs]) % 2 == 0, 1.0, -1.0)
+            size = (1 + 0.1 * torch.rand_like(weight)) / weight[0].numel()
+            weight.data = (size.movedim(outputs, -1) * signs).movedim(-1, outputs)
+    return module.eval().requires_grad_(False)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(64, 16), (3, 64)),
+    "linear, odd": (lambda: nn.Linear(33, 8), (1, 33)),
+    "conv": (lambda: nn.Conv2d(16, 8, 3, padding=1), (2, 16, 6, 5)),
+    "conv, 1-D, dilated": (lambda: nn.Conv1d(24, 8, 3, dilation=2), (1, 24, 12)),
+    "conv, 3-D, strided": (lambda: nn.Conv3d(8, 8, 3, stride=2, padding=1), (1, 8, 5, 4, 5)),
+    "conv, in groups": (lambda: nn.Conv2d(16, 8, 3, groups=2), (1, 16, 5, 5)),
+    "conv, transposed": (lambda: nn.ConvTranspose2d(16, 8, 4, 2), (1, 16, 4, 4)),
+    "lstm": (lambda: Recurrent(nn.LSTM(16, 12, 2, bidirectional=True)), (4, 2, 16)),
+    "gru": (lambda: Recurrent(nn.GRU(16, 256)), (2, 8, 16)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_engines_of_extreme_weights_hold_on_every_cpu(name: str, tmp_path: Path) -> None:
+    make, sizes = LAYERS[name]
+    x = 1 + torch.rand(sizes, generator=torch.Generator().manual_seed(1))
+    before = captured(extreme(make), x)
+
+    def lowered(options: str) -> tuple[Any, str, Tensor, Tensor]:
+        spec = f"plan-int8{{integers=true heads=true max_error=0.45 {options}}},int8-matmul"
+        after, _ = rewritten(before, spec, calibrated(before, x))
+        plan = plan_of(after)
+        assert plan is not None
+        assert [layer.choice[:4] for layer in plan.layers] == ["w8a8"]
+        ready, _ = rewritten(after, lowering("onnxruntime-cpu"))
+        folder = tmp_path / (options or "default")
+        folder.mkdir()
+        made = lower_to_onnx(LoweringRequest(ready, folder, ("out",), {}), "onnxruntime-cpu")
+        inputs = {"one": dict(zip(ready.graph_signature.user_inputs, [x], strict=True))}
+        exact, without = (
+            emulate(ready, inputs, get_profile(profile), names=["out"])[0][0]["out"]
+            for profile in ("ort-cuda", WITHOUT_VNNI)
+        )
+        return made, made.requires[SUMS], exact, without
+
+    made, needs, exact, without = lowered("")
+    assert needs == ANY_CPU
+    assert relative_error(without, exact) < 1e-6
+    found = run(tmp_path / "default", x)[0]
+    assert relative_error(found, exact) < 0.01  # a step of an unsigned value may go either way
+    assert made.quantized == "int8"
+    # What the guard is for: with 8 bits the same layer is lost.
+    _, needs, exact, without = lowered("any_cpu=false")
+    assert needs == EXACT
+    assert relative_error(without, exact) > 0.1
+
+
+def test_two_products_are_added_in_16_bits() -> None:
+    values, weight = torch.tensor([[255, 255, 255, 0]]), torch.tensor([[127], [127], [-127], [127]])
+    assert pair_sums(values, weight).item() == 32767 - 255 * 127
+    assert pair_sums(values[:, :3], -weight[:3]).item() == -32768 + 255 * 127
+    assert pair_sums(values[:, :1], weight[:1]).item() == 255 * 127
+    most = torch.tensor([[64], [64], [-64], [64]])
+    assert pair_sums(values, most).item() == int((values @ most).item())
+
+
+def recorded() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """For each op arguments without random numbers."""
+    one = torch.tensor(1.0)
+
+    def whole(dtype: torch.dtype, low: int, *sizes: int) -> Tensor:
+        numbers = torch.arange(int(np.prod(sizes))).reshape(sizes)
+        return (low + numbers * 37 % 56).to(dtype)
+
+    rows, columns = whole(torch.uint8, 200, 2, 5), whole(torch.int8, 72, 5, 3)
+    columns[:, 1] *= -1
+    images, kernels = whole(torch.uint8, 200, 1, 3, 4, 3), whole(torch.int8, 72, 2, 3, 3, 2)
+    kernels[1] *= -1
+    scale = torch.ones(2, 1, 1, 1)
+    how = ([1, 2], [1, 0, 1, 1], [1, 1], 1)
+    steps = whole(torch.float32, 10, 3, 2, 3) / 50
+    gates, kept = whole(torch.int8, 72, 1, 3, 8), whole(torch.int8, 72, 1, 2, 8)
+    sizes, start = torch.full((1, 8), 0.005), torch.zeros(1, 2, 2)
+    return {
+        "product": (own.integer_linear.default, (rows, one, columns, torch.ones(3), None)),
+        "conv": (
+            own.quantized_conv.default,
+            (images, one, 7, kernels, scale, None, *how, torch.tensor(3000.0), 128, None, None),
+        ),
+        "lstm": (
+            own.quantized_lstm.default,
+            (steps, start, start, gates, sizes, kept, sizes, None),
+        ),
+    }
+
+
+def model_of(name: str, arguments: Any) -> onnx.ModelProto:
+    """The engine's form of an op of `recorded`."""
+    node, single = helper.make_node, np.float32(1)
+    if name == "product":
+        x, _, weight, scale, _ = arguments
+        nodes = [node("MatMulIntegerToFloat", ["x", "w", "one", "s", "z"], ["y"], domain=MICROSOFT)]
+        held = {"w": weight.numpy(), "one": single, "s": scale.numpy(), "z": np.uint8(128)}
+        kind = TensorProto.FLOAT
+    elif name == "conv":
+        x, _, zero, weight, *_ = arguments
+        inputs = ["x", "one", "z", "w", "s", "wz", "ys", "yz"]
+        nodes = [node("QLinearConv", inputs, ["y"], pads=[1, 0, 1, 1], strides=[1, 2])]
+        held = {"one": single, "z": np.uint8(zero), "w": weight.numpy(), "yz": np.uint8(128)}
+        held |= {"s": np.ones(2, np.float32), "wz": np.zeros(2, np.int8), "ys": np.float32(3000)}
+        kind = TensorProto.UINT8
+    else:
+        x, _, _, weight, sizes, kept, _, _ = arguments
+        inputs = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
+        nodes = [node("DynamicQuantizeLSTM", inputs, ["y"], domain=MICROSOFT, hidden_size=2)]
+        held = {"w": weight.numpy(), "r": kept.numpy(), "s": sizes.numpy()}
+        held["z"] = np.zeros((1, 8), np.int8)
+        kind = TensorProto.FLOAT
+    given = helper.np_dtype_to_tensor_dtype(x.numpy().dtype)
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info("x", given, list(x.shape))],
+        [helper.make_tensor_value_info("y", kind, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), key) for key, value in held.items()],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+
+
+MICROSOFT = "com.microsoft"
+HASWELL: dict[str, Sequence[float]] = {
+    "product": [21326, -21836, 29510, 23434, -23621, 30972],
+    "conv": [191, 162, 222, 181, 222, 180, 191, 163, 65, 95, 34, 77, 34, 77, 65, 94],
+    "lstm": [
+        0.3084502,
+        0.3317337,
+        0.412547,
+        0.3956939,
+        0.6330155,
+        0.6384845,
+        0.6628229,
+        0.6502378,
+        0.7611277,
+        0.7591289,
+        0.7690561,
+        0.7615514,
+    ],
+}
+"""What ONNX Runtime 1.31.1 gave under `qemu-x86_64 -cpu Haswell` (qemu 7.2), which has no VNNI."""
+
+
+@pytest.mark.parametrize("name", ["product", "conv", "lstm"])
+def test_the_emulator_saturates_as_such_a_cpu(name: str, tmp_path: Path) -> None:
+    op, arguments = recorded()[name]
+    more = (torch.float32,) if name == "product" else ()
+    exact, emulated = op(*arguments, *more), PAIRS[op](*arguments, *more)
+    if name == "lstm":
+        exact, emulated = exact[0], emulated[0]
+    torch.testing.assert_close(
+        emulated.float().flatten(), torch.tensor(HASWELL[name]).float(), rtol=1e-6, atol=1e-6
+    )
+    assert relative_error(emulated.float(), exact.float()) > 0.05
+    onnx.save(model_of(name, arguments), tmp_path / "engine.onnx")
+    here = run(tmp_path, arguments[0])[0].float().flatten()
+    expected = emulated if products_saturate() else exact
+    torch.testing.assert_close(here, expected.float().flatten(), rtol=1e-5, atol=1e-5)
+
+
+def test_this_cpu_is_asked_with_a_product() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
+        "g",
+        [
+            helper.make_tensor_value_info("a", TensorProto.UINT8, [16, 64]),
+            helper.make_tensor_value_info("b", TensorProto.INT8, [64, 16]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [16, 16])],
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=7, producer_name=""
+    )
+    assert model.SerializeToString() == integer_sums._PRODUCT
+    assert isinstance(products_saturate(), bool)
+
+
+def stage_products(folder: Path, target: str) -> None:
+    """y = x @ 127, one way as int8 products, or as floats of a stored weight."""
+    node = helper.make_node
+    weight = np.full((3, 3), 127, np.int8)
+    held = {"w": weight, "s": np.ones(3, np.float32)}
+    if target == "products":
+        nodes = [node("DynamicQuantizeMatMul", ["x", "w", "s"], ["y"], domain=MICROSOFT)]
+    else:
+        nodes = [
+            node("DequantizeLinear", ["w", "one"], ["wide"]),
+            node("MatMul", ["x", "wide"], "y"),
+        ]
+        held = {"w": weight, "one": np.float32(1)}
+    tensors = [onnx.numpy_helper.from_array(np.asarray(value), key) for key, value in held.items()]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 3)) for name in ("x", "y")
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=8), folder)
+
+
+def bundle_of(path: Path, *engines: tuple[str, dict[str, str]]) -> Path:
+    """A bundle of engines of `stage_products`, with what they require."""
+    records = []
+    with stage(path) as staging:
+        for kind, requires in engines:
+            file = f"{kind}.onnx"
+            stage_products(staging.folder / file, kind)
+            records.append(engine(file=file, weights=None, quantized="int8", requires=requires))
+        return staging.publish(unary_manifest("float32", engines=tuple(records)))
+
+
+@pytest.fixture
+def saturating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decide as on a CPU without VNNI."""
+    monkeypatch.setattr(integer_sums, "products_saturate", lambda: True)
+
+
+X = {"x": np.full((2, 3), 3, np.float32)}
+
+
+@pytest.mark.usefixtures("saturating")
+@pytest.mark.parametrize("requires", [{SUMS: EXACT}, {}, {SUMS: "64 bits"}])
+def test_an_engine_is_refused_where_its_sums_saturate(
+    tmp_path: Path, requires: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an older bundle needs is not known."""
+    path = bundle_of(tmp_path / "b", ("products", requires))
+    with pytest.raises(MissingError, match=r"adds int8 products in 16 bits") as refused:
+        enginecast.load(path)
+    assert "Export it again with --precision int8" in refused.value.hint
+    save_file(X, tmp_path / "x.safetensors")
+    ways = (["run", "--inputs", tmp_path / "x.safetensors", "-o", tmp_path / "y"], ["verify"])
+    for command, *options in ways:
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(path), *map(str, options)])
+        assert ended.value.code == 3
+        assert "where they saturate" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("saturating")
+def test_engines_that_hold_on_every_cpu_are_loaded(tmp_path: Path) -> None:
+    for name, kind, requires in (("a", "products", {SUMS: ANY_CPU}), ("b", "stored", {})):
+        with enginecast.load(bundle_of(tmp_path / name, (kind, requires))) as loaded:
+            assert loaded.record.file == f"{kind}.onnx"
+
+
+@pytest.mark.usefixtures("saturating")
+def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
+    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
+    with pytest.warns(EnginecastWarning, match=r"in 16 bits[^\n]*\ntaking stored\.onnx"):
+        loaded = enginecast.load(path)
+    with loaded:
+        assert loaded.record.file == "stored.onnx"
+        np.testing.assert_array_equal(loaded(**X)["y"], np.full((2, 3), 3 * 3 * 127.0))
+
+
+def test_where_sums_are_exact_the_first_engine_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integer_sums, "products_saturate", lambda: False)
+    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
+    with enginecast.load(path) as loaded:
+        assert loaded.record.file == "products.onnx"

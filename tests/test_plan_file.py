@@ -110,6 +110,8 @@ def test_layers_that_a_plan_does_not_name_are_kept_and_that_is_said(net: Exporte
         (0, {"activations": "row"}, "activations: 'row' with storage"),
         (1, {"activations": None}, "activations: none with 'w8a8-dynamic'"),
         (1, {"bits": 4}, "bits: 4 bits are for int8 in blocks"),
+        (1, {"choice": "storage", "activations": None}, "bits: 7 bits are for products of rows"),
+        (0, {"bits": 7}, "bits: 7 bits are for products of rows"),
         (1, {"choice": "w8a8-static", "activations": "row"}, "'row': a static scale is one"),
         (1, {"weights": "block"}, "activations: blocks are for weight and activations alike"),
         (1, {"block": 32}, "block: 32 with weights 'row'"),
@@ -163,7 +165,7 @@ def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProg
     [
         (("layers", 0, "choise"), "keep", "$.layers[0]: object contains unknown field `choise`"),
         (("layers", 1, "choice"), "fp4", "$.layers[1].choice: invalid enum value 'fp4'"),
-        (("layers", 1, "bits"), 7, "$.layers[1].bits: invalid enum value 7"),
+        (("layers", 1, "bits"), 6, "$.layers[1].bits: invalid enum value 6"),
         (("layers", 1, "shape"), "x", "$.layers[1].shape: expected `array`, got `str`"),
         (("layers", 1, "error"), -0.5, "$.layers[1].error: expected `float` >= 0"),
         (("format",), "fp16", "$.format: invalid enum value 'fp16'"),

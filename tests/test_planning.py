@@ -118,7 +118,7 @@ def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
         return measure(*args)
 
     monkeypatch.setattr(planning, "measure", measured)
-    planned(t5, f"plan-int8{{max_error={limit}}}")
+    planned(t5, f"plan-int8{{any_cpu=false max_error={limit}}}")
     assert max(counts.values()) == most
 
 
@@ -224,9 +224,9 @@ def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
 
 
 def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -> None:
-    fast = planned(t5, "plan-int8{max_error=9}")
+    fast = planned(t5, "plan-int8{any_cpu=false max_error=9}")
     assert all(x.activations == "row" for x in fast.layers if x.kind == "linear")
-    plan = planned(t5, "plan-int8{max_error=0.03}")
+    plan = planned(t5, "plan-int8{any_cpu=false max_error=0.03}")
     assert fast.predicted_error is not None
     assert plan.predicted_error is not None
     assert plan.predicted_error <= 0.03 < fast.predicted_error

@@ -45,13 +45,11 @@ from enginecast.exporters.target import Artifact
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
 from enginecast.runtime.bundle.reader import Bundle
-from enginecast.runtime.sessions import onnxruntime as sessions
 from enginecast.runtime.sessions.onnxruntime import (
     CPU_PROVIDER,
     OrtSession,
     create_session,
     options_for,
-    products_saturate,
     profile_ops,
 )
 
@@ -154,13 +152,9 @@ def test_engines_compute_what_their_programs_compute(
     assert harm > 5e-5
     found = run(folder, given.inputs, options_for("fp32", CPU_PROVIDER, lowered.quantized))
     assert relative_error(found, expected) < harm / 10
-    # What ONNX Runtime rewrites at its default level changes no more.  Where products saturate, the
-    # rewrite that keeps them exact is one of the extended level.
-    levels = onnxruntime.GraphOptimizationLevel
+    # What ONNX Runtime rewrites at its default level changes no more.
     basic = options_for("fp32", CPU_PROVIDER, lowered.quantized)
-    basic.graph_optimization_level = (
-        levels.ORT_ENABLE_EXTENDED if products_saturate() else levels.ORT_ENABLE_BASIC
-    )
+    basic.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert relative_error(run(folder, given.inputs, basic), found) < harm / 10
 
 
@@ -238,38 +232,6 @@ def test_stored_weights_do_not_make_activations_int8(pair: ExportedProgram, tmp_
     assert relative_error(run(tmp_path, (x,)), expected) < 1e-6
     left_alone = options_for("fp32", CPU_PROVIDER)
     assert relative_error(run(tmp_path, (x,), left_alone), expected) > 1e-3
-
-
-def test_this_cpu_is_asked_with_a_product() -> None:
-    from onnx import TensorProto, helper
-
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
-        "g",
-        [
-            helper.make_tensor_value_info("a", TensorProto.UINT8, [16, 64]),
-            helper.make_tensor_value_info("b", TensorProto.INT8, [64, 16]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.INT32, [16, 16])],
-    )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=7, producer_name=""
-    )
-    assert model.SerializeToString() == sessions._PRODUCT
-    assert isinstance(sessions.products_saturate(), bool)
-
-
-@pytest.mark.parametrize("form", ["row", "storage"])
-def test_int8_engines_are_right_where_products_saturate(
-    pair: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
-) -> None:
-    monkeypatch.setattr(sessions, "products_saturate", lambda: True)
-    options = options_for("fp32", CPU_PROVIDER, "int8")
-    assert options.get_session_config_entry("session.x64quantprecision") == "1"
-    x = torch.randn(2, 5, 32)
-    program = quantized(pair, form, INT8)
-    lower(program, tmp_path)
-    assert relative_error(run(tmp_path, (x,), options), in_torch(program, x)[0]) < 1e-6
 
 
 def stored_bytes(folder: Path) -> dict[str, int]:

@@ -73,4 +73,4 @@ def _quantized_bytes(layer: LayerPlan) -> int:
     scales = {"tensor": 1, "row": rows}.get(layer.weights, 0)
     if layer.weights == "block":
         scales = rows * math.ceil(count / rows / max(layer.block, 1))
-    return math.ceil(count * layer.bits / 8) + scales * SCALE_BYTES
+    return math.ceil(count * layer.value_bytes) + scales * SCALE_BYTES

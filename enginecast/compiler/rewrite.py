@@ -22,7 +22,8 @@ from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verify.eager import range_culprit
 from enginecast.verify.emulate.data import overflow_sentence
 from enginecast.verify.emulate.emulate import TrueDtypeRun, true_dtype_check
-from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verify.metrics import output_names, pool_output
 from enginecast.verify.program.changes import Changes
 from enginecast.verify.program.observer import Observer
 from enginecast.verify.program.quantized_floor import PlannedFloor
@@ -306,6 +307,26 @@ def _place(prepared: Prepared, passes: Sequence[Pass], emulated: TrueDtypeRun | 
     rescaling = [pass_ for pass_ in passes if pass_.name == RescaleResidual.name]
     run_pipeline(rescaling, program, prepared.context)
     return range_culprit(program, prepared.cases) or ""
+
+
+def without_vnni(prepared: Prepared, engine: LoweredProgram, reference: Reference) -> str:
+    """What an int8 engine with weights of 8 bits would lose on an x86 CPU without VNNI.
+
+    Raises:
+        VerificationError: a shape differs.
+    """
+    cases, names = prepared.cases, prepared.output_names
+    profile = get_profile(WITHOUT_VNNI)
+    measured = true_dtype_check(engine.program, cases, reference, profile, names=names).measured
+    found, here = (
+        max(pool_output(each, name).relative for name in output_names(each))
+        for each in (measured, reference.floor.cases)
+    )
+    return (
+        "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU without VNNI:"
+        f" the engine would be off by {found:.2g} there (eager with the plan's rounding:"
+        f" {here:.2g}), and load refuses it"
+    )
 
 
 def _emulate(

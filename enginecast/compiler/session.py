@@ -5,7 +5,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,7 +52,7 @@ from enginecast.compiler.prepare import (
 )
 from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
-from enginecast.compiler.rewrite import Rewritten, rewrite
+from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni
 from enginecast.compiler.scripted import (
     ScriptEngines,
     SizesDecideError,
@@ -81,6 +81,7 @@ from enginecast.runtime.bundle.manifest import GenerationCheck, Manifest, StepCh
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.floor import Floor
 from enginecast.verify.generation import write_continued
@@ -310,6 +311,8 @@ class ExportSession:
         artifacts = self._lower(model, rewritten)
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
+        sums = self._sums(model, rewritten, artifacts)
+        manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, *sums))
         runs = self._run(model, manifest, rewritten, artifacts)
         fusions = count_fusions(
             expect_fusions(model.captured.program),
@@ -318,7 +321,7 @@ class ExportSession:
             runs[0].executed,
             rewritten.sites(),
         )
-        notes = [note for engine in rewritten.engines for note in engine.notes]
+        notes = [*sums, *(note for engine in rewritten.engines for note in engine.notes)]
         checked = next((run.followed for run in runs if run.followed), None)
         if isinstance(checked, StepCheck):
             manifest = msgspec.structs.replace(manifest, stepped=checked)
@@ -392,6 +395,18 @@ class ExportSession:
                 self.steps.say(note)
             artifacts.append(artifact)
         return tuple(artifacts)
+
+    def _sums(
+        self, model: Prepared, rewritten: Rewritten, artifacts: Sequence[Artifact]
+    ) -> list[str]:
+        """What engines would lose whose sums not every CPU has."""
+        notes = []
+        for engine, artifact in zip(rewritten.engines, artifacts, strict=True):
+            if artifact.requires.get(SUMS) == EXACT:
+                with self.steps("emulate a CPU without VNNI"):
+                    notes.append(without_vnni(model, engine, rewritten.reference))
+                self.steps.say(notes[-1])
+        return notes
 
     def _run(
         self,

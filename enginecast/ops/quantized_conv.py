@@ -122,13 +122,32 @@ def quantized_conv(
         [B, N, size...], uint8.  Sums beyond 2^24 are rounded here, where an engine has them whole.
     """
     found = _convolved(x.float() - x_zero, weight.float(), stride, padding, dilation, groups)
-    each = [-1, *[1] * (weight.dim() - 2)]
-    if bias is not None:
-        found = found + bias.float().reshape(each)
+    return finished(found, x.dtype, x_scale, weight_scale, bias, y_scale, y_zero, low, high)
+
+
+def finished(
+    sums: Tensor,
+    dtype: torch.dtype,
+    x_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    y_scale: Tensor,
+    y_zero: int,
+    low: float | None,
+    high: float | None,
+) -> Tensor:
+    """What `quantized_conv` makes of its sums.
+
+    Args:
+        sums: of products, [B, N, size...], fp32.
+        dtype: of the result.
+    """
+    each = [-1, *[1] * (sums.dim() - 2)]
+    found = sums if bias is None else sums + bias.float().reshape(each)
     found = found * (x_scale * weight_scale.reshape(each))
     if low is not None or high is not None:
         found = found.clamp(low, high)
-    return _rounded(found / y_scale, y_zero, x.dtype)
+    return _rounded(found / y_scale, y_zero, dtype)
 
 
 @operator(Trait.UNFOLDABLE, fake=lambda left, *rest: torch.empty_like(left + rest[2]))

@@ -11,7 +11,7 @@ within the rounding.
 import torch
 from torch import Tensor
 
-from enginecast.ops.quantized_lstm import rounded
+from enginecast.ops.quantized_lstm import Product, product
 from enginecast.ops.traits import Trait, operator
 
 
@@ -49,14 +49,31 @@ def quantized_gru(
     Returns:
         [S, B, H]; the last state, [B, H]; both fp32.
     """
-    rounds = weight.dtype == torch.int8
-    given = (rounded(x) if rounds else x) @ (weight.float() * weight_scale)
+    return gru_by(
+        *(product, x, hidden, weight, weight_scale, recurrence, recurrence_scale),
+        *(bias, recurrence_bias, backward),
+    )
+
+
+def gru_by(
+    product: Product,
+    x: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    recurrence: Tensor,
+    recurrence_scale: Tensor,
+    bias: Tensor | None,
+    recurrence_bias: Tensor | None,
+    backward: bool,
+) -> tuple[Tensor, Tensor]:
+    """`quantized_gru` with this product."""
+    given, keep = product(weight, weight_scale)(x), product(recurrence, recurrence_scale)
     if bias is not None:
         given = given + bias
-    kept = recurrence.float() * recurrence_scale
     state, found = hidden, []
     for step in given.flip(0).unbind(0) if backward else given.unbind(0):
-        held = (rounded(state) if rounds else state) @ kept
+        held = keep(state)
         if recurrence_bias is not None:
             held = held + recurrence_bias
         resets, updates, new = step.chunk(3, -1)

@@ -8,6 +8,8 @@ all of x and one for the state of all rows at each step, as com.microsoft Dynami
 rows of a batch change one another within the rounding.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,13 +24,32 @@ def _fake(
     return x.new_empty((*x.shape[:2], size)), torch.empty_like(hidden), torch.empty_like(cell)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """x on 256 steps from its least element, or 0, to its largest, or 0."""
+def steps_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x on 256 steps from its least element, or 0, to its largest, or 0: the numbers of the steps,
+    that of 0, and their size, all fp32.
+    """
     low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
     step = (high - low) / LARGEST
     step = torch.where(step == 0, torch.ones_like(step), step)
     zero = (-low / step).round().clamp(0, LARGEST)
-    return ((x / step + zero).round().clamp(0, LARGEST) - zero) * step
+    return (x / step + zero).round().clamp(0, LARGEST), zero, step
+
+
+Product = Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]
+"""From a weight [K, N] and its scale [N] to what multiplies x [..., K], fp32, with it."""
+
+
+def product(weight: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product of x on its steps; of a weight in floats, of x as it is."""
+    wide, rounds = weight.float() * scale, weight.dtype == torch.int8
+
+    def multiply(x: Tensor) -> Tensor:
+        if rounds:
+            values, zero, step = steps_of(x)
+            x = (values - zero) * step
+        return x @ wide
+
+    return multiply
 
 
 @operator(Trait.HEAVY | Trait.UNFOLDABLE, fake=_fake)
@@ -59,18 +80,34 @@ def quantized_lstm(
     Returns:
         [S, B, D * H]; the last state and cell, [D, B, H] both; fp32.
     """
-    rounds = weight.dtype == torch.int8
+    return lstm_by(
+        *(product, x, hidden, cell),
+        *(weight, weight_scale, recurrence, recurrence_scale, bias),
+    )
+
+
+def lstm_by(
+    product: Product,
+    x: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    recurrence: Tensor,
+    recurrence_scale: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`quantized_lstm` with this product."""
     size = hidden.shape[2]
-    read = rounded(x) if rounds else x
     outputs, states, cells = [], [], []
     for at in range(weight.shape[0]):
-        given = read @ (weight[at].float() * weight_scale[at])
+        given = product(weight[at], weight_scale[at])(x)
         if bias is not None:
             given = given + bias[at, : 4 * size] + bias[at, 4 * size :]
-        kept = recurrence[at].float() * recurrence_scale[at]
+        keep = product(recurrence[at], recurrence_scale[at])
         state, memory, found = hidden[at], cell[at], []
         for step in given.unbind(0) if at == 0 else given.flip(0).unbind(0):
-            gates = step + (rounded(state) if rounds else state) @ kept
+            gates = step + keep(state)
             enters, leaves, forgets, new = gates.split(size, -1)
             memory = forgets.sigmoid() * memory + enters.sigmoid() * new.tanh()
             state = leaves.sigmoid() * memory.tanh()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import EngineRecord, Manifest
+from enginecast.runtime.sessions.integer_sums import ANY_CPU, SUMS
 
 TYPES = {
     "bool": "TYPE_BOOL",
@@ -142,10 +143,9 @@ def _onnxruntime(record: EngineRecord, on_gpu: bool) -> Backend:
             "Graph optimization is limited to the basic level, so that ONNX Runtime keeps the"
             " quantization that was verified."
         )
-    if record.quantized == "int8" and not on_gpu:
+    if record.quantized == "int8" and not on_gpu and record.requires.get(SUMS) != ANY_CPU:
         notes.append(
-            "On x86 CPUs without VNNI, products of uint8 and int8 can saturate in ONNX Runtime;"
-            " enginecast sets session.x64quantprecision there, which Triton cannot."
+            "On x86 CPUs without VNNI, its int8 products may saturate, and Triton does not notice."
         )
     if record.precision == "fp16" and not on_gpu:
         # The layout optimizers of the last level crash on some fp16 graphs; see `options_for`.

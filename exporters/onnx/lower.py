@@ -26,6 +26,7 @@ from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
 from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import input_names
+from enginecast.runtime.sessions.integer_sums import ANY_CPU, EXACT, LARGEST, MULTIPLY, SUMS
 
 GRAPH_FILE = "engine.onnx"
 OPSET = 23
@@ -41,9 +42,7 @@ _FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
 _INTEGER_OPS = frozenset(
     {
         "QLinearConv",
-        "DynamicQuantizeLSTM",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
+        *MULTIPLY,
         "MatMulNBits",
         "QuantizeLinear",
         "DequantizeLinear",
@@ -198,6 +197,7 @@ def describe(model: ir.Model, files: tuple[str, ...]) -> Artifact:
         opset=model.opset_imports[""],
         domains=dict(sorted(model.opset_imports.items())),
         quantized=_quantized(model),
+        requires=_sums(model),
         modules={
             node.name: node.metadata_props.get(MODULE, "")
             for node in model.graph.all_nodes()
@@ -213,3 +213,29 @@ def _quantized(model: ir.Model) -> Literal["", "fp8", "int8"]:
     if any(value is not None and value.dtype in _FP8 for value in values):
         return "fp8"
     return "int8" if any(node.op_type in _INTEGER_OPS for node in nodes) else ""
+
+
+def _sums(model: ir.Model) -> dict[str, str]:
+    """Whether every CPU has the sums of the engine's integer products: `integer_sums`."""
+    needs = {
+        ANY_CPU if _fits(node.inputs[place]) else EXACT
+        for node in model.graph.all_nodes()
+        if node.op_type in MULTIPLY and not _is_signed(node)
+        for place in MULTIPLY[node.op_type]
+    }
+    return {SUMS: max(needs)} if needs else {}
+
+
+def _is_signed(node: ir.Node) -> bool:
+    """Whether what is multiplied with the weight is signed, as on CUDA: such sums are exact."""
+    read = node.inputs[0]
+    return read is not None and read.dtype == ir.DataType.INT8
+
+
+def _fits(weight: ir.Value | None) -> bool:
+    """Whether a weight is known, and so small that two products fit into 16 bits."""
+    known = None if weight is None else weight.const_value
+    if known is None:
+        return False
+    values = known.numpy()
+    return int(values.min()) >= -LARGEST and int(values.max()) <= LARGEST

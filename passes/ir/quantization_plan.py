@@ -44,8 +44,9 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     for a convolution, [in, out, kernel...] for a transposed one; for a recurrent layer, of its
     first matrix."""
     choice: Choice
-    bits: Literal[4, 8] = 8
-    """Bits of a stored weight."""
+    bits: Literal[4, 7, 8] = 8
+    """Bits of a weight: 4 or 8 of a stored one.  Of one that is multiplied on a CPU, 7, with which
+    any CPU has exact sums; with 8, only one that adds products in 32 bits has."""
     weights: Scaling = "row"
     """Granularity of the weight's scales."""
     block: Count = 0
@@ -63,6 +64,11 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     """Speedup: time of the unquantized layer over the time as chosen."""
     gain_from: Literal["", "model", "measured"] = ""
     """Whether the gain was measured on this machine or comes from a cost model."""
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes that a value of the weight takes."""
+        return 0.5 if self.bits == 4 else 1.0
 
     @property
     def key(self) -> tuple[str, str, int]:

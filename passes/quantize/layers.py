@@ -310,26 +310,26 @@ class _Writer:
         node = layer.node
         with self._program.graph.inserting_before(node):
             if plan.choice != "storage":
-                (self._lstm if layer.kind == "lstm" else self._gru)(layer)
+                (self._lstm if layer.kind == "lstm" else self._gru)(layer, plan)
                 return
             stored = []
             for weight in arguments(node)[2]:
                 if len(shape_of(weight)) != 2:
                     stored.append(weight)
                     continue
-                values, scale = self._matrix(layer, weight)
+                values, scale = self._matrix(layer, weight, plan)
                 dtype = dtype_of(weight)
                 stored.append(self._insert(layer, own.dequantize.default, values, scale, dtype))
             node.update_arg(2, stored)
 
-    def _matrix(self, layer: Layer, weight: Node) -> tuple[Node, Node]:
+    def _matrix(self, layer: Layer, weight: Node, plan: LayerPlan) -> tuple[Node, Node]:
         """A weight [N, K] by rows, and its scales [N, 1]."""
         whole = behind_casts(weight)
         scale = self._insert(layer, own.dynamic_scale.default, whole, self._dtype, True)
-        scale = self._rounded_up(scale, layer)
+        scale = self._rounded_up(self._coarser(scale, layer, plan), layer)
         return self._insert(layer, own.quantize.default, whole, scale, self._dtype), scale
 
-    def _lstm(self, layer: Layer) -> None:
+    def _lstm(self, layer: Layer, plan: LayerPlan) -> None:
         """A product of integers for each layer of it."""
         node = layer.node
         found = recurrence_of(node, arguments(node)[2])
@@ -344,8 +344,8 @@ class _Writer:
                 self._insert(layer, aten.slice.Tensor, first, 0, at * count, (at + 1) * count)
                 for first in start
             ]
-            weights = self._gates(layer, [each[0] for each in directions])
-            kept = self._gates(layer, [each[1] for each in directions])
+            weights = self._gates(layer, [each[0] for each in directions], plan)
+            kept = self._gates(layer, [each[1] for each in directions], plan)
             biases = [self._in_order(layer, bias) for each in directions for bias in each[2:]]
             bias = None
             if biases:
@@ -366,7 +366,7 @@ class _Writer:
         for item in list(node.users):
             item.replace_all_uses_with(results[arguments(item)[1]])
 
-    def _gru(self, layer: Layer) -> None:
+    def _gru(self, layer: Layer, plan: LayerPlan) -> None:
         """A product of integers for each direction of each layer of it."""
         node, graph = layer.node, self._program.graph
         found = recurrence_of(node, arguments(node)[2])
@@ -381,7 +381,7 @@ class _Writer:
                 state = self._insert(layer, aten.select.int, start, 0, len(ends))
                 products = []
                 for matrix in (weight, kept):
-                    values, scale = self._matrix(layer, matrix)
+                    values, scale = self._matrix(layer, matrix, plan)
                     products.append(self._insert(layer, aten.t.default, values))
                     products.append(self._insert(layer, aten.reshape.default, scale, [-1]))
                 both = biases or [None, None]
@@ -396,11 +396,11 @@ class _Writer:
         for item in list(node.users):
             item.replace_all_uses_with(results[arguments(item)[1]])
 
-    def _gates(self, layer: Layer, matrices: Sequence[Node]) -> tuple[Node, Node]:
+    def _gates(self, layer: Layer, matrices: Sequence[Node], plan: LayerPlan) -> tuple[Node, Node]:
         """The matrices of all directions as [D, K, 4H], and their scales [D, 4H]."""
         values, scales = [], []
         for matrix in matrices:
-            quantized, scale = self._matrix(layer, matrix)
+            quantized, scale = self._matrix(layer, matrix, plan)
             turned = self._insert(layer, aten.t.default, self._in_order(layer, quantized))
             values.append(self._insert(layer, aten.unsqueeze.default, turned, 0))
             flat = self._insert(layer, aten.reshape.default, self._in_order(layer, scale), [1, -1])
@@ -443,18 +443,26 @@ class _Writer:
             sizes = [shape[0], shape[1] // plan.block, plan.block]
             blocks = self._insert(layer, reshape, weight, sizes)
             scale = self._insert(layer, scale_of, blocks, torch.int8, True)
-            if plan.bits == 4:
-                scale = self._insert(layer, aten.mul.Scalar, scale, 127 / 7)
+            scale = self._coarser(scale, layer, plan)
             return self._insert(layer, aten.squeeze.dim, scale, -1)
         if plan.weights == "tensor" or not layer.kind.startswith("conv"):
-            return self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
+            scale = self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
+            return self._coarser(scale, layer, plan)
         if layer.kind == "conv-transpose" and is_product_of_integers(plan):
             geometry = transposed_geometry_of(layer.node)
             weight = _channels_first(weight, geometry, partial(self._insert, layer))
             shape = shape_of(weight)
         rows = self._insert(layer, aten.flatten.using_ints, weight, 1)
         scale = self._insert(layer, scale_of, rows, self._dtype, True)
+        scale = self._coarser(scale, layer, plan)
         return self._insert(layer, reshape, scale, [shape[0], *(1 for _ in shape[1:])])
+
+    def _coarser(self, scale: Node, layer: Layer, plan: LayerPlan) -> Node:
+        """The scale of an int8 weight, with which its largest value takes the bits of the plan."""
+        if plan.bits == 8:
+            return scale
+        steps = LIMITS[torch.int8] / (2 ** (plan.bits - 1) - 1)
+        return self._insert(layer, aten.mul.Scalar, scale, steps)
 
     def _rounded_up(self, scale: Node, layer: Layer) -> Node:
         if self._scale_dtype == "fp32":

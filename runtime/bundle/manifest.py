@@ -312,7 +312,8 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     quantized: Literal["", "fp8", "int8"] = ""
     """What is quantized in the engine: ONNX Runtime needs options for it."""
     requires: dict[str, str] = {}
-    """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
+    """What the engine asks of the machine that runs it: see `runtime.device.fitness` of machine
+    code, and `runtime.sessions.integer_sums`."""
     regions: dict[str, Count] = {}
     """How many equal modules the machine code of one stands for, by the path of the first."""
     profile: tuple[ShapeRange, ...] = ()

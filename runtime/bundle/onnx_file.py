@@ -139,13 +139,16 @@ def weight_files(bundle: Bundle, *names: str | None) -> dict[str, int]:
     return {name: bundle.size(name) for name in names if name is not None}
 
 
-def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> None:
+def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> frozenset[str]:
     """Refuse an ONNX file that is malformed, reaches outside its bundle, or holds code.
 
     Args:
         data: its bytes.
         file: its name, for messages.
         files: the bytes of each file of the bundle that weights may lie in, by name.
+
+    Returns:
+        The operators of its nodes, without their domains.
 
     Raises:
         BundleError: names the file, the tensor or node, what was expected and what was got.
@@ -170,6 +173,7 @@ def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> None:
         raise walk.refuse(f"expected one graph, got {graphs}")
     for node in walk.nodes:
         _require_known(walk, node)
+    return frozenset(node.operator for node in walk.nodes)
 
 
 def _require_known(walk: _Walk, node: _Node) -> None:

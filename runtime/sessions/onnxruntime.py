@@ -5,7 +5,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -21,6 +20,7 @@ from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
+from enginecast.runtime.sessions.integer_sums import misfit, require_exact_sums
 from enginecast.runtime.sessions.session import NodeTimes, Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.stop import Stop
@@ -44,13 +44,6 @@ _LEVELS = {
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
 }
-_PRODUCT = bytes.fromhex(
-    "080712003a5c0a180a01610a0162120179220d4d61744d756c496e74656765721201675a130a0161120e0a0c0802"
-    "12080a0208100a0208405a130a0162120e0a0c080312080a0208400a02081062130a0179120e0a0c080612080a02"
-    "08100a02081042040a00100a"
-)
-"""A model: y = MatMulInteger(a, b) of uint8 [16, 64] and int8 [64, 16].  As bytes, since the onnx
-package is not needed to run an engine."""
 
 
 class _Stopping:
@@ -127,7 +120,8 @@ class OrtSession(Session):
         _apply(settings, options)
         profile = _profiled(options) if counts_ops else None
         content = bundle.read(record.file)
-        check_onnx(content, record.file, weight_files(bundle, record.weights))
+        operators = check_onnx(content, record.file, weight_files(bundle, record.weights))
+        require_exact_sums(record, operators)
         # By the folder that was checked, and not by its name; no other file is opened.
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.folder))
         session = create_session(record.file, providers, threads, options, content=content)
@@ -135,6 +129,10 @@ class OrtSession(Session):
         _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
         _require_signature(record.file, "outputs", declared, session.get_outputs())
         return cls(session, providers[0], record.file, profile)
+
+    @classmethod
+    def misfit(cls, record: EngineRecord) -> str:
+        return misfit(record)
 
     @classmethod
     def node_times(
@@ -270,9 +268,6 @@ def options_for(precision: str, provider: str, quantized: str = "") -> onnxrunti
     Two of its fused kernels are slower on the CPU than what they replace: SkipLayerNormalization
     takes 5 to 7 times as long as Add and LayerNormalization, and BiasGelu writes a buffer more than
     Add and Gelu do (1.31).
-
-    Where products of uint8 and int8 saturate, the last option makes them products of uint8 and
-    uint8, which take twice the time.
     """
     options = onnxruntime.SessionOptions()
     left_out = ["QDQSelectorActionTransformer"] if quantized else []
@@ -282,8 +277,6 @@ def options_for(precision: str, provider: str, quantized: str = "") -> onnxrunti
         options.add_session_config_entry(
             "optimization.disable_specified_optimizers", ";".join(left_out)
         )
-    if quantized == "int8" and provider == CPU_PROVIDER and products_saturate():
-        options.add_session_config_entry("session.x64quantprecision", "1")
     if precision == "fp16" and provider == CPU_PROVIDER:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.enable_cpu_mem_arena = False
@@ -382,22 +375,6 @@ def _require_providers(providers: Sequence[str]) -> None:
                 f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
                 hint=f"{install_command('cuda')} adds the CUDA and TensorRT providers.",
             )
-
-
-@cache
-def products_saturate() -> bool:
-    """Whether ONNX Runtime's products of uint8 and int8 are wrong on this CPU.
-
-    x86 without VNNI adds pairs of them in 16 bits, where they saturate, and a wrong result looks
-    like any other (microsoft/onnxruntime#12088).  What a CPU has is not asked of its name but of a
-    product, of the largest values that there are.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
-    left, right = np.full((16, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
-    found = np.asarray(session.run(None, {"a": left, "b": right})[0])
-    return bool((found != 255 * 127 * 64).any())
 
 
 def profile_ops(

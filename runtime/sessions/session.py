@@ -86,6 +86,13 @@ class Session(ABC):
             BundleError: the runtime refuses the file.
         """
 
+    @classmethod
+    def misfit(cls, record: EngineRecord) -> str:
+        """Why this machine would compute an engine wrong, as far as its record tells; empty: it
+        does not.
+        """
+        return ""
+
     @property
     @abstractmethod
     def provider(self) -> str:

@@ -104,7 +104,8 @@ class _Emulated(Run):
         if node.target is operator.getitem and is_structured(node.args[0]):
             found = args[0][args[1]]
         elif node.target in QUANTIZED:
-            found = quantized(node, map_aggregate(args, _low), map_aggregate(args, _plain))
+            low, plain = (map_aggregate(args, half) for half in (_low, _plain))
+            found = quantized(node, low, plain, self._profile)
         else:
             found = self._call(node, args, kwargs)
         if isinstance(found, Twin) and not is_scaled(node):

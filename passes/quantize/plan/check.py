@@ -99,8 +99,8 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
         yield "activations", f"none with {layer.choice!r}: tensor, row or block"
-    yield from _format_faults(layer, plan)
     yield from _block_faults(layer)
+    yield from _format_faults(layer, plan)
     if plan.format == "fp8":
         yield from _native_faults(layer, plan.arch)
 
@@ -146,6 +146,9 @@ def _format_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[s
         yield "bits", "4 bits are for int8 in blocks"
     if layer.bits == 4 and layer.choice != "storage":
         yield "bits", "4 bits are for storage"
+    multiplies = layer.choice != "storage" and layer.weights != "block"
+    if layer.bits == 7 and not (plan.format == "int8" and multiplies):
+        yield "bits", "7 bits are for products of rows in int8; storage and blocks have 8"
     if layer.choice == "w8a8-static" and layer.activations != "tensor":
         yield "activations", f"{layer.activations!r}: a static scale is one for the whole tensor"
     if plan.format == "fp8" and "block" in (layer.weights, layer.activations):

@@ -50,13 +50,14 @@ _GRU_UNITS, _GRU_UNITS_OF_ROWS, _GRU_ROWS = 512, 256, 8
 """From how many units on a GRU is faster, and with that many rows."""
 _SMALL_GRUS = ((128, 0.21), (256, 0.35), (512, 1.04))
 """Below how many units it is how much faster, with one row: of 64, 128 and 256 units."""
-_CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
-    ("w8a8-static", "tensor", 8): 3.4,
-    ("w8a8-dynamic", "row", 8): 2.5,
-    ("w8a8-dynamic", "block", 8): 1.34,
-    ("storage", None, 8): 0.58,
-    ("storage", None, 4): 0.97,
+_CPU_GAINS: dict[tuple[Choice, Scaling | None, float], float] = {
+    ("w8a8-static", "tensor", 1.0): 3.4,
+    ("w8a8-dynamic", "row", 1.0): 2.5,
+    ("w8a8-dynamic", "block", 1.0): 1.34,
+    ("storage", None, 1.0): 0.58,
+    ("storage", None, 0.5): 0.97,
 }
+"""By the last one the bytes of a value."""
 
 
 def planned(
@@ -124,8 +125,18 @@ def _conv(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         groups = transposed_geometry_of(layer.node).groups
     gain = _DEPTHWISE_GAIN if per_group == 1 and out == groups else _GROUPED_GAIN
     gain = _CONV_GAIN if groups == 1 else gain
-    form = planned(layer, "w8a8-static", "row", "tensor")
+    form = planned(layer, "w8a8-static", "row", "tensor", bits=_multiplied_bits(options))
     return [replace(form, gain=gain, gain_from="model")], ""
+
+
+def _multiplied_bits(options: PlanOptions) -> int:
+    """Bits of a weight that is multiplied in int8.
+
+    A CPU without VNNI adds two products of uint8 and int8 in 16 bits, where they saturate
+    (microsoft/onnxruntime#12088).  Those of weights within +-63 fit: 2 * 255 * 63 < 2^15.  GPUs add
+    them in 32 bits.
+    """
+    return 7 if options.arch == CPU and options.any_cpu else 8
 
 
 def _recurrence(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
@@ -144,7 +155,7 @@ def _recurrence(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], st
     gain = _LSTM_GAIN if layer.kind == "lstm" else _GRU_GAIN
     if layer.kind == "gru" and (reason := too_small_gru(layer.node)):
         return [], reason
-    form = planned(layer, "w8a8-dynamic", "row", "tensor")
+    form = planned(layer, "w8a8-dynamic", "row", "tensor", bits=_multiplied_bits(options))
     return [replace(form, gain=gain, gain_from="model")], ""
 
 
@@ -192,12 +203,14 @@ def _stored(stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
 
 
 def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
+    bits = _multiplied_bits(options)
     if options.static:
-        found = [planned(layer, "w8a8-static", "row", "tensor")]
+        found = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
     else:
         # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
-        found = [planned(layer, "w8a8-dynamic", "row", "row")]
+        found = [planned(layer, "w8a8-dynamic", "row", "row", bits=bits)]
     if stored.block:
+        # MatMulNBits has 8 bits on every CPU: without VNNI it adds the high bits of weights apart.
         k = layer.shape[-1]
         sizes = (COARSE, stored.block) if k > COARSE and k % COARSE == 0 else (stored.block,)
         found += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
@@ -251,7 +264,7 @@ def native_scales(options: PlanOptions) -> tuple[Choice, Scaling, Scaling]:
 
 
 def _with_gain(form: LayerPlan) -> LayerPlan:
-    known = _CPU_GAINS[form.choice, form.activations, form.bits]
+    known = _CPU_GAINS[form.choice, form.activations, form.value_bytes]
     gain = _COARSE_GAIN if form.block == COARSE else known
     return replace(form, gain=gain, gain_from="model")
 

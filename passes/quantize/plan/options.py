@@ -34,6 +34,9 @@ class PlanOptions:
     max_error: float | None = None
     """Largest relative L2 error of a row of an output; None: the default of format, mode and
     bits."""
+    any_cpu: bool = True
+    """Whether a CPU multiplies weights of 7 bits in int8, whose sums are exact without VNNI, too;
+    with 8 an engine runs only where they are exact."""
     min_gain: float | None = None
     """A layer is multiplied in the format if it is this much faster; None: 1 on a GPU, 0 on cpu."""
     static: bool = False

@@ -110,7 +110,8 @@ class PlanPass(QuantizingPass):
 
 def _in_words(layer: LayerPlan) -> str:
     """A decision in one phrase: "w8a8-dynamic, scales by row and row; error 0.035, gain 1.4"."""
-    bits = "" if layer.choice != "storage" else f" in {layer.bits} bits"
+    in_full = layer.bits == 8 and layer.choice != "storage"
+    bits = "" if in_full else f" in {layer.bits} bits"
     error = "" if layer.error is None else f", error {layer.error:.2g}"
     gain = "" if layer.gain is None else f", gain {layer.gain:.2g}"
     return f"{layer.choice}{bits}, scales by {_scales(layer)}{error}{gain}"
@@ -353,7 +354,7 @@ class _Planner:
             Option(
                 error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
                 time=time / (form.gain or 1.0),
-                size=whole * form.bits / 8,
+                size=whole * form.value_bytes,
             )
             for form in known
         ]
