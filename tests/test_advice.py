@@ -59,7 +59,7 @@ def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp16 is a mere conversion, without the pass that its preset has in front."""
     split = advice_module._split
-    monkeypatch.setattr(advice_module, "_split", lambda name: ((), split(name)[1]))
+    monkeypatch.setattr(advice_module, "_split", lambda name: ((), *split(name)[1:]))
 
 
 def test_what_is_rescaled_is_safe_in_fp16() -> None:
