@@ -130,8 +130,10 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether every value of `narrow` is one of the float dtype `wide`."""
     if not wide.is_floating_point:
         return False
-    if narrow.is_floating_point:
-        return torch.promote_types(narrow, wide) == wide
+    if narrow.is_floating_point:  # promote_types knows no fp8
+        low, high = torch.finfo(narrow), torch.finfo(wide)
+        fits = low.max <= high.max and low.eps >= high.eps
+        return fits and low.smallest_normal * low.eps >= high.smallest_normal * high.eps
     if narrow == torch.bool:
         return True
     # A float counts exactly up to 2 / eps.

@@ -8,7 +8,8 @@
 The merged weight is an expression: the exporter computes it while it writes it, so no second copy
 of the weights is held. Good on a GPU (one large product); on ONNX Runtime's CPU provider the split
 costs 3 to 6 % and eats the gain, so the CPU presets leave it out.  Left alone, with the reason:
-weights that are read elsewhere as well, mixed dtypes, biases on some of the linears only.
+weights that are read elsewhere as well, mixed dtypes, biases on some of the linears only, weights
+of rank 1 and biases that are broadcast.
 
 Linears of one value may be those of all blocks (a time step's modulations): they are merged in
 groups, none with a weight of more than `LARGEST` elements, since who writes or runs it holds it.
@@ -29,6 +30,7 @@ from enginecast.passes.ir.edit import (
     hoist_before,
     insert,
     insert_item,
+    same_shape,
     shape_of,
     weight_expressions,
 )
@@ -107,9 +109,13 @@ def _check(group: list[Node], weights: set[Node]) -> None:
         shared = _shared(weight)
         if shared is not None:
             raise NoMatch(node, f"{shared.name} is read elsewhere as well")
+        if len(shape_of(weight)) != 2:
+            raise NoMatch(node, f"a weight has rank {len(shape_of(weight))}, expected 2")
         bias = node.args[2] if len(node.args) > 2 else None
         if isinstance(bias, Node) and bias not in weights:
             raise NoMatch(bias, "a bias is computed from inputs")
+        if isinstance(bias, Node) and not same_shape(shape_of(bias), shape_of(weight)[:1]):
+            raise NoMatch(bias, "a bias is broadcast over the features")
 
 
 def _shared(weight: Node) -> Node | None:

@@ -71,6 +71,7 @@ from enginecast.passes.ir.edit import (
     dtype_of,
     erase_dead,
     first_input,
+    is_complex,
     is_float,
     take_place,
     value,
@@ -84,7 +85,7 @@ from enginecast.passes.ir.source import module_classes, module_path, source_line
 from enginecast.passes.ir.text import DTYPES, dtype_text
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.lower.lift_weights import lift_weights
-from enginecast.passes.precision.cast_borders import check_casts, mark_border
+from enginecast.passes.precision.cast_borders import check_casts, mark_border, mark_rounding
 from enginecast.passes.precision.dtype_classes import (
     KEPT_HIGH,
     Class,
@@ -123,7 +124,7 @@ class UnifyDtype(Pass):
             log.done(clamp, "the source's inf-clamp dropped: it is there in fp16 alone")
         kept = self.kept(program)
         classes = classify(program, frozenset(kept))
-        rounded = {} if DTYPES[self.to] in HALVES else in_halves(program)
+        rounded = {} if DTYPES[self.to] in HALVES else self.halves(program)
         _clamp_fills(program, classes, DTYPES[self.to], log)
         _Retyper(program, classes, DTYPES[self.to], log, rounded=rounded).run()
         lift_weights(program, SiteLog(PassContext()))
@@ -135,6 +136,10 @@ class UnifyDtype(Pass):
 
     def ensures(self, program: ExportedProgram) -> None:
         check_casts(program)
+
+    def halves(self, program: ExportedProgram) -> dict[Node, torch.dtype]:
+        """The values that stay rounded to 16 bits where it computes in more."""
+        return in_halves(program)
 
     def kept(self, program: ExportedProgram) -> set[Node]:
         """The nodes that compute in fp32 because the options say so.
@@ -165,6 +170,13 @@ class UnifyDtype(Pass):
         return kept | stream
 
 
+class KeepHalves(UnifyDtype):
+    """The same to fp32, for a model whose weights have several dtypes of their own."""
+
+    def halves(self, program: ExportedProgram) -> dict[Node, torch.dtype]:
+        return in_halves(program, is_whole=False)
+
+
 def check_one_dtype_per_op(program: ExportedProgram) -> None:
     """Raise PassError, naming every op that reads floats of two dtypes."""
     mixed = []
@@ -192,23 +204,32 @@ def _calls(found: set[Node], option: str) -> set[Node]:
     return calls
 
 
-def in_halves(program: ExportedProgram) -> dict[Node, torch.dtype]:
+def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict[Node, torch.dtype]:
     """The values that a model in fp32 computes in 16 bits by itself, each with its dtype; none of a
     program that is in 16 bits as a whole.
+
+    Args:
+        is_whole: whether it is; None: if one of its inputs or weights is.
     """
-    weights = weight_specs(program)
-    for node in program.graph.find_nodes(op="placeholder"):
-        kind = weights[node.name].kind if node.name in weights else None
-        whole = dtype_of(node) in HALVES and kind is not InputKind.CONSTANT_TENSOR
-        if whole and not all(map(is_binding_cast, node.users)):
-            return {}
-    found = {}
-    for node in all_nodes(program):
+    if is_whole is None:
+        is_whole = _is_in_halves(program)
+    found: dict[Node, torch.dtype] = {}
+    for node in [] if is_whole else all_nodes(program):
         dtype = dtype_of(node) if node.op == "call_function" and is_float(node) else None
         moves = has(node, Trait.MOVES) and not is_float_cast(node)
         if dtype in HALVES and not moves and not is_binding_cast(node):
             found[node] = dtype
     return found
+
+
+def _is_in_halves(program: ExportedProgram) -> bool:
+    weights = weight_specs(program)
+    for node in program.graph.find_nodes(op="placeholder"):
+        kind = weights[node.name].kind if node.name in weights else None
+        whole = dtype_of(node) in HALVES and kind is not InputKind.CONSTANT_TENSOR
+        if whole and not all(map(is_binding_cast, node.users)):
+            return True
+    return False
 
 
 def _clamp_fills(
@@ -334,6 +355,8 @@ class _Retyper:
         for source in list(node.all_input_nodes):
             if is_float(source) and dtype_of(source) != dtype:
                 node.replace_input_with(source, self.cast(source, dtype, node))
+        if is_complex(node):
+            node.meta["val"] = self.fakes.retyped(value(node), dtype)
         if is_float(node) and self._set_explicit_dtype(node, dtype):
             node.meta["val"] = self.fakes.retyped(value(node), dtype)
 
@@ -387,7 +410,7 @@ class _Retyper:
         for cast, held in ((narrow, dtype), (wide, self.low)):
             cast.meta["val"] = self.fakes.retyped(value(node), held)
             take_place(cast, node)
-            mark_border(cast, f"the source computes in {dtype_text(dtype)}")
+            mark_rounding(cast, dtype)
         for user in users:
             user.replace_input_with(node, wide)
         self.log.done(node, f"rounded to {dtype_text(dtype)}, as the source computes it")
@@ -397,7 +420,7 @@ class _Retyper:
         kinds = [self.classes.get(found) for found in blocks(node)[0].placeholders]
         for position, (operand, kind) in enumerate(zip(operands(node), kinds, strict=True)):
             # A weight is cast within the blocks, where it is used.
-            if kind is not None and kind is not Class.WEIGHT:
+            if kind is not None and kind is not Class.WEIGHT and is_float(operand):
                 set_operand(node, position, self.cast(operand, self._border_dtype(kind), node))
         results = [
             None if kind is None else self._border_dtype(kind)
@@ -508,7 +531,11 @@ class _Fakes:
         """With the strides that it has; `to` would give a part of a tensor strides of its own."""
         if isinstance(found, tuple | list):
             return type(found)(self.retyped(each, dtype) for each in found)
-        if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+        if not isinstance(found, torch.Tensor):
+            return found
+        if found.is_complex():
+            dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
+        elif not found.is_floating_point():
             return found
         if not self._shares:
             return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)

@@ -47,6 +47,12 @@ def test_bits_are_counted_as_torch_counts_them(dtype: torch.dtype) -> None:
     assert not lost_in(b"\xff" * 8, "I64")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_fp8_is_looked_at_too(dtype: torch.dtype) -> None:
+    assert not lost_of(torch.tensor([0.0, 1.0, -2.0]).to(dtype))
+    assert lost_of(torch.tensor([0.0, float("nan"), -2.0]).to(dtype)) == Lost(nan=1)
+
+
 @pytest.mark.parametrize(
     ("dtype", "value", "what"),
     [(torch.float32, float("nan"), "1 NaN"), (torch.bfloat16, float("-inf"), "1 infinite")],

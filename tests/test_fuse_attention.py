@@ -286,6 +286,35 @@ def test_forms_that_fuse(function: Callable[[Tensor], Any]) -> None:
         assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=2e-6)
 
 
+REPEATS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    # What makes keys of [2, 4, 3, 8] from [2, 2, 3, 8], and the heads that the op then reads.
+    "whole": (lambda k: k[:, :, None].expand(2, 2, 2, 3, 8), 2),
+    "whole slices": (lambda k: k[:, :, None, :, :].expand(-1, -1, 2, -1, -1), 2),
+    "one key of the batch": (lambda k: k.unsqueeze(2)[:1].expand(2, 2, 2, 3, 8), 4),
+    "one head": (lambda k: k.unsqueeze(2)[:, :1].expand(2, 2, 2, 3, 8), 4),
+    "one token": (lambda k: k.unsqueeze(2)[:, :, :, :1].expand(2, 2, 2, 3, 8), 4),
+    "one number of each token": (lambda k: k.unsqueeze(2)[..., :1].expand(2, 2, 2, 3, 8), 4),
+    "heads in turn": (lambda k: k[:, None].expand(2, 2, 2, 3, 8), 4),
+    "other tokens": (lambda k: k[:, :, None].expand(2, 2, 2, 3, 8).transpose(3, 4), 4),
+}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_keys_are_read_before_a_repeat_only_where_it_is_all_of_it(name: str) -> None:
+    repeat, heads = REPEATS[name]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = repeat(k).reshape(2, 4, 3, 8)
+        return nn.functional.scaled_dot_product_attention(q, keys, repeat(v).reshape(2, 4, 3, 8))
+
+    inputs = (torch.randn(2, 4, 5, 8), torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8))
+    before = captured(Function(attend), *inputs)
+    after, _ = rewritten(before, "canonicalize,fuse-attention")
+    (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]
+    assert fused.args[5] == heads
+    assert torch.allclose(outputs(after, *inputs)[0], outputs(before, *inputs)[0], atol=2e-6)
+
+
 KEYS = (3, 2, 7, 4)
 """Batch, heads, tokens and size."""
 BROADCAST: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]] = {

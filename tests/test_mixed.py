@@ -96,7 +96,7 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             norm = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
-            x = x + layer(norm) * 1.5e4
+            x = x + layer(norm.type_as(x)) * 1.5e4
         return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
 
 

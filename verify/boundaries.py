@@ -14,7 +14,13 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.ir.blocks import all_blocks, block_name
-from enginecast.passes.ir.edit import is_float, value, weight_expressions
+from enginecast.passes.ir.edit import (
+    is_float,
+    value,
+    weight_expressions,
+    weight_specs,
+    weight_tensor,
+)
 from enginecast.passes.ir.interpret import Feed, interpret_cases
 from enginecast.passes.ir.scaled_values import Exponents, scale_of, without_scale
 from enginecast.passes.ir.source import module_path, source_line
@@ -26,6 +32,9 @@ SAMPLE = 1 << 16
 in memory."""
 PART = 1 << 18
 """Elements of a boundary that are digested at a time: they stay in the processor's cache."""
+MASKING = 6e4
+"""Nobody masks with less in fp16, whose range ends at 65,504."""
+_SMALL_CONSTANT = 64
 FILL = 1e37
 """Larger magnitudes are fill values of masks, not activations."""
 
@@ -289,6 +298,42 @@ def _largest(tensor: Tensor) -> float:
         return float(largest)
     sizes = tensor.abs()
     return float(torch.where(sizes < FILL, sizes, 0.0).max())
+
+
+def fill_values(program: ExportedProgram) -> set[Node]:
+    """Nodes that hold fill values of masks: large negative numbers that say "not here".
+
+    They sit at the end of a dtype's range by design, and adding a bias to one may take it to -inf:
+    that is neither an overflow of the model nor lack of headroom. Views, casts and elementwise
+    arithmetic carry them on.
+    """
+    specs = weight_specs(program)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if not is_float(node):
+            continue
+        if node.op == "placeholder" and node.name in specs:
+            # Small constants are looked into.
+            small = 0 < value(node).numel() <= _SMALL_CONSTANT
+            if small and bool((weight_tensor(program, specs[node.name]).float() <= -MASKING).any()):
+                found.add(node)
+        elif _carries_fill(node):
+            given = (*node.args, *node.kwargs.values())
+            inherited = any(source in found for source in node.all_input_nodes)
+            if inherited or any(_is_fill(argument) for argument in given):
+                found.add(node)
+    return found
+
+
+def _carries_fill(node: Node) -> bool:
+    """Whether a fill value goes through an op, or comes in there; a clamp bounds values."""
+    moves = (Trait.MOVES, Trait.GATHERS, Trait.JOINS, Trait.CASTS)
+    return has(node, *moves, Trait.ARITHMETIC, Trait.LITERAL) and not has(node, Trait.CLAMPS)
+
+
+def _is_fill(argument: Any) -> bool:
+    is_number = isinstance(argument, int | float) and not isinstance(argument, bool)
+    return is_number and not math.isnan(argument) and argument <= -MASKING
 
 
 def is_module_output(node: Node) -> bool:

@@ -25,16 +25,15 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.interpret import ALIGNMENT, AssertionFailedError
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.ir.source import module_path
+from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
-from enginecast.verify.boundaries import is_module_output, largest_values
+from enginecast.verify.boundaries import fill_values, is_module_output, largest_values
 from enginecast.verify.edges import LOST
 from enginecast.verify.floor import (
     FP16_PER_BF16,
     KERNELS,
-    LARGEST_FLOOR,
     LIMIT,
     UNIT_ROUNDOFF,
     Floor,
@@ -171,6 +170,7 @@ def make_reference(
     exact: Callable[[Sequence[Case]], Outputs] | None = None,
     singles: Mapping[str, Sequence[Mapping[str, Tensor]]] | None = None,
     work: float = WORK,
+    halves: str = "",
 ) -> Reference:
     """Compute everything an engine is judged by: fp64 reference, eager fp32, and eager in the
     target dtype.
@@ -183,6 +183,7 @@ def make_reference(
         singles: inputs of cases as batches of one: fp64 is computed for each row alone if rows are
             independent.
         work: limit for runs with kernel noise (`verify.kernels.affordable`).
+        halves: see `Floor.halves`.
     """
     singles = singles or {}
     if exact is None:
@@ -215,7 +216,7 @@ def make_reference(
             ReferenceCase(name, found, plain[name], exact_outputs[name])
             for name, found in inputs.items()
         ),
-        floor=Floor(dtype, {}),
+        floor=Floor(dtype, {}, halves=halves if dtype == "fp32" else ""),
         mask_input=mask_input,
         masked=masked,
         guarded=guarded,
@@ -228,7 +229,7 @@ def make_reference(
     if dtype == "fp32":
         samples = [] if program is None else _samples(program, cases, names, work)
         by_eager = _by_eager(reference, against(plain), samples)
-        reference = replace(reference, floor=Floor("fp32", {}, by_eager=by_eager))
+        reference = replace(reference, floor=replace(reference.floor, by_eager=by_eager))
         reference = replace(reference, floor=replace(reference.floor, cases=against(plain)))
         return _with_kernels(with_losses(reference, plain), samples)
     low = partial(eager_outputs, eager, cases, forward=forward)
@@ -320,7 +321,7 @@ def _by_eager(
     found = {}
     for name in output_names(measured):
         pooled = pool_output(measured, name)
-        lost = pooled.relative > LARGEST_FLOOR["fp32"] or pooled.nonfinite > 0
+        lost = pooled.relative > reference.floor.most or pooled.nonfinite > 0
         for case in reference.cases:
             if name in measured[case.name] and measured[case.name][name].relative > LOST:
                 noisy = [sample[case.name][name] for sample in samples if case.name in sample]
@@ -536,7 +537,7 @@ def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[C
     if program is None or not floor.defects:
         return floor
     assert floor.wider is not None
-    culprit = range_culprit(program, cases)
+    culprit = range_culprit(program, cases) or range_culprit(program, cases, inner=True)
     if culprit is None or Floor("bf16", floor.wider).defects:
         return replace(floor, culprit=culprit or "")
     eighth = {
@@ -558,13 +559,21 @@ def _less(found: Metrics, factor: float) -> Metrics:
     )
 
 
-def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str | None:
-    """Where module outputs first leave fp16's range, in words; None: nowhere."""
+def range_culprit(
+    program: ExportedProgram, cases: Sequence[Case], *, inner: bool = False
+) -> str | None:
+    """Where values first leave fp16's range, in words; None: nowhere.
+
+    Args:
+        inner: values that stay within a module, instead of those that leave one. They may do no
+            harm: 1 / inf is 0.
+    """
     limit = torch.finfo(torch.float16).max
     largest, _ = largest_values(program, [case.inputs for case in cases])
+    fills = fill_values(program)
     for node, size in largest.items():
-        if size > limit and is_module_output(node):
-            place = module_path(node) or "the model itself"
+        if size > limit and node not in fills and is_module_output(node) is not inner:
+            place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
             return f"values leave fp16's range at {place} (max {size:.3g} > {limit:.0f})"
     return None
 
@@ -663,6 +672,7 @@ def capture_failures(
     reference: Reference,
     guards: Collection[str] = (),
     again: Callable[[Case], Mapping[str, Array]] | None = None,
+    dtype: str = "fp32",
 ) -> Iterator[str]:
     """Report where the captured program in fp32 differs from eager fp32 by more than rounding.
 
@@ -678,6 +688,8 @@ def capture_failures(
         again: runs eager fp32 once more, with its weights in memory as the program's are: a product
             with one row adds up in another order where a weight lies at an odd address, as in a
             mapped file.
+        dtype: whose rounding may make a difference: of a model in fp32 that computes in 16 bits by
+            itself, and a program that rounds to them.
     """
     stored = {case.name: case for case in (*reference.cases, *reference.edges)}
     inputs = {case.name: case.inputs for case in cases}
@@ -692,11 +704,12 @@ def capture_failures(
                     yield f"case {case!r}: the program takes another path than eager ({name})"
                 continue
             plain, exact = stored[case].outputs[name], stored[case].reference[name]
-            problem = _other_than(found, plain, exact)
+            problem = _other_than(found, plain, exact, dtype)
             if problem and again is not None:
                 aligned = again(_Unnamed(case, inputs[case])) if aligned is None else aligned
                 other = aligned.get(name, plain)
-                if _distance(other, plain) <= KERNELS and not _other_than(found, other, exact):
+                is_alike = not _other_than(found, other, exact, dtype)
+                if _distance(other, plain) <= KERNELS and is_alike:
                     continue
             if problem:
                 yield (
@@ -724,11 +737,11 @@ def aligned_weights(module: nn.Module) -> Iterator[None]:
             weight.data = data
 
 
-def _other_than(found: Array, plain: Array, exact: Array) -> str:
+def _other_than(found: Array, plain: Array, exact: Array, dtype: str) -> str:
     """How an output of the program differs from eager fp32 by more than rounding; "" if it does
     not.
     """
-    allowed = LIMIT * max(_distance(found, exact), least_floor("fp32"))
+    allowed = LIMIT * max(_distance(found, exact), least_floor(dtype))
     off = _distance(found, plain)
     if not off <= allowed:
         return f"it differs from eager fp32 by {off:.2g}, rounding allows {allowed:.2g}"
@@ -737,7 +750,7 @@ def _other_than(found: Array, plain: Array, exact: Array) -> str:
     with np.errstate(all="ignore"):
         lost = np.abs(found.astype(np.float64) - exact.astype(np.float64))
     lost = np.where(np.isfinite(lost), lost, 0.0)
-    part = measure(found, plain, loss=Loss(lost, "fp32", UNIT_ROUNDOFF["fp32"])).part
+    part = measure(found, plain, loss=Loss(lost, dtype, UNIT_ROUNDOFF[dtype])).part
     if part is None or part.excess <= 1:
         return ""
     return (

@@ -47,7 +47,7 @@ def least_error(dtype: str) -> float:
 
 
 def edge_failures(
-    case: ReferenceCase, outputs: Mapping[str, Array], dtype: str = "fp32"
+    case: ReferenceCase, outputs: Mapping[str, Array], dtype: str = "fp32", halves: str = ""
 ) -> Iterator[str]:
     """Report which outputs of an engine agree with neither eager nor the reference, and by how
     much.
@@ -55,7 +55,9 @@ def edge_failures(
     Args:
         case: eager fp32 and fp64 outputs, and the errors of other kernels or, in 16 bits, of eager.
         dtype: the engine's compute dtype.
+        halves: see `Floor.halves`.
     """
+    least = LIMIT * least_floor(halves) if halves else least_error("fp32")
     for name, plain in case.outputs.items():
         found, exact = outputs[name], case.reference[name]
         where = f"output {name!r}, case {case.name!r}"
@@ -71,7 +73,7 @@ def edge_failures(
             if wrong.sum() > _mismatches(dtype, moved) * wrong.size:
                 yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
         elif dtype == "fp32":
-            problems = _float_failures(found, plain, exact, moved)
+            problems = _float_failures(found, plain, exact, moved, least)
             yield from (f"{where}: {problem}" for problem in problems)
         else:
             problems = _low_failures(found, plain, exact, moved, dtype)
@@ -86,7 +88,9 @@ def _mismatches(dtype: str, moved: Array) -> float:
     return min(max(FREE[dtype], FLOORS * rate), most_wrong(rate))
 
 
-def _float_failures(found: Array, plain: Array, exact: Array, moved: Array) -> Iterator[str]:
+def _float_failures(
+    found: Array, plain: Array, exact: Array, moved: Array, least: float
+) -> Iterator[str]:
     sides = tuple(_rows(side) for side in (found, plain, exact))
     engine, eager, wanted = sides
     agrees = _equal(engine, eager) | _equal(engine, wanted)
@@ -100,7 +104,7 @@ def _float_failures(found: Array, plain: Array, exact: Array, moved: Array) -> I
     if floor > LOST:
         return
     kernels = min(_worst_row(_rows(moved), eager, wanted), KERNELS)
-    allowed = max(LIMIT * max(floor, kernels), least_error("fp32"))
+    allowed = max(LIMIT * max(floor, kernels), least)
     worst = _worst_row(np.where(agrees, 0.0, error), eager, wanted)
     if worst > allowed:
         yield (

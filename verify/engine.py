@@ -76,6 +76,7 @@ def compare_edges(engine: Engine, reference: Reference) -> tuple[str, ...]:
             case,
             engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT),
             reference.floor.dtype,
+            reference.floor.halves,
         )
     )
 
@@ -120,7 +121,8 @@ def translation_failures(
 
         sides = (case.outputs, case.reference, outputs)
         plain, exact, got = (_valid(side, mask, reference.masked) for side in sides)
-        found += edge_failures(replace(case, outputs=plain, reference=exact), got)
+        case = replace(case, outputs=plain, reference=exact)
+        found += edge_failures(case, got, halves=reference.floor.halves)
     return tuple(found)
 
 

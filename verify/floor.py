@@ -86,6 +86,9 @@ class Floor:
     """For fp32: the estimated error of a backend's own kernels in some cases (`verify.kernels`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
     """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
+    halves: str = ""
+    """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
+    there more often than to their results."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:
@@ -136,6 +139,11 @@ class Floor:
         return min(max(LIMIT * rate, free), most_wrong(rate))
 
     @property
+    def most(self) -> float:
+        """The error of eager above which it is not a valid measure."""
+        return LIMIT * UNIT_ROUNDOFF[self.halves] if self.halves else LARGEST_FLOOR[self.dtype]
+
+    @property
     def largest(self) -> float:
         """The relative L2 error of the worst output."""
         names = output_names(self.cases)
@@ -161,7 +169,7 @@ class Floor:
     def _defects(self) -> Iterator[str]:
         for name in output_names(self.cases):
             pooled = pool_output(self.cases, name)
-            largest = MOST_WRONG if pooled.wrong is not None else LARGEST_FLOOR[self.dtype]
+            largest = MOST_WRONG if pooled.wrong is not None else self.most
             largest = max(largest, PLANNED) if self.rounding else largest
             eager = f"output {name!r}: {self.owner}"
             if pooled.nonfinite:

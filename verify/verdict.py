@@ -92,7 +92,7 @@ def judge(
         if comparison is None:
             continue
         names = output_names(floor.cases)
-        same_dtype = engine_ran and not floor.rounding and not floor.estimated
+        same_dtype = engine_ran and not (floor.rounding or floor.estimated or floor.halves)
         judged = [_judge_output(comparison, floor, name, same_dtype) for name in names]
         failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
         failures += [prefix + reason for output in judged for reason in output.failures]

@@ -29,6 +29,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+HALVES = frozenset({torch.float16, torch.bfloat16})
 RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example_kwargs)."
 
 
@@ -78,27 +79,38 @@ class FactorySource(Source):
         """
         module = copy_sharing_weights(self._module)
         kept = kept_in_fp32(module) if dtype == torch.float16 else {}
-        if not self._casts_inputs:
+        if not self.keeps_dtypes:
             cast_module(module, dtype)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
         return take_named_tensors(module, self.call)
 
     def empty(self) -> nn.Module:
-        return take_named_tensors(empty_copy(self._module, casts=not self._casts_inputs), self.call)
+        return take_named_tensors(empty_copy(self._module, casts=not self.keeps_dtypes), self.call)
 
     @cached_property
-    def _casts_inputs(self) -> bool:
-        """Whether a model wholly in fp64 takes inputs in fp32: its code casts them."""
+    def keeps_dtypes(self) -> bool:  # type: ignore[override]  # computed once
+        """Whether its code casts values to what its weights are in: a model wholly in fp64 that
+        takes inputs in fp32, or one with weights in 16 bits that does not run in fp32.
+        """
         floats, given = (
             {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
             for tensors in (self.weights(), self._example)
         )
-        if floats != {torch.float64} or not given or torch.float64 in given:
+        if floats == {torch.float64} and given and torch.float64 not in given:
+            return self._runs()
+        if not floats & HALVES or (len(floats) == 1 and given <= floats):
             return False
+        return not self._runs(torch.float32) and self._runs()
+
+    def _runs(self, dtype: torch.dtype | None = None) -> bool:
+        """Whether the module takes its example, in its own dtypes or cast to one."""
+        module = copy_sharing_weights(self._module)
+        if dtype is not None:
+            cast_module(module, dtype)
         try:
             with torch.no_grad():
-                take_named_tensors(copy_sharing_weights(self._module), self.call)(**self.example())
+                take_named_tensors(module, self.call)(**self.example())
         except Exception:  # the model's own code
             return False
         return True

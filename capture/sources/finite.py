@@ -73,6 +73,10 @@ def require_finite_module(module: nn.Module, name: str) -> None:
 
 def lost_of(tensor: Tensor) -> Lost:
     """Count the non-finite values in a tensor."""
-    if not tensor.is_floating_point() or tensor.is_meta or bool(torch.isfinite(tensor).all()):
+    if not tensor.is_floating_point() or tensor.is_meta:
+        return Lost()
+    if tensor.dtype.itemsize == 1:  # torch has no such functions for fp8
+        tensor = tensor.float()
+    if bool(torch.isfinite(tensor).all()):
         return Lost()
     return Lost(int(tensor.isnan().sum()), int(tensor.isinf().sum()))

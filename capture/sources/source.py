@@ -168,6 +168,11 @@ class Source(ABC):
         return False
 
     @property
+    def keeps_dtypes(self) -> bool:
+        """Whether `eager` and `empty` have each weight in its own dtype, whatever is asked for."""
+        return False
+
+    @property
     def maps_mixed(self) -> bool:
         """Whether `eager` reads weights from their file where it holds several dtypes."""
         return False

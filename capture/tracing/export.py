@@ -114,6 +114,8 @@ class Captured:
     """Where the user's code does otherwise because it is traced; empty where it does not."""
     is_widened: bool = False
     """Whether code was rewritten only so that more sizes are possible."""
+    in_halves: ExportedProgram | None = None
+    """The program before what the model computes in 16 bits became rounded fp32."""
 
 
 def capture(

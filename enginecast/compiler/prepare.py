@@ -80,6 +80,7 @@ from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_struc
 from enginecast.passes.ir.edit import (
     add_weight,
     drop_unused_weights,
+    dtype_of,
     erase_dead,
     free_name,
     structural_copy,
@@ -90,8 +91,7 @@ from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.file import check_model, read_plan
-from enginecast.passes.registry import build
-from enginecast.passes.unify_dtype import in_halves
+from enginecast.passes.unify_dtype import KeepHalves, in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.eager import (
     aligned_weights,
@@ -401,14 +401,23 @@ def _settled(
     if doubles := _doubles(source, captured):
         said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
         captured = replace(captured, notes=(*captured.notes, said))
-    if halves := in_halves(captured.program):
-        run_pipeline(build("unify-dtype{to=fp32}"), captured.program, PassContext())
+    if halves := in_halves(captured.program, is_whole=False if source.keeps_dtypes else None):
+        captured = replace(captured, in_halves=structural_copy(captured.program))
+        run_pipeline([KeepHalves()], captured.program, PassContext())
         found = "; ".join(sorted({_dtype_and_line(*each) for each in halves.items()}))
         said = f"the model computes in 16 bits itself, and its fp32 engine rounds alike: {found}"
         captured = replace(captured, notes=(*captured.notes, said))
     for note in captured.notes:
         steps.say(note)
     return captured
+
+
+def _halves_of(captured: Captured) -> str:
+    """What a model in fp32 computes in by itself: the coarser of fp16 and bf16; empty: neither."""
+    if captured.in_halves is None:
+        return ""
+    held = {dtype_of(node) for node in all_nodes(captured.in_halves)}
+    return "bf16" if torch.bfloat16 in held else "fp16"
 
 
 def _dtype_and_line(node: Node, dtype: torch.dtype) -> str:
@@ -492,6 +501,7 @@ def reference_of(
         mask_input=prepared.mask_input,
         exact=exact,
         singles={case.name: case.singles for case in prepared.cases if case.singles},
+        halves=_halves_of(prepared.captured),
     )
     _refuse_draws(prepared.captured.program)  # where no two calls differed, which name the line
     if notes is not None:
@@ -562,7 +572,11 @@ def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...
     guards = [guard.output for guard in prepared.captured.guards]
     cases = [case for case in prepared.cases if not case.singles]  # eager was compared with those
     again = partial(_aligned_eager, prepared)
-    failures = capture_failures(prepared.plain, cases, reference, guards, again)
+    written, dtype = prepared.captured.in_halves, reference.floor.halves or "fp32"
+    failures = [*capture_failures(prepared.plain, cases, reference, guards, again, dtype)]
+    if written is not None:
+        runs = Runs(lambda: written, prepared.output_names, prepared.mask_input)
+        failures += capture_failures(runs, cases, reference, guards, again)
     return (*failures, *_dropped_failures(prepared), *_fp64_failures(prepared, reference))
 
 

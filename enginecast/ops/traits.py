@@ -56,6 +56,8 @@ class Trait(Flag):
     """Elementwise: each element is what IEEE 754 says, to the last bit, whatever computes it."""
     SENSITIVE = auto()
     """The result needs more precision than the input had: a source raises it beforehand."""
+    WIDE = auto()
+    """Torch computes it in 32 bits or more only: it has no kernel for 16-bit floats."""
     ACCUMULATES = auto()
     """A total or length, which outgrows fp16, as a small epsilon beside it does."""
     BOUNDED = auto()

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.files import copy_archive, quiet
 from enginecast.library_names import private
+from enginecast.passes.precision.cast_borders import rounds_as_source
 from enginecast.runtime.sessions.aotinductor import ALONE
 
 _THREADS = 16
@@ -71,6 +72,8 @@ def compile_package(
             # It pays when it is used again.
             "aot_inductor.precompile_headers": len(programs) > 1,
             "aot_inductor.metadata": dict(metadata),
+            # Without it, fp32 that is rounded to 16 bits and read as fp32 is not rounded.
+            **_known({"emulate_precision_casts": any(map(rounds_as_source, programs.values()))}),
             "cpp.cxx": (None, str(_wrap(compiler, Path(scratch)))),
         }
         made = {

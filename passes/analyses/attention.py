@@ -5,7 +5,7 @@ Heads first is [batch, heads, tokens, size], tokens first [batch, tokens, heads 
 
 from torch.fx import Node
 
-from enginecast.passes.ir.edit import arguments, aten, first_input, same_size, shape_of
+from enginecast.passes.ir.edit import arguments, aten, first_input, same_shape, shape_of
 from enginecast.passes.ir.match import NoMatch, is_call, is_float_cast, op_name
 from enginecast.passes.ir.pattern import (
     Number,
@@ -154,15 +154,19 @@ def unrepeated(node: Node) -> Node:
     found = _repeated.find(node)
     if found is None:
         return node
-    source, repeated = found.node("source"), shape_of(found.node("expanded"))
-    shape = shape_of(source)
-    plain = len(shape) == 4 and len(repeated) == 5
-    if not plain or not same_size(shape_of(node)[1], shape[1] * repeated[2]):
+    source, expanded = found.node("source"), found.node("expanded")
+    if len(shape_of(source)) != 4 or len(shape_of(expanded)) != 5:
         return node
-    kept = all(same_size(a, b) for a, b in zip(shape[2:], repeated[3:], strict=True))
-    return source if kept else node
+    batch, heads, tokens, size = shape_of(source)
+    copies = shape_of(expanded)[2]
+    # Whole keys, each head `copies` times: neither a slice nor another dim that expand repeats.
+    steps = (
+        (first_input(expanded), (batch, heads, 1, tokens, size)),
+        (expanded, (batch, heads, copies, tokens, size)),
+        (node, (batch, heads * copies, tokens, size)),
+    )
+    return source if all(same_shape(shape_of(step), shape) for step, shape in steps) else node
 
 
 def _is_flat(node: Node, batch: object, tokens: object, width: object) -> bool:
-    shape = shape_of(node)
-    return len(shape) == 3 and all(map(same_size, shape, (batch, tokens, width)))
+    return same_shape(shape_of(node), (batch, tokens, width))

@@ -54,8 +54,15 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_float(node: object) -> bool:
+    """Whether a node is of a dtype that floats are computed in; what is in fp8 is only stored."""
     dtype = dtype_of(node)
-    return dtype is not None and dtype.is_floating_point
+    return dtype is not None and dtype.is_floating_point and dtype.itemsize > 1
+
+
+def is_complex(node: object) -> bool:
+    """Whether a node is a complex tensor."""
+    found = value(node) if isinstance(node, Node) else None
+    return isinstance(found, Tensor) and found.is_complex()
 
 
 def first_input(node: Node) -> Node:

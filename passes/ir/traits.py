@@ -79,6 +79,27 @@ _ROWS = (
     (Trait.HEAVY, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
     (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
+    # Torch's kernels take fp32 and fp64 alone, on the CPU or at all.
+    (Trait.WIDE, "cdist cholesky cholesky_inverse cholesky_solve complex det geqrf inverse istft"),
+    (
+        Trait.WIDE,
+        "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh",
+    ),
+    (
+        Trait.WIDE,
+        "linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_ldl_factor",
+    ),
+    (Trait.WIDE, "linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu"),
+    (Trait.WIDE, "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp"),
+    (Trait.WIDE, "linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet"),
+    (Trait.WIDE, "linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals"),
+    (Trait.WIDE, "linalg_tensorinv linalg_tensorsolve logdet lu_solve lu_unpack matrix_exp"),
+    (Trait.WIDE, "nanquantile ormqr pinverse polar qr quantile slogdet stft svd triangular_solve"),
+    (Trait.WIDE, "view_as_complex avg_pool3d histc"),
+    *(
+        (Trait.WIDE, f"fft_{kind}fft fft_{kind}fft2 fft_{kind}fftn")
+        for kind in ("", "i", "r", "ir", "h", "ih")
+    ),
     # What reads sizes alone, or nothing.
     (Trait.METADATA, "empty_like full_like new_empty new_full new_ones new_zeros ones_like"),
     (Trait.METADATA, "rand_like randn_like sym_numel sym_size sym_storage_offset zeros_like"),
@@ -90,10 +111,10 @@ _ROWS = (
     # None of these.
     (NONE, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d argsort avg_pool1d"),
     (NONE, "avg_pool2d batch_norm bincount bucketize count_nonzero cross_entropy_loss cumprod"),
-    (NONE, "diff feature_alpha_dropout glu grid_sampler histc im2col index_add index_put"),
-    (NONE, "index_reduce instance_norm item linalg_inv max_pool1d max_pool2d max_pool3d"),
-    (NONE, "multinomial nonzero normal one_hot scatter_add scatter_reduce searchsorted sort stft"),
-    (NONE, "mse_loss polar topk unique_dim"),
+    (NONE, "diff feature_alpha_dropout glu grid_sampler im2col index_add index_put"),
+    (NONE, "index_reduce instance_norm item max_pool1d max_pool2d max_pool3d"),
+    (NONE, "multinomial nonzero normal one_hot scatter_add scatter_reduce searchsorted sort"),
+    (NONE, "mse_loss topk unique_dim"),
     (NONE, "upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d"),
     (NONE, "upsample_nearest2d upsample_nearest3d upsample_trilinear3d"),
 )

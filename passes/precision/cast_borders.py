@@ -7,6 +7,7 @@ replaced.  The targets take dtypes as they stand in the graph, so each would cos
 every run, and may be the place where digits get lost.
 """
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -19,6 +20,19 @@ from enginecast.passes.ir.text import dtype_text
 
 BORDER = "enginecast_border"
 """Key in a node's meta; the value says between which classes the cast stands."""
+
+
+_OF_SOURCE = "the source computes in"
+
+
+def mark_rounding(cast: Node, dtype: torch.dtype) -> None:
+    """Say that a cast is there because the source computes in a dtype, and rounds to it."""
+    mark_border(cast, f"{_OF_SOURCE} {dtype_text(dtype)}")
+
+
+def rounds_as_source(program: ExportedProgram) -> bool:
+    """Whether some values are rounded because the source computes them in 16 bits."""
+    return any(border_of(node).startswith(_OF_SOURCE) for node in all_nodes(program))
 
 
 def mark_border(cast: Node, text: str) -> None:

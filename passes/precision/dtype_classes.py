@@ -11,7 +11,8 @@ or in a mix.  The classes:
   no-op, torch.export may show *later* uses of the value through the cast as well (T5's residual
   add reads it): so each user decides which one it reads.
 * `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what
-  follows from a raised value up to where the source casts back.
+  follows from a raised value up to where the source casts back, complex numbers and ops that torch
+  has no 16-bit kernel for, with their results.
 * `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
   masks). No cast of the source lowers it; the stream op that reads it gets it cast.
 * `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
@@ -44,6 +45,7 @@ from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
     first_input,
+    is_complex,
     is_float,
     same_size,
     shape_of,
@@ -81,9 +83,9 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
     """
     kinds = weight_specs(program)
     given = {
-        node: _placeholder_class(kinds[node.name].kind if node.name in kinds else None)
+        node: _placeholder_class(node, kinds[node.name].kind if node.name in kinds else None)
         for node in program.graph.nodes
-        if node.op == "placeholder" and is_float(node)
+        if node.op == "placeholder" and (is_float(node) or is_complex(node))
     }
     return _classify(program.graph, given, kept)
 
@@ -109,12 +111,13 @@ def _sort(
     for node in graph.nodes:
         if is_structured(node):
             classes |= block_classes(node, classes, lambda g, known: _classify(g, known, kept))
-        elif not is_float(node) or node.op == "placeholder":
+        elif not (is_float(node) or is_complex(node)) or node in given:
             continue
+        elif node.op == "placeholder":  # a complex one of a block
+            classes[node] = Class.PRECISE
         elif is_result(node):
             found = result_classes(first_input(node), classes)[arguments(node)[1]]
-            assert found is not None  # it is a float
-            classes[node] = found
+            classes[node] = Class.PRECISE if found is None else found  # None: it is complex
         elif node in pinned:
             classes[node] = pinned[node]
         elif node.op == "call_function":
@@ -122,14 +125,14 @@ def _sort(
     return classes
 
 
-def _placeholder_class(kind: InputKind | None) -> Class:
+def _placeholder_class(node: Node, kind: InputKind | None) -> Class:
     if kind is None:
-        return Class.INPUT
+        return Class.PRECISE if is_complex(node) else Class.INPUT
     return Class.WEIGHT if kind is InputKind.PARAMETER else Class.EXACT
 
 
 def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
-    sources = [s for s in node.all_input_nodes if is_float(s)]
+    sources = [s for s in node.all_input_nodes if s in classes]
     found = {classes[s] for s in sources}
     if not found:
         return Class.EXACT
@@ -137,6 +140,8 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
         return _cast_class(node, classes)
     if found <= {Class.EXACT}:
         return Class.EXACT
+    if is_wide(node):
+        return Class.WEIGHT if found <= {Class.WEIGHT, Class.EXACT} else Class.PRECISE
     if has(node, Trait.HEAVY):
         return Class.STREAM
     if found <= {Class.WEIGHT, Class.EXACT}:
@@ -149,6 +154,13 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     if len(sources) == 1:
         return _unary_class(node, found.pop())
     return _pair_class(node, sources, classes)
+
+
+def is_wide(node: Node) -> bool:
+    """Whether torch computes an op in 32 bits or more only: that has the trait, or that reads or
+    gives complex numbers.
+    """
+    return has(node, Trait.WIDE) or is_complex(node) or any(map(is_complex, node.all_input_nodes))
 
 
 def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
@@ -238,7 +250,7 @@ def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
 def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:
     if user.op != "call_function" or is_structured(user):
         return False
-    return classes.get(user) is Class.ISLAND or not is_float(user)
+    return classes.get(user) is Class.ISLAND or not (is_float(user) or is_complex(user))
 
 
 def is_binding_cast(node: Node) -> bool:
@@ -296,7 +308,7 @@ def result_classes(node: Node, classes: Mapping[Node, Class]) -> tuple[Class | N
 
 
 def _returned(block: Block, classes: Mapping[Node, Class]) -> list[Class | None]:
-    return [classes.get(r) if isinstance(r, Node) else None for r in block.results]
+    return [classes.get(result) if is_float(result) else None for result in block.results]
 
 
 def _entering(node: Node, classes: Mapping[Node, Class]) -> dict[int, Class]:

@@ -58,10 +58,10 @@ def _matters(node: Node) -> bool:
 def _readers(node: Node) -> Iterator[Node]:
     """Who reads a value, through the casts of the source: they are dropped."""
     for user in node.users:
-        if is_float_cast(user):
-            yield from _readers(user)
-        else:
+        if not is_float_cast(user):
             yield user
+        elif user.args[0] is node:  # type_as reads the dtype of another
+            yield from _readers(user)
 
 
 def _masked(program: ExportedProgram, classes: Mapping[Node, Class]) -> set[Node]:

@@ -288,6 +288,6 @@ def _problems(measured: Comparison, floor: Floor, emulation: Emulation) -> Itera
 
 def _beyond(measured: Comparison, floor: Floor) -> bool:
     return any(
-        pool_output(measured, name).relative > LIMIT * pool_output(floor.cases, name).relative
+        pool_output(measured, name).relative > LIMIT * floor.of(name)
         for name in output_names(floor.cases)
     )

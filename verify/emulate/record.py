@@ -11,18 +11,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.ir.edit import is_float, value, weight_specs, weight_tensor
+from enginecast.passes.ir.edit import weight_specs
 from enginecast.passes.ir.source import module_path, module_paths, source_line
 from enginecast.passes.ir.traits import Trait, has
-from enginecast.verify.boundaries import FILL, leaving, sample, valid_rows
+from enginecast.verify.boundaries import FILL, fill_values, leaving, sample, valid_rows
 from enginecast.verify.emulate.data import OPS, Emulation, Overflow, StoredValues, WeightLoss
 from enginecast.verify.emulate.kernels import LOW, Twin, widened
 from enginecast.verify.emulate.profiles import Profile
 from enginecast.verify.metrics import sqnr_db
 
-LARGE = 6e4
-"""Nobody masks with less in fp16, whose range ends at 65,504."""
-_SMALL_CONSTANT = 64
 SAMPLE = 1 << 13
 """Elements of a value that shares and ratios are taken from."""
 TIGHT_BITS = 2.0
@@ -256,39 +253,3 @@ def _op(node: Node) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def fill_values(program: ExportedProgram) -> set[Node]:
-    """Nodes that hold fill values of masks: large negative numbers that say "not here".
-
-    They sit at the end of a dtype's range by design, and adding a bias to one may take it to -inf:
-    that is neither an overflow of the model nor lack of headroom. Views, casts and elementwise
-    arithmetic carry them on.
-    """
-    specs = weight_specs(program)
-    found: set[Node] = set()
-    for node in program.graph.nodes:
-        if not is_float(node):
-            continue
-        if node.op == "placeholder" and node.name in specs:
-            # Small constants are looked into.
-            small = 0 < value(node).numel() <= _SMALL_CONSTANT
-            if small and bool((weight_tensor(program, specs[node.name]).float() <= -LARGE).any()):
-                found.add(node)
-        elif _carries_fill(node):
-            given = (*node.args, *node.kwargs.values())
-            inherited = any(source in found for source in node.all_input_nodes)
-            if inherited or any(_is_fill(argument) for argument in given):
-                found.add(node)
-    return found
-
-
-def _carries_fill(node: Node) -> bool:
-    """Whether a fill value goes through an op, or comes in there; a clamp bounds values."""
-    moves = (Trait.MOVES, Trait.GATHERS, Trait.JOINS, Trait.CASTS)
-    return has(node, *moves, Trait.ARITHMETIC, Trait.LITERAL) and not has(node, Trait.CLAMPS)
-
-
-def _is_fill(argument: Any) -> bool:
-    is_number = isinstance(argument, int | float) and not isinstance(argument, bool)
-    return is_number and not math.isnan(argument) and argument <= -LARGE

@@ -23,6 +23,7 @@ from enginecast.compiler.fusion_contract import expect_fusions
 from enginecast.compiler.manifest import dtype_name
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
+from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
@@ -107,7 +108,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
         census=census(captured.program),
         dtypes=dtypes_of(captured.program, prepared.source.model_class),
         control_flow=tuple(flow_of(prepared)),
-        advice=advise(prepared),
+        advice=advise(prepared, target_of(config.target).arithmetic),
         expected={kind: len(sites) for kind, sites in expect_fusions(captured.program).items()},
         passes=tuple(
             PassPlan(

@@ -2,13 +2,14 @@
 
 A precision is safe when every value that it computes in 16 bits stays within the range of the dtype
 on the inputs that were run. What the passes in front of `unify-dtype` do about it (those of the
-preset, whatever they are) is done first, and measured again.
+preset, whatever they are) is done first, and measured again.  A small model is also judged as an
+export judges it: its program in true arithmetic, by the noise floor.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -18,13 +19,12 @@ from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.cli.terminal.output import say
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare import Prepared, reference_of
 from enginecast.compiler.request import EngineConfig
-from enginecast.errors import PassError
+from enginecast.errors import EnginecastError, PassError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions
-from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
@@ -32,14 +32,17 @@ from enginecast.passes.precision.low_values import low_values
 from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.bundle.manifest import Where
 from enginecast.verify.boundaries import largest_values
-from enginecast.verify.eager import as_array, as_arrays, mask_of
+from enginecast.verify.eager import mask_of
 from enginecast.verify.emulate.data import Emulation
-from enginecast.verify.emulate.emulate import emulate
-from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.emulate.emulate import emulate, true_dtype_check
+from enginecast.verify.emulate.profiles import Profile, get_profile
 from enginecast.verify.floor import LARGEST_FLOOR
-from enginecast.verify.metrics import compare, masked_outputs, output_names, pool_output
+from enginecast.verify.metrics import output_names, pool_output
+from enginecast.verify.reference import Reference
 from enginecast.verify.report.layout import print_table
+from enginecast.verify.verdict import judge
 
 PRECISIONS = ("fp16", "mixed", "bf16", "fp32")
 """The cheapest first; of those that are as cheap the one that loses less."""
@@ -163,16 +166,19 @@ class _Measured:
     outputs: Sequence[Mapping[str, Tensor]]
 
 
-def advise(prepared: Prepared) -> Advice:
-    """Run the captured program in fp32 over the verification inputs, and judge each precision."""
+def advise(prepared: Prepared, arithmetic: str = "ort-cuda") -> Advice:
+    """Run the captured program in fp32 over the verification inputs, and judge each precision.
+
+    Args:
+        arithmetic: the profile of the target's kernels.
+    """
     elements = sum(prepared.source.weight_elements().values())
     cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
     plain = _measure(prepared.captured.program, cases)
     if not all(tensor.isfinite().all() for each in plain.outputs for tensor in each.values()):
         prepared.source.fingerprint()  # names the weights that are not numbers, if it is they
-    options = [
-        _option(name, plain, prepared.mask_input, runs=elements <= SMALL) for name in PRECISIONS
-    ]
+    trial = _Trial(prepared, get_profile(arithmetic)) if elements <= SMALL else None
+    options = [_option(name, plain, trial) for name in PRECISIONS]
     safe = [option.precision for option in options if option.safe]
     return Advice(
         options=tuple(replace(option, sentence=option.in_words(safe)) for option in options),
@@ -194,18 +200,18 @@ def _measure(program: ExportedProgram, cases: Sequence[Case]) -> _Measured:
     return _Measured(program, cases, largest, outputs)
 
 
-def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype]:
-    """The passes of a preset in front of its unify-dtype, and that pass."""
+def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype, tuple[Pass, ...]]:
+    """The passes of a preset in front of its unify-dtype, that pass, and those behind it."""
     passes = build(preset(precision))
     for index, pass_ in enumerate(passes):
         if isinstance(pass_, UnifyDtype):
-            return passes[:index], pass_
-    return (), UnifyDtype(to="fp32")
+            return passes[:index], pass_, passes[index + 1 :]
+    return (), UnifyDtype(to="fp32"), ()
 
 
-def _option(precision: str, plain: _Measured, mask: str | None, *, runs: bool) -> Option:
-    """Judge one precision; `runs`: by running the program in it, too."""
-    before, policy = _split(precision)
+def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> Option:
+    """Judge one precision; with a trial, by running the program in it, too."""
+    before, policy, behind = _split(precision)
     limit = torch.finfo(DTYPES[policy.to]).max
     option = Option(precision=precision, limit=limit, remedies=tuple(p.name for p in before))
     try:
@@ -232,7 +238,10 @@ def _option(precision: str, plain: _Measured, mask: str | None, *, runs: bool) -
         headroom_bits=round(math.log2(limit / top.largest), 1) if top and top.largest else None,
         weight_bytes=_bytes(unified),
     )
-    return _with_error(option, unified, plain, mask) if runs and policy.to != "fp32" else option
+    if trial is None or policy.to == "fp32":
+        return option
+    run_pipeline(behind, unified, trial.prepared.context)
+    return trial.of(option, unified, policy.to)
 
 
 def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[LargestValue, ...]:
@@ -284,36 +293,45 @@ def _bytes(unified: ExportedProgram) -> int:
     return sum(value(n).numel() * value(n).dtype.itemsize for n in stored)
 
 
-def _with_error(
-    option: Option, unified: ExportedProgram, plain: _Measured, mask: str | None
-) -> Option:
-    """With the relative error of the program in true arithmetic of the precision."""
-    cases = plain.cases[:FEW]
-    try:
-        found = interpret_cases(unified, [case.inputs for case in cases])
-    except (NotImplementedError, RuntimeError) as missing:
-        if "not implemented for" not in str(missing):  # torch's words for a missing kernel
-            raise
-        return replace(option, trouble=f"eager cannot run in it here: {missing}")
-    masks = [None if mask is None else as_array(case.inputs[mask]) for case in cases]
-    wanted = [
-        as_arrays({n: t.double() if t.is_floating_point() else t for n, t in outputs.items()})
-        for outputs in plain.outputs[:FEW]
-    ]
-    shapes = [{name: array.shape for name, array in each.items()} for each in wanted]
-    masked = masked_outputs(shapes, masks)
-    measured = {
-        str(index): compare(as_arrays(outputs), right, attention_mask=valid, masked=masked)
-        for index, (outputs, right, valid) in enumerate(zip(found, wanted, masks, strict=True))
-    }
-    pooled = [pool_output(measured, name) for name in output_names(measured)]
-    error = max((p.relative for p in pooled), default=0.0)
-    if any(p.nonfinite for p in pooled) or not math.isfinite(error):
-        return replace(option, trouble="its outputs are not finite in true arithmetic")
-    if error > LARGEST_FLOOR["bf16"]:
-        trouble = f"its outputs are finite, and off by {error:.0%}"
-        return replace(option, error=error, trouble=trouble)
-    return replace(option, error=error)
+@dataclass
+class _Trial:
+    """Judges a program in true arithmetic, as an export does."""
+
+    prepared: Prepared
+    profile: Profile
+    references: dict[str, Reference] = field(default_factory=dict)
+    """By compute dtype."""
+
+    def of(self, option: Option, program: ExportedProgram, dtype: str) -> Option:
+        """With the relative error of the program in a 16-bit dtype, and what speaks against it."""
+        model = self.prepared
+        try:
+            if dtype not in self.references:
+                self.references[dtype] = reference_of(model, dtype)
+            reference = self.references[dtype]
+            run = true_dtype_check(
+                program, model.cases, reference, self.profile, model.output_names
+            )
+        except EnginecastError as error:  # eager does not run in this dtype
+            return replace(option, trouble=error.message)
+        pooled = [pool_output(run.measured, name) for name in output_names(run.measured)]
+        error = max((p.relative for p in pooled), default=0.0)
+        if any(p.nonfinite for p in pooled) or not math.isfinite(error):
+            cause = "".join(f": {problem}" for problem in run.problems[:1])
+            return replace(option, trouble=f"its outputs are not finite in true arithmetic{cause}")
+        option = replace(option, error=error)
+        if error > LARGEST_FLOOR["bf16"]:
+            return replace(option, trouble=f"its outputs are finite, and off by {error:.0%}")
+        verdict = judge(
+            None,
+            reference.floor,
+            where=Where(provider="", device="", versions={}),
+            engine_ran=False,
+            emulated=run.measured,
+            problems=run.problems,
+        )
+        rejected = verdict.outcome == "rejected"
+        return replace(option, trouble=verdict.reasons[0]) if rejected else option
 
 
 def emulated(
