@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 from torch._guards import detect_fake_mode
+from torch._prims_common import is_contiguous_or_false
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -219,12 +220,17 @@ def _parts(number: SymInt) -> list[SymInt]:
 
 
 def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`leaves`, cloned where they share memory with `others` or each other."""
+    """`leaves` in row-major order, cloned where they have other strides, or share memory with
+    `others` or each other.
+
+    torch wants results of equal strides from both paths of a branch, and from every round of a
+    loop those that the values had before it.
+    """
     taken = {storage(other) for other in others if isinstance(other, Tensor)}
     results = []
     for leaf in leaves:
-        if storage(leaf) in taken:
-            leaf = leaf.clone()
+        if storage(leaf) in taken or not is_contiguous_or_false(leaf):
+            leaf = leaf.clone(memory_format=torch.contiguous_format)
         taken.add(storage(leaf))
         results.append(leaf)
     return results
