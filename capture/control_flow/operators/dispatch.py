@@ -28,6 +28,7 @@ from enginecast.capture.control_flow.operators.loops import (
 from enginecast.capture.control_flow.operators.probe import (
     Operands,
     Probe,
+    computed,
     probe,
     unaliased,
     with_modes,
@@ -500,13 +501,16 @@ def _common_shape(predicate: Any, one: Tensor, other: Tensor) -> Shape | None:
     """
     if not any(isinstance(size, SymInt) for size in (*one.shape[1:], *other.shape[1:])):
         return None
-    shape = tuple(common_size(predicate, *pair) for pair in zip(one.shape, other.shape, strict=True))
+    shape = tuple(
+        common_size(predicate, *pair) for pair in zip(one.shape, other.shape, strict=True)
+    )
     return None if None in shape else shape
 
 
 def _in_shape(tensor: Tensor, shape: Shape | None) -> Tensor:
     if shape is None:
         return tensor
+    shape = tuple(map(computed, shape))
     torch._check(tensor.shape[0] == math.prod(shape))
     return tensor.view(shape)
 

@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from enginecast.capture.control_flow.operators.sites import Site, running_module
 from enginecast.errors import EnginecastError
@@ -217,6 +219,17 @@ def _parts(number: SymInt) -> list[SymInt]:
     hints = {symbol: int(size) for symbol, size in shapes.backed_var_to_val.items()}
     symbols = sorted(node.expr.free_symbols, key=str)
     return [shapes.create_symintnode(symbol, hint=hints.get(symbol)) for symbol in symbols]
+
+
+def computed(number: Any) -> Any:
+    """A size that a probe found, computed anew where the trace of now does not know it."""
+    if not isinstance(number, SymInt):
+        return number
+    parts = _parts(number)
+    if any(part is number for part in parts):
+        return number
+    symbols = {part.node.expr: part for part in parts}
+    return sympy_interp(PythonReferenceAnalysis, symbols, number.node.expr)
 
 
 def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,6 @@ from torch.types import py_sym_types
 
 from enginecast.capture.control_flow.operators.sites import Site
 
-
 MOST_SIZES = 4096
 """Most sizes for which two expressions are compared one by one."""
 
