@@ -167,7 +167,9 @@ def test_passes_in_front_of_unify_dtype_are_run_and_measured(
     plain = by_name(advise(prepared))["fp16"]
     assert not plain.safe
     assert plain.left == plain.beyond
-    monkeypatch.setattr(advice_module, "_split", lambda name: ((Shrink(),), UnifyDtype(to="fp16"), ()))
+    monkeypatch.setattr(
+        advice_module, "_split", lambda name: ((Shrink(),), UnifyDtype(to="fp16"), ())
+    )
     shrunk = by_name(advise(prepared))["fp16"]
     assert shrunk.safe
     assert shrunk.beyond == plain.beyond

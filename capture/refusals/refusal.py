@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
 from enginecast.capture.python.recompile import replaced
@@ -137,6 +137,7 @@ CONSTANT = re.compile(
 SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
 _USER_FRAME = "_get_user_frame"
 _IS_ASSERT = "_is_python_assert"
+_SUGGESTS = "prettify_results"
 _MOST_SIZES = 512
 """Sizes that a guard is tried on to learn whether it is one of those that fail."""
 _NO_CUDA = (
@@ -302,6 +303,26 @@ def guards_at_model_code() -> Iterator[None]:
         replaced(ShapeEnv, _USER_FRAME, user_frame),
         replaced(ShapeEnv, _IS_ASSERT, is_plain_assert),
     ):
+        yield
+
+
+@contextmanager
+def suggestions_left_out() -> Iterator[None]:
+    """Within the block, torch says which guards do not hold even where it has no better sizes to
+    suggest: for `(-n) % 8` it raises an AssertionError about the suggestion instead.
+    """
+    plain: Callable[..., str] | None = getattr(DimConstraints, _SUGGESTS, None)
+    if plain is None:
+        yield
+        return
+
+    def suggested(*arguments: Any) -> str:
+        try:
+            return plain(*arguments)
+        except AssertionError:
+            return ""
+
+    with replaced(DimConstraints, _SUGGESTS, suggested):
         yield
 
 

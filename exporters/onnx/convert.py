@@ -34,6 +34,7 @@ from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_nodes, is_structured
 from enginecast.passes.ir.edit import structural_copy, value
 from enginecast.passes.ir.effects import WITHOUT_NOISE
+from enginecast.passes.ir.recurrences import whole_recurrences
 from enginecast.passes.ir.source import call_place
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -122,7 +123,7 @@ def _rewrite(node: Node) -> None:
 
 
 def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), whole_recurrences():
         converted = torch.onnx.export(
             program,
             dynamo=True,

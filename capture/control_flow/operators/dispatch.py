@@ -6,6 +6,7 @@ plain Python, and so does a condition on sizes that follows from their ranges. O
 predicate, on a fake tensor or a symbolic size, becomes structured control flow.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from enginecast.capture.control_flow.operators.loops import (
 from enginecast.capture.control_flow.operators.probe import (
     Operands,
     Probe,
+    computed,
     probe,
     unaliased,
     with_modes,
@@ -36,6 +38,7 @@ from enginecast.capture.control_flow.operators.values import (
     UNDEFINED,
     Leaf,
     as_predicate,
+    common_size,
     is_open,
     reconcile,
     scalar,
@@ -49,6 +52,7 @@ MOST_ROUNDS = 100_000
 _open_sites: list[Site] = []
 """The sites of the open paths that are currently being traced."""
 Body = Callable[[], Any]
+Shape = tuple[Any, ...]
 CHEAP = 4
 """Most operators that run on both paths rather than in a subgraph."""
 FEW_PLACES = 16
@@ -391,14 +395,19 @@ def _branched(
         return results.whole([leaf.constant for leaf in leaves])
     if _is_cheap(site, probes, results, operands):
         return _where(site, predicate, paths, results)
-    subgraphs = [_subgraph(path, results, operands) for path in paths]
     if isinstance(predicate, Tensor):
         predicate = as_predicate(predicate)
+    shapes = [
+        _common_shape(predicate, one, other)
+        for one, other in zip(*(results.tensors(each.result) for each in probes), strict=True)
+    ]
+    subgraphs = [_subgraph(path, results, operands, shapes) for path in paths]
     outputs = list(higher_order("cond")(predicate, subgraphs[0], subgraphs[1], operands.flat()))
     site.done("torch.cond")
     for root in reversed(operands.roots):
         root.copy_(outputs.pop())
-    chosen = [leaf.constant if leaf.dtype is None else outputs.pop(0) for leaf in leaves]
+    tensors = map(_in_shape, outputs, shapes)
+    chosen = [leaf.constant if leaf.dtype is None else next(tensors) for leaf in leaves]
     return results.whole(chosen)
 
 
@@ -469,15 +478,41 @@ def _flat(value: Any, spec: Any) -> list[Any]:
 
 
 def _subgraph(
-    path: Body, results: _Aligned, operands: Operands
+    path: Body, results: _Aligned, operands: Operands, shapes: Sequence[Shape | None]
 ) -> Callable[..., tuple[Tensor, ...]]:
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         operands.bind(arguments)
-        tensors = results.tensors(path())
-        outputs = unaliased(tensors, [*operands.tensors, *arguments])
-        return (*outputs, *(root.clone() for root in operands.roots))
+        tensors = unaliased(results.tensors(path()), [*operands.tensors, *arguments])
+        flat = (
+            tensor if shape is None else tensor.view(-1)
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        )
+        return (*flat, *(root.clone() for root in operands.roots))
 
     return with_modes(run)
+
+
+def _common_shape(predicate: Any, one: Tensor, other: Tensor) -> Shape | None:
+    """The shape to give the result of `cond`, whose paths then return it flat; None where cond
+    itself finds one.
+
+    torch's cond compares strides as expressions, which for sizes that vary it cannot read back from
+    the sizes, and gives up on sizes that are written otherwise.
+    """
+    if not any(isinstance(size, SymInt) for size in (*one.shape[1:], *other.shape[1:])):
+        return None
+    shape = tuple(
+        common_size(predicate, *pair) for pair in zip(one.shape, other.shape, strict=True)
+    )
+    return None if None in shape else shape
+
+
+def _in_shape(tensor: Tensor, shape: Shape | None) -> Tensor:
+    if shape is None:
+        return tensor
+    shape = tuple(map(computed, shape))
+    torch._check(tensor.shape[0] == math.prod(shape))
+    return tensor.view(shape)
 
 
 def _is_cheap(

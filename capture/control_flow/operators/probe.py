@@ -218,13 +218,34 @@ def _parts(number: SymInt) -> list[SymInt]:
     return [shapes.create_symintnode(symbol, hint=hints.get(symbol)) for symbol in symbols]
 
 
+def computed(number: Any) -> Any:
+    """A size that a probe found, computed anew where the trace of now does not know it."""
+    if not isinstance(number, SymInt):
+        return number
+    parts = _parts(number)
+    if any(part is number for part in parts):
+        return number
+    symbols = {part.node.expr: part for part in parts}
+    evaluated = private("torch.utils._sympy.interp.sympy_interp", "a size of a branch")
+    in_python = private(
+        "torch.utils._sympy.reference.PythonReferenceAnalysis", "a size of a branch"
+    )
+    return evaluated(in_python, symbols, number.node.expr)
+
+
 def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`leaves`, cloned where they share memory with `others` or each other."""
+    """`leaves` in row-major order, cloned where they have other strides, or share memory with
+    `others` or each other.
+
+    torch wants results of equal strides from both paths of a branch, and from every round of a
+    loop those that the values had before it.
+    """
     taken = {storage(other) for other in others if isinstance(other, Tensor)}
+    is_dense = private("torch._prims_common.is_contiguous_or_false", "a rewritten branch")
     results = []
     for leaf in leaves:
-        if storage(leaf) in taken:
-            leaf = leaf.clone()
+        if storage(leaf) in taken or not is_dense(leaf):
+            leaf = leaf.clone(memory_format=torch.contiguous_format)
         taken.add(storage(leaf))
         results.append(leaf)
     return results

@@ -1,8 +1,11 @@
 """Convert Python values that pass through structured control flow."""
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -10,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.types import py_sym_types
 
 from enginecast.capture.control_flow.operators.sites import Site
+
+MOST_SIZES = 4096
+"""Most sizes for which two expressions are compared one by one."""
 
 
 class Undefined:
@@ -74,6 +80,39 @@ def scalar_dtype(value: object) -> torch.dtype | None:
 def sizes(value: object) -> list[str]:
     """The shape of a tensor as text, which compares without a guard; a number has none."""
     return [str(size) for size in value.shape] if isinstance(value, Tensor) else []
+
+
+def common_size(predicate: Any, one: Any, other: Any) -> Any:
+    """An expression of the size on the path that `predicate` takes: `one` where it is true, and
+    `other` where it is not; None where neither is right for all sizes in range.
+    """
+    if str(one) == str(other):
+        return one
+    test = predicate.node.expr if isinstance(predicate, SymBool) else None
+    nodes = [value.node for value in (one, other) if isinstance(value, SymInt)]
+    first, second = (getattr(getattr(v, "node", None), "expr", v) for v in (one, other))
+    environment = nodes[0].shape_env
+    symbols = sorted({s for node in nodes for s in node.expr.free_symbols}, key=str)
+    if test is not None:
+        symbols = sorted({*symbols, *test.free_symbols}, key=str)
+    known = [environment.var_to_range.get(symbol) for symbol in symbols]
+    if any(each is None or not each.is_int or not each.upper.is_finite for each in known):
+        return None
+    ranges = [range(int(each.lower), int(each.upper) + 1) for each in known]
+    if math.prod(map(len, ranges)) > MOST_SIZES:
+        return None
+    fits_one = fits_other = True
+    for sizes in itertools.product(*ranges):
+        at = dict(zip(symbols, sizes, strict=True))
+        numbers = [sympy.sympify(each).xreplace(at) for each in (first, second)]
+        if numbers[0] == numbers[1]:
+            continue
+        is_true = None if test is None else bool(test.xreplace(at))
+        fits_one = fits_one and is_true is True
+        fits_other = fits_other and is_true is False
+        if not fits_one and not fits_other:
+            return None
+    return one if fits_one else other
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,7 @@ from enginecast.capture.refusals.refusal import (
     explain,
     guards_at_model_code,
     missing_requirement,
+    suggestions_left_out,
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
@@ -45,6 +46,7 @@ from enginecast.capture.tracing.patches.open_sizes import open_sizes
 from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.library_names import aten, private, private_or_none
+from enginecast.passes.ir.recurrences import whole_recurrences
 
 MOST_NARROWINGS = 6
 """How often a trace is tried again with narrower dimensions; each costs as much as the first."""
@@ -225,6 +227,8 @@ def _once(
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),
+            suggestions_left_out(),
+            whole_recurrences(),
             noting_decisions() as decided,
         ):
             program = torch.export.export(

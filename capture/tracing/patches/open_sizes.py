@@ -18,6 +18,8 @@ from enginecast.library_names import aten, private
 MOST_SIZES = 10_000
 """Sizes of one dimension for which pieces are counted."""
 
+_PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
 
 @contextmanager
 def open_sizes(_: nn.Module) -> Iterator[None]:
@@ -57,12 +59,30 @@ class _Pieces(TorchFunctionMode):
             pieces = _cut(name, whole, *args, **kwargs)
             if pieces is not None:
                 return pieces
+        if func in _PRODUCTS and args:
+            args = (_dense(args[0]), *args[1:])
+        if func is Tensor.contiguous and len(args) == 1 and not kwargs:
+            dense = _dense(args[0])
+            if dense is not args[0]:
+                return dense
         if func is nn.functional.unfold:
             return _columns(*args, **kwargs)
         if func is torch.linspace:
             evenly = _evenly(*args, **kwargs)
             return func(*args, **kwargs) if evenly is None else evenly
         return func(*args, **kwargs)
+
+
+def _dense(source: Any) -> Any:
+    """A copy in row-major order of a part of a tensor whose sizes vary, such as `x[:, :8]`.
+
+    What multiplies or copies it asks whether the part happens to be the whole.
+    """
+    varies = isinstance(source, Tensor) and any(isinstance(n, torch.SymInt) for n in source.shape)
+    is_dense = private("torch._prims_common.is_contiguous_or_false", "a size that varies")
+    if not varies or is_dense(source):
+        return source
+    return source.clone(memory_format=torch.contiguous_format)
 
 
 def _columns(
