@@ -46,7 +46,7 @@ class Twice(nn.Module):
 
 def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
     source = open_source(module, example=example)
-    specs, _ = input_specs(source, None, dynamic)
+    specs = input_specs(source, None, dynamic).specs
     return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="rewrite")
 
 
