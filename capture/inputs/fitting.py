@@ -6,6 +6,7 @@ example:
 
     marked      any values, but those that mark something as often in each row as in the example
     sorted      any values, sorted along the last dimension
+    between     sorted integers, of which the first and the last are the example's
     values      each value is one of the example
     shuffled    each row holds the values of one of the example's rows, in another order
     rows        each row is one of the example, a row being a vector along the last dimension
@@ -45,6 +46,12 @@ def fitting(spec: InputSpec, shape: tuple[int, ...], generator: torch.Generator)
         held = held.index_select(dim, places)
     if spec.draws == "kept" or not held.numel() or not shape:
         return held
+    if spec.draws == "between":
+        first, last = held[..., :1].double(), held[..., -1:].double()
+        steps = torch.rand(shape, generator=generator, dtype=torch.float64).sort(-1).values
+        drawn = (first + (last - first) * steps).round().to(held.dtype)
+        drawn[..., :1], drawn[..., -1:] = held[..., :1], held[..., -1:]
+        return drawn
     if spec.draws == "values":
         places = torch.randint(held.numel(), shape, generator=generator)
         return held.flatten()[places]

@@ -20,7 +20,9 @@ from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"]
 Origin = Literal["known", "example", "asked"]
-Draws = Literal["any", "marked", "sorted", "values", "shuffled", "rows", "samples", "kept"]
+Draws = Literal[
+    "any", "marked", "sorted", "between", "values", "shuffled", "rows", "samples", "kept"
+]
 """How values are drawn that must fit one another: see `fitting`."""
 
 BATCH = "batch"

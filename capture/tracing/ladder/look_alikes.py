@@ -100,6 +100,10 @@ class _Code:
         """Of a dimension in the example."""
         return self._example[place[0]].shape[place[1]]
 
+    def elements(self, place: Place) -> int:
+        """Of an input in the example."""
+        return self._example[place[0]].numel()
+
     @property
     def base(self) -> Shapes | None:
         """The shapes of the outputs for the example; None if the code does not run on it."""
@@ -133,8 +137,11 @@ class _Code:
             if fake and (parameters > SMALL or fake(self._example) is not None):
                 self._run = fake
             else:
-                self._run = lambda inputs: _shapes(self._source.eager(), inputs)
+                self._run = self._with_values
         return self._run
+
+    def _with_values(self, inputs: Mapping[str, Tensor]) -> Shapes | None:
+        return _shapes(self._source.eager(), inputs)
 
 
 def _resized(example: Mapping[str, Tensor], sizes: Mapping[Place, int]) -> dict[str, Tensor]:
@@ -222,7 +229,7 @@ def _batches(
 
     Args:
         units: dimensions that were taken for one.
-        others: static dimensions of the same size, which may belong to a group that needs them.
+        others: static dimensions of the same size, one of which may be the batch of its input.
     """
     sizes = (size + 1, 2 * size)
     outcomes = {unit: code.of(unit, sizes) for unit in units}
@@ -230,14 +237,17 @@ def _batches(
     # What changes no output's shape may be read by index, as a height and a width are.
     idle = [unit for unit in units if outcomes[unit] == code.base]
     groups = [unit for unit in units if unit not in stuck and unit not in idle]
+    main = max(units, key=lambda unit: max(map(code.elements, unit)))
     lost: list[Group] = []
     taken: set[Place] = set()
     for unit in stuck:
         if unit[0] in taken:
             continue
         rest = [u for u in stuck if u is not unit and u[0] not in taken]
-        spare = [u for u in (*idle, *((p,) for p in others)) if u[0] not in taken]
+        spare = [u for u in idle if u[0] not in taken]
         found = _together(code, unit, rest, spare, sizes)
+        if found is None and (unit is main or not groups):
+            found = _together(code, unit, rest, [*spare, *((p,) for p in others)], sizes)
         if found:
             groups.append(found)
             taken |= set(found)
@@ -251,7 +261,7 @@ def _batches(
             groups.append(unit)
         else:
             lost.append(unit)
-    if units[0] in lost and units[0] in stuck:  # the export says why
+    if main in lost and main in stuck:  # the export says why
         groups = []
     groups.sort(key=lambda group: min(_rank(units, place) for place in group))
     return groups, [place for unit in lost for place in unit]
