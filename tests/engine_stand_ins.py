@@ -66,7 +66,7 @@ def stand_in(
     asked = list(dynamic)
     if isinstance(example, Recorded):
         asked += example.dynamic(asked)
-    specs, _ = input_specs(source, None, asked)
+    specs = input_specs(source, None, asked).specs
     drawn = sample(specs, example_sizes(specs), 0)
     specs = tuple(
         replace(spec, low=None, high=None) if spec.origin == "example" else spec for spec in specs

@@ -37,7 +37,7 @@ Function = Callable[[Model, Tensor], object]
 
 def captured(module: nn.Module) -> Captured:
     source = open_source(module.eval(), example={"x": torch.randn(3, 8)})
-    specs, _ = input_specs(source, None, ())
+    specs = input_specs(source, None, ()).specs
     return capture(source, specs, sample(specs, example_sizes(specs), 0))
 
 

@@ -388,7 +388,7 @@ def opened(folder: Path, class_name: str, config: PreTrainedConfig, **tensors: T
 def test_the_grid_of_an_image_is_a_part_of_the_model(tmp_path: Path) -> None:
     config = transformers.Qwen3VLVisionConfig(patch_size=4, temporal_patch_size=2)
     source = opened(tmp_path / "model", "Qwen3VLVisionModel", config)
-    specs, _ = input_specs(source, None, ())
+    specs = input_specs(source, None, ()).specs
     assert source.call is not None
     assert {name: str(fixed) for name, fixed in source.call.fixed.items()} == {
         "grid_thw": "[[1, 16, 16]]"
@@ -401,7 +401,7 @@ def test_given_sizes_of_images_are_a_part_of_the_model(tmp_path: Path) -> None:
     given = {"pixel_values": torch.ones(24, 12), "grid_thw": torch.tensor([[1, 4, 6]])}
     config = transformers.GlmImageVisionConfig()
     source = opened(tmp_path / "model", "GlmImageVisionModel", config, **given)
-    specs, tensors = input_specs(source, tmp_path / "inputs.safetensors", ())
+    specs, tensors, _ = input_specs(source, tmp_path / "inputs.safetensors", ())
     assert [*tensors] == [spec.name for spec in specs] == ["pixel_values"]
     assert sizes(specs[0]) == (24, 12)  # rows are patches of this grid, no batch
     assert source.call is not None

@@ -338,7 +338,7 @@ def test_marks_are_held_where_eager_takes_no_others(count: int | None, tmp_path:
     save_file(given, tmp_path / "inputs.safetensors")
     source = FactorySource("Filled", Filled(count), {})
 
-    specs, _ = input_specs(source, tmp_path / "inputs.safetensors", ())
+    specs = input_specs(source, tmp_path / "inputs.safetensors", ()).specs
 
     mask = next(spec for spec in specs if spec.name == "features_mask")
     assert bool(mask.places) == (count is not None)

@@ -46,7 +46,7 @@ class Twice(nn.Module):
 
 def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
     source = open_source(module, example=example)
-    specs, _ = input_specs(source, None, dynamic)
+    specs = input_specs(source, None, dynamic).specs
     return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="rewrite")
 
 
@@ -173,19 +173,3 @@ def test_code_that_is_rewritten_is_tried_in_other_sizes() -> None:
 
 def settled_of(module: nn.Module, x: Tensor, *dynamic: str) -> Captured:
     return judge_sizes(open_source(module, example={"x": x}), captured(module, *dynamic, x=x), ALL)
-
-
-COUPLED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str | None, str | None]]] = {
-    "product": (torch.matmul, ("batch", None)),
-    "transposed": (lambda x, y: x + y.T, (None, None)),
-    "together": (lambda x, y: x * y, ("batch", "batch")),
-}
-
-
-@pytest.mark.parametrize("name", COUPLED)
-def test_equal_sizes_are_not_always_one_batch(name: str) -> None:
-    function, expected = COUPLED[name]
-    found = captured(Twice(function), x=torch.randn(4, 4), y=torch.randn(4, 4))
-    assert tuple(spec.dims[0].name for spec in found.inputs) == expected
-    fixed = [note for note in found.notes if "--dynamic" in note]
-    assert len(fixed) == expected.count(None)

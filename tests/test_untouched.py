@@ -70,7 +70,7 @@ class OfFunction(nn.Module):
 def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
     x, module = torch.randn(3, 8), kind()
     source = open_source(module, example={"x": x})
-    specs, _ = input_specs(source, None, ())
+    specs = input_specs(source, None, ()).specs
     found = capture(source, specs, sample(specs, example_sizes(specs), 0))
     result = module(x)
     assert type(result) is Tensor

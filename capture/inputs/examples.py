@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from enginecast.capture.inputs.fitting import fitting, in_order, with_marks
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, Kind, named_dims, sums
 
 Style = Literal[
@@ -40,6 +41,8 @@ EDGES: Mapping[Style, str] = {
     "halves": "whole and half numbers",
 }
 """Styles of floats in edge cases, and the names of the cases."""
+MARKED = "marks as in the example"
+"""How the names of such cases begin."""
 TIED: frozenset[Style] = frozenset({"zeros", "large", "shifted", "halves"})
 """Styles with equal values, or with values that saturate scores to equal ones."""
 _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
@@ -104,6 +107,8 @@ class _Plan:
     """A dimension at its smallest size, whatever the others are."""
     most: str = ""
     """A dimension at its largest size."""
+    is_marked: bool = False
+    """Whether values that mark something occur as often as in the example."""
 
 
 _EDGE_PLAN = _Plan("", 2, 9, 0)
@@ -133,6 +138,7 @@ def sample(
     *,
     lengths: Sequence[int] | None = None,
     style: Style = "normal",
+    is_marked: bool = False,
 ) -> dict[str, Tensor]:
     """Draw inputs of the given sizes, equal from run to run.
 
@@ -144,14 +150,21 @@ def sample(
             By default the first row is full and the others are ragged.  Without an attention mask
             all rows are full.
         style: distribution of images and other floats.
+        is_marked: whether values that mark something occur as often as in the example.
     """
     generator = torch.Generator().manual_seed(seed)
     masks = _masks(specs, sizes, lengths, generator)
     mask = next(iter(masks.values()), None)
-    return {
-        spec.name: _draw(spec, _shape(spec, sizes), masks.get(spec.name, mask), style, generator)
-        for spec in specs
-    }
+    drawn = {}
+    for spec in specs:
+        own = masks.get(spec.name, mask)
+        values = _draw(spec, _shape(spec, sizes), own, style, generator)
+        if spec.marks and (is_marked or spec.draws == "marked"):
+            values = with_marks(values, spec, own, generator)
+        if spec.draws == "sorted":
+            values = in_order(values, spec)
+        drawn[spec.name] = values
+    return drawn
 
 
 def without_data(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -187,11 +200,18 @@ def verification_inputs(
     if sums(specs):  # as generation goes on: one token after many, which padding came before
         plans.append(_Plan("one token after many", 2, 1, longest, (sys.maxsize, -9)))
     plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
-    plans += _largest(specs, parameters)
+    plans += [*_largest(specs, parameters), *_marked(specs, longest)]
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
-        inputs = sample(specs, sizes, seed + index, lengths=plan.lengths, style=plan.style)
+        inputs = sample(
+            specs,
+            sizes,
+            seed + index,
+            lengths=plan.lengths,
+            style=plan.style,
+            is_marked=plan.is_marked,
+        )
         if not any(_is_repeat(plan, inputs, case) for case in cases):
             case = Case(plan.name, inputs)
             cases.append(
@@ -332,6 +352,17 @@ def _largest(specs: Sequence[InputSpec], parameters: int | None) -> list[_Plan]:
     return [plan for plan in plans if _elements(specs, plan) * max(parameters, 1) <= LARGEST_WORK]
 
 
+def _marked(specs: Sequence[InputSpec], longest: int) -> list[_Plan]:
+    """Cases with as many marks as the example has, which random values may never have."""
+    if not any(spec.marks and spec.is_free for spec in specs):
+        return []
+    return [
+        _Plan(f"{MARKED}, smallest sizes", 1, 1, -(10**9), is_marked=True),
+        _Plan(f"{MARKED}, odd sizes", 2, 13, 1, is_marked=True),
+        _Plan(f"{MARKED}, long", 2, longest, 0, is_marked=True),
+    ]
+
+
 def _elements(specs: Sequence[InputSpec], plan: _Plan) -> int:
     sizes = _sizes(specs, plan)
     return sum(math.prod(_shape(spec, sizes)) for spec in specs)
@@ -349,7 +380,7 @@ def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
 
 
 def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
-    if plan.lengths is not None or plan.style != "normal":
+    if plan.lengths is not None or plan.style != "normal" or plan.is_marked:
         return False
     return all(inputs[name].shape == tensor.shape for name, tensor in case.inputs.items())
 
@@ -420,6 +451,8 @@ def _draw(
     style: Style,
     generator: torch.Generator,
 ) -> Tensor:
+    if not spec.is_searched:
+        return fitting(spec, shape, generator)
     if spec.kind == "attention_mask" and mask is not None:
         return mask.to(spec.dtype)
     if spec.kind == "position_ids" and mask is not None:
@@ -514,14 +547,19 @@ def perturbed(
     yield from _other_sizes(specs, seed)
     for base in bases[:2]:
         for spec in specs:
-            for value in _variants(base[spec.name], spec):
+            for value in _variants(base[spec.name], spec) if spec.is_free else ():
                 yield _all_placed(specs, {**base, spec.name: value})
         if base is bases[0]:
             yield from _small_sizes(specs, seed)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(CHANCES):
         base = bases[int(torch.randint(len(bases), (), generator=generator))]
-        drawn = {spec.name: _chance(base[spec.name], spec, generator) for spec in specs}
+        drawn = {
+            spec.name: _chance(base[spec.name], spec, generator)
+            if spec.is_free
+            else base[spec.name]
+            for spec in specs
+        }
         yield _all_placed(specs, drawn)
 
 
@@ -529,7 +567,8 @@ def telling(
     specs: Sequence[InputSpec], bases: Sequence[Mapping[str, Tensor]], seed: int
 ) -> Iterator[dict[str, Tensor]]:
     """Inputs near `bases`, and very large ones, within the engine's ranges."""
-    large = ({n: t * HUGE if t.is_floating_point() else t for n, t in b.items()} for b in bases[:1])
+    floats = {spec.name for spec in specs if spec.dtype.is_floating_point and spec.is_free}
+    large = ({n: t * HUGE if n in floats else t for n, t in b.items()} for b in bases[:1])
     for inputs in (*large, *perturbed(specs, bases, seed)):
         if all(_takes(spec, inputs[spec.name]) for spec in specs):
             yield inputs

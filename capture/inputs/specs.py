@@ -20,6 +20,10 @@ from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"]
 Origin = Literal["known", "example", "asked"]
+Draws = Literal[
+    "any", "marked", "sorted", "between", "values", "shuffled", "rows", "samples", "kept"
+]
+"""How values are drawn that must fit one another: see `fitting`."""
 
 BATCH = "batch"
 SEQUENCE = "sequence"
@@ -123,11 +127,27 @@ class InputSpec:
     origin: Origin = "known"
     """Where the range of values comes from: "known" from a config or the kind of input, "example"
     is only what the example held, "asked" is what the user wants."""
+    draws: Draws = "any"
+    marks: frozenset[int] = frozenset()
+    """Values that occur as often in each row as in the example: in all cases if "marked" is how
+    values are drawn, else in some."""
+    held: Tensor | None = field(default=None, compare=False, repr=False)
+    """The example, where values are drawn from it."""
 
     @property
     def is_whole(self) -> bool:
         """Whether it holds integers with a known range."""
         return self.low is not None and self.high is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each value may be any in the range."""
+        return self.draws == "any"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether values can be replaced by one of the range's ends."""
+        return self.draws in ("any", "marked", "sorted")
 
 
 def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:

@@ -17,6 +17,7 @@ from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import (
+    MARKED,
     Case,
     perturbed,
     sample,
@@ -32,12 +33,12 @@ from enginecast.capture.python.locations import (
     is_library_code,
     is_model_code,
 )
-from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
+from enginecast.compiler.fit_values import error_of
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
@@ -126,15 +127,16 @@ def that_eager_takes(
 ) -> tuple[Case, ...]:
     """Redraw the random cases that eager raises an error for.
 
-    This matters where values decide sizes: a selection may have to return at least one row. A case
-    that eager accepts in no draw stays as it is.
+    This matters where values decide sizes, or must fit one another: a selection may have to return
+    at least one row. A case that eager accepts in no draw stays as it is; one that was to have the
+    marks of the example is left out, for their number may not fit its sizes.
     """
-    if not any(map(_sized_by_values, program.graph.nodes)):
+    is_bound = any(spec.marks or not spec.is_free for spec in specs)
+    if not is_bound and not any(map(_sized_by_values, program.graph.nodes)):
         return tuple(cases)
     module = source.eager(torch.float32)
-    return tuple(
-        case if case.name.startswith(GIVEN) else _taken(module, specs, case) for case in cases
-    )
+    taken = (case if case.name.startswith(GIVEN) else _taken(module, specs, case) for case in cases)
+    return tuple(case for case in taken if case is not None)
 
 
 def _sized_by_values(node: Node) -> bool:
@@ -143,19 +145,16 @@ def _sized_by_values(node: Node) -> bool:
     return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes)
 
 
-def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
-    sizes = sizes_of(specs, case)
-    drawn = (sample(specs, sizes, SEED + DRAWS * 1000 + draw) for draw in range(DRAWS))
+def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case | None:
+    sizes, is_marked = sizes_of(specs, case), case.name.startswith(MARKED)
+    drawn = (
+        sample(specs, sizes, SEED + DRAWS * 1000 + draw, is_marked=is_marked)
+        for draw in range(DRAWS)
+    )
     for inputs in chain([case.inputs], drawn):
-        try:
-            with torch.no_grad(), quiet_torch():
-                module(**{name: tensor.clone() for name, tensor in inputs.items()})
-        except EnginecastError:
-            raise
-        except Exception:  # the model's own code, at values that nobody promised it takes
-            continue
-        return case if inputs is case.inputs else Case(case.name, inputs)
-    return case
+        if not error_of(module, inputs):  # else at values that nobody promised it takes
+            return case if inputs is case.inputs else Case(case.name, inputs)
+    return None if is_marked else case
 
 
 def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:

@@ -225,7 +225,7 @@ def _difference(
     has_floats = any(spec.dtype.is_floating_point for spec in specs)
     styles = styles if has_floats else styles[:1]
     drawn = [sample(specs, sizes, SEED, style=style) for style in styles]
-    cases = [Case(s, _signed(each, sign)) for s, each in zip(styles, drawn, strict=True)]
+    cases = [Case(s, _signed(specs, each, sign)) for s, each in zip(styles, drawn, strict=True)]
     forward = partial(run_named, wanted=wanted)
     runs = Runs(lambda: program, names)
     try:
@@ -272,8 +272,11 @@ def _parameters(captured: Captured) -> int:
     return sum(tensor.numel() for tensor in captured.program.state_dict.values())
 
 
-def _signed(inputs: Mapping[str, Tensor], sign: int) -> dict[str, Tensor]:
-    return {n: t * sign if t.is_floating_point() else t for n, t in inputs.items()}
+def _signed(
+    specs: Sequence[InputSpec], inputs: Mapping[str, Tensor], sign: int
+) -> dict[str, Tensor]:
+    floats = {spec.name for spec in specs if spec.dtype.is_floating_point and spec.is_free}
+    return {n: t * sign if n in floats else t for n, t in inputs.items()}
 
 
 def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from enginecast.capture.inputs.derive.image_sizes import with_sizes
 from enginecast.capture.inputs.derive.stateful import state_inputs
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import (
+    DynamicOption,
     apply_dynamic,
     check_arguments,
     given_prompts,
@@ -50,6 +51,7 @@ from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import StatefulSource, with_state
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.ladder.look_alikes import settle_sizes
 from enginecast.capture.tracing.ladder.shapes import Range, sum_checks
 from enginecast.capture.tracing.state.history import CalledInTurn
 from enginecast.compiler.cases import (
@@ -68,11 +70,12 @@ from enginecast.compiler.cases import (
     with_telling_values,
 )
 from enginecast.compiler.dropped_tensors import dropped_failures
+from enginecast.compiler.fit_values import error_of, fit_values, note_uses
 from enginecast.compiler.judge_sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
-from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.errors import CaptureError, UsageError, VerificationError
 from enginecast.library_names import aten
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
@@ -250,7 +253,7 @@ def open_model(
     source = with_sizes(bound(source), read)
     if not options.state:
         return source
-    specs, given = input_specs(source, options.inputs, ())
+    specs, given, _ = input_specs(source, options.inputs, ())
     return with_state(source, calls_in_turn(source, specs, given))
 
 
@@ -281,10 +284,14 @@ def prepare(
     """
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    specs, given = input_specs(source, options.inputs, options.dynamic)
     with torch_threads(1):
+        specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
+        specs, values = fit_values(source, specs, given or source.example())
+        said = (*sizes, *values)
+        for note in said:
+            steps.say(note)
         captured = _settled(source, specs, given, wanted, options, steps)
-    captured = replace(captured, notes=(*notes, *captured.notes))
+    captured = replace(captured, notes=(*notes, *said, *captured.notes))
     with torch_threads(1 if _is_small(captured) else None):
         return _with_cases(source, captured, given, prompts, wanted, options, steps, quantization)
 
@@ -383,6 +390,9 @@ def _settled(
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
+    if source.given_program() is None:
+        inputs, said = note_uses(captured.program, captured.inputs, given or source.example())
+        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *said))
     captured = judge_sizes(source, captured, wanted)
     stated = sum_checks(captured.inputs)
     captured = replace(captured, size_checks=(*captured.size_checks, *stated))
@@ -538,7 +548,8 @@ def in_turn(model: OpenedModel, first: Call | None = None) -> CalledInTurn:
     others = [case.inputs for case in model.cases if case.inputs is not inputs]
     alike = [other for other in others if _shapes(other) == _shapes(inputs)]
     sizes = [other for other in others if _shapes(other) != _shapes(inputs)]
-    changed = alike[:1] or [{name: _other_values(tensor) for name, tensor in inputs.items()}]
+    fitting = {spec.name for spec in model.inputs if not spec.is_free}
+    changed = alike[:1] or [{n: t if n in fitting else _other_values(t) for n, t in inputs.items()}]
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
     call = partial(run_named, wanted=model.wanted)
@@ -670,17 +681,25 @@ def _unread(program: ExportedProgram) -> tuple[str, ...]:
     )
 
 
-def input_specs(
-    source: Source, inputs: Path | None, dynamic: Sequence[str]
-) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
+class ModelInputs(NamedTuple):
+    """The inputs that a program of a model will take."""
+
+    specs: tuple[InputSpec, ...]
+    given: dict[str, Tensor]
+    """Those of a safetensors file."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of their sizes."""
+
+
+def input_specs(source: Source, inputs: Path | None, dynamic: Sequence[str]) -> ModelInputs:
     """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
-        return (), {}
+        return ModelInputs((), {})
     if isinstance(source, StatefulSource):
-        specs, given = input_specs(source.model, inputs, ())
+        specs, given, notes = input_specs(source.model, inputs, ())
         specs = (*specs, *state_inputs(source))
         given = {**given, **source.start} if given else {}
-        return with_options(specs, dynamic), given
+        return ModelInputs(apply_dynamic(specs, _parsed(dynamic)), given, notes)
     if inputs is not None and isinstance(source, (DecoderSource, EncoderSource)):
         raise UsageError(
             f"--inputs {inputs} does not fit --task: its inputs belong together",
@@ -693,7 +712,11 @@ def input_specs(
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             check_arguments(source.example(), source, "the example")
         specs, given = derive(source), {}
-    return with_options(specs, _of_part(source, specs, dynamic)), given
+    options = _parsed(_of_part(source, specs, dynamic))
+    if source.given_script() is not None:
+        return ModelInputs(apply_dynamic(specs, options), given)
+    settled = settle_sizes(source, specs, given or source.example(), options)
+    return ModelInputs(settled.specs, given, settled.notes)
 
 
 def _of_part(source: Source, specs: Sequence[InputSpec], dynamic: Sequence[str]) -> Sequence[str]:
@@ -713,10 +736,8 @@ def _names(specs: Sequence[InputSpec]) -> set[str]:
     return {spec.name for spec in specs}
 
 
-def with_options(specs: tuple[InputSpec, ...], dynamic: Sequence[str]) -> tuple[InputSpec, ...]:
-    """The inputs with the sizes that a user asked for."""
-    options = [parse_dynamic(part) for text in dynamic for part in text.split(",")]
-    return apply_dynamic(specs, options)
+def _parsed(dynamic: Sequence[str]) -> list[DynamicOption]:
+    return [parse_dynamic(part) for text in dynamic for part in text.split(",")]
 
 
 def calls_in_turn(
@@ -767,20 +788,10 @@ def _as_taken(
     if held is specs:
         return specs
     module = source.eager()
-    takes = (_runs(module, sample(each, example_sizes(each), SEED)) for each in (specs, held))
+    takes = (
+        not error_of(module, sample(each, example_sizes(each), SEED)) for each in (specs, held)
+    )
     return held if tuple(takes) == (False, True) else specs
-
-
-def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether eager takes these inputs."""
-    try:
-        with torch.no_grad(), quiet_torch():
-            module(**inputs)
-    except EnginecastError:
-        raise
-    except Exception:  # the model's own code
-        return False
-    return True
 
 
 def lifted(captured: Captured) -> Captured:

@@ -33,6 +33,7 @@ from enginecast.capture.tracing.checks.sweep import telling_sizes
 from enginecast.capture.tracing.ladder.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
+from enginecast.compiler.fit_values import fit_values
 from enginecast.compiler.judge_sizes import STYLES, TRIED_WORK
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
@@ -69,7 +70,10 @@ def prepare_script(
             hint="Use --target onnxruntime.",
         )
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    specs, given = input_specs(source, options.inputs, options.dynamic)
+    specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
+    specs, values = fit_values(source, specs, given or source.example())
+    for note in (*sizes, *values):
+        steps.say(note)
     if fixed:
         narrowed = fix(specs, tuple(named_dims(specs)))
         assert narrowed is not None  # the caller asks only where the user asked for no size

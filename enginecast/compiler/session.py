@@ -192,7 +192,7 @@ class ExportSession:
         where there is none.
         """
         options = self.request.options
-        specs, _ = input_specs(self.source, options.inputs, options.dynamic)
+        specs = input_specs(self.source, options.inputs, options.dynamic).specs
         guesses = {
             f"{spec.name}:{index}": dim.given
             for spec in specs

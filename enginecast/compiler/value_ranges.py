@@ -86,7 +86,7 @@ def resolve_ranges(
         except Exception as error:  # an op does not take what was drawn: offsets out of order
             return _untried(specs, error), (*notes, *map(_note, filter(_is_guess, specs)))
         for spec in specs:
-            if spec.origin == "asked":
+            if spec.origin == "asked" and spec.is_searched:
                 search.check(spec)
         found = tuple(search.widened(spec) for spec in specs)
         kept = next((f for f in _choices(specs, found) if _fit(f, base, whole)), specs)
@@ -151,12 +151,21 @@ def _runs(whole: Whole, cases: Sequence[Inputs]) -> bool:
 
 def _filled(specs: Sequence[InputSpec], inputs: Inputs, *ends: int) -> dict[str, Tensor]:
     """Inputs with each range of integers at its lower (0) or upper end (1), in turn."""
-    guesses = [s for s in specs if s.is_whole and s.kind != "attention_mask" and s.padding is None]
+    whole = (spec for spec in specs if spec.is_whole and spec.is_searched)
+    guesses = [spec for spec in whole if spec.kind != "attention_mask" and spec.padding is None]
     filled = {
-        spec.name: torch.full_like(inputs[spec.name], (spec.low, spec.high)[end])  # type: ignore[arg-type]
+        spec.name: _full(spec, inputs[spec.name], (spec.low, spec.high)[end])  # type: ignore[arg-type]
         for spec, end in zip(guesses, cycle(ends), strict=False)
     }
     return {**inputs, **filled}
+
+
+def _full(spec: InputSpec, base: Tensor, value: int) -> Tensor:
+    """One value everywhere but where the base has a mark."""
+    full = torch.full_like(base, value)
+    if spec.draws != "marked":
+        return full
+    return torch.where(torch.isin(base, torch.tensor(sorted(spec.marks))), base, full)
 
 
 def _is_guess(spec: InputSpec) -> bool:
@@ -256,7 +265,7 @@ class _Search:
         return floats is not None and _is_finite(floats)
 
     def _floats(self, spec: InputSpec, value: int) -> list[Tensor] | None:
-        full = torch.full_like(self._base[spec.name], value)
+        full = _full(spec, self._base[spec.name], value)
         try:
             return self._probe.floats({**self._base, spec.name: full})
         except Exception:  # an index out of range, an assertion, the model's own code

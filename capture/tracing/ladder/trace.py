@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
@@ -32,6 +33,7 @@ from enginecast.capture.refusals.refusal import (
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.ladder.look_alikes import FakeRuns
 from enginecast.capture.tracing.ladder.shapes import (
     FrozenDimensionError,
     check_shapes,
@@ -133,16 +135,7 @@ def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -
 
 def _takes(source: Source, specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> bool:
     """Whether the model's code runs on inputs of these sizes, which have no values."""
-    module = source.empty()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake_weights(module, mode)
-    inputs = sample(specs, sizes, SEED)
-    try:
-        with torch.no_grad(), quiet_torch(), preserving_caches(module), mode:
-            module(**{name: mode.from_tensor(tensor) for name, tensor in inputs.items()})
-    except Exception:  # the model's own code
-        return False
-    return True
+    return FakeRuns(source).shapes(sample(specs, sizes, SEED)) is not None
 
 
 def _advised(source: Source, specs: tuple[InputSpec, ...], error: RefusedError) -> RefusedError:
@@ -242,6 +235,7 @@ def _once(
         if sums(specs):  # torch takes parts of two at least, and so a sum of four
             for size in [size for size in program.range_constraints if not size.is_symbol]:
                 del program.range_constraints[size]
+        _keep_names(program, tuple(inputs))
         inline_autocast(program)
         traced, program = program, without_levels(program)
     except EnginecastError:
@@ -255,6 +249,23 @@ def _once(
     narrowed = (*notes, *cut)
     said = (*notes, *renamed, *replaced_in(module), *cut)
     return Traced(program, kept, specs, said, narrowed, frozenset(decided), has_levels)
+
+
+def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
+    """Give the user's inputs the names that they have in the model's code, in place: torch.export
+    writes them in lower case.
+    """
+    signature = program.graph_signature
+    called = dict(zip(signature.user_inputs, names, strict=True))
+    for node in program.graph.find_nodes(op="placeholder"):
+        node.name = node.target = called.get(node.name, node.name)
+    for spec in (*signature.input_specs, *signature.output_specs):
+        is_users = spec.kind in (InputKind.USER_INPUT, OutputKind.USER_INPUT_MUTATION)
+        if isinstance(spec.arg, TensorArgument):
+            spec.arg.name = called.get(spec.arg.name, spec.arg.name)
+        if is_users and spec.target in called:
+            spec.target = called[spec.target]
+    program.graph_module.recompile()
 
 
 def _fake(

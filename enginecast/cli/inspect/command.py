@@ -79,7 +79,7 @@ def _plan(
     try:
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
-        specs, _ = input_specs(source, options.inputs, options.dynamic)
+        specs = input_specs(source, options.inputs, options.dynamic).specs
         goes_on = falls_back(error, options)
         if goes_on:
             error.hint = (
