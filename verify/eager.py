@@ -51,7 +51,6 @@ from enginecast.verify.metrics import (
     masked_outputs,
     measure,
     output_names,
-    pool,
     pool_output,
 )
 from enginecast.verify.reference import (
@@ -72,6 +71,10 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 ALIKE = 4.0
 """Largest ratio of eager's error for a batch to its error for one row at which rows count as
 independent."""
+FEW = 16
+"""An output with fewer numbers in a case: two samples of their error are a matter of luck."""
+ROUNDS = 4
+"""How many rounds of samples such outputs get."""
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -338,13 +341,17 @@ def _is_near(found: Array, plain: Array) -> bool:
 
 
 def _samples(
-    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str], work: float
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    work: float,
+    seed: int = 0,
 ) -> list[Outputs]:
     """Outputs of the program with kernel noise, for the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
     some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
     try:
-        samples = noisy_outputs(program, [case.inputs for case in some], names)
+        samples = noisy_outputs(program, [case.inputs for case in some], names, seed)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return []  # values decide what it runs, and noise decides otherwise
     return [
@@ -354,8 +361,11 @@ def _samples(
 
 
 def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference:
-    """The reference with the error of other kernels, for the cases that were run with noise."""
-    measured: dict[str, dict[str, list[Metrics]]] = {}
+    """The reference with the error of other kernels, for the cases that were run with noise: the
+    largest of all samples.
+    """
+    floor = reference.floor
+    kernels = {case: dict(found) for case, found in (floor.kernels or {}).items()}
     for outputs in samples:
         for case in reference.cases:
             if case.name not in outputs:
@@ -364,15 +374,23 @@ def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference
                 found = reference.compare(case, outputs[case.name])
             except VerificationError:  # noise decides a size
                 continue
+            known = kernels.setdefault(case.name, {})
             for name, metrics in found.items():
-                measured.setdefault(case.name, {}).setdefault(name, []).append(metrics)
+                if name not in known or metrics.relative > known[name].relative:
+                    known[name] = replace(metrics, part=None)
         reference = with_losses(reference, outputs)
-    kernels = dict(reference.floor.kernels or {})
-    kernels |= {
-        case: {name: replace(pool(found), part=None) for name, found in outputs.items()}
-        for case, outputs in measured.items()
-    }
-    return replace(reference, floor=replace(reference.floor, kernels=kernels))
+    return replace(reference, floor=replace(floor, kernels=kernels))
+
+
+def _of_few(samples: Sequence[Outputs]) -> list[Outputs]:
+    """The outputs of samples that hold few numbers."""
+    return [
+        {
+            case: {name: found for name, found in outputs.items() if found.size < FEW}
+            for case, outputs in sample.items()
+        }
+        for sample in samples
+    ]
 
 
 def with_all_kernels(
@@ -383,7 +401,7 @@ def with_all_kernels(
     names: Sequence[str],
 ) -> Reference:
     """The reference with the error of other kernels, including cases that were too large to run
-    with noise.
+    with noise; where an output holds few numbers, with that of more samples.
 
     Args:
         program: as captured, with the names of its outputs.
@@ -394,7 +412,14 @@ def with_all_kernels(
     left = [case for case in cases if case.name not in known]
     reference = _with_kernels(reference, _samples(program, left, names, math.inf))
     found = _edges_with_kernels(reference.edges, program, edges, names, math.inf)
-    return replace(reference, edges=found)
+    reference = replace(reference, edges=found)
+    if not any(a.size < FEW for case in reference.cases for a in case.losses.values()):
+        return reference
+    for seed in range(1, ROUNDS):
+        several = [_of_few(_samples(program, some, names, math.inf, seed)) for some in (cases, edges)]
+        reference = _with_kernels(reference, several[0])
+        reference = replace(reference, edges=_with_moves(reference.edges, several[1]))
+    return reference
 
 
 def edge_reference(
@@ -450,12 +475,20 @@ def _edges_with_kernels(
     work: float,
 ) -> tuple[ReferenceCase, ...]:
     """The edge cases with the error of other kernels, where it is not known yet."""
-    edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
     unknown = {edge.name for edge in found if not edge.losses}
     left = [case for case in cases if case.name in unknown]
-    for sample in _samples(program, left, names, work):
-        edges = with_losses(edges, sample)
-    return edges.cases
+    return _with_moves(found, _samples(program, left, names, work))
+
+
+def _with_moves(
+    edges: Sequence[ReferenceCase], samples: Sequence[Outputs]
+) -> tuple[ReferenceCase, ...]:
+    """The edge cases with how far kernel noise moves eager's outputs."""
+    by_eager = {name: 0.0 for edge in edges for name in edge.outputs}
+    found = Reference(tuple(edges), Floor("fp32", {}, by_eager=by_eager))
+    for sample in samples:
+        found = with_losses(found, sample)
+    return found.cases
 
 
 def _eager_where_it_runs(
