@@ -30,17 +30,17 @@ from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verify.boundaries import is_module_output, largest_values
-from enginecast.verify.edges import LOST
 from enginecast.verify.floor import (
     FP16_PER_BF16,
     KERNELS,
     LARGEST_FLOOR,
     LIMIT,
+    LOST,
     UNIT_ROUNDOFF,
     Floor,
     least_floor,
 )
-from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs
+from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs, ordered_outputs
 from enginecast.verify.metrics import (
     BEYOND,
     Array,
@@ -62,6 +62,7 @@ from enginecast.verify.reference import (
     padded_case,
 )
 from enginecast.verify.runs import Runs
+from enginecast.verify.terms import output_terms
 
 Eager = Callable[[torch.dtype], nn.Module]
 """Makes the eager module in a dtype."""
@@ -345,17 +346,26 @@ def _samples(
     cases: Sequence[Case],
     names: Sequence[str],
     work: float,
-    seed: int = 0,
 ) -> list[Outputs]:
     """Outputs of the program with kernel noise, for the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
     some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
+    return _run(noisy_outputs, program, some, names)
+
+
+def _run(
+    run: Callable[..., list[list[dict[str, Tensor]]]],
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+) -> list[Outputs]:
+    """Samples of the program's outputs."""
     try:
-        samples = noisy_outputs(program, [case.inputs for case in some], names, seed)
+        samples = run(program, [case.inputs for case in cases], names)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return []  # values decide what it runs, and noise decides otherwise
     return [
-        {case.name: as_arrays(found) for case, found in zip(some, sample, strict=True)}
+        {case.name: as_arrays(found) for case, found in zip(cases, sample, strict=True)}
         for sample in samples
     ]
 
@@ -413,13 +423,81 @@ def with_all_kernels(
     reference = _with_kernels(reference, _samples(program, left, names, math.inf))
     found = _edges_with_kernels(reference.edges, program, edges, names, math.inf)
     reference = replace(reference, edges=found)
-    if not any(a.size < FEW for case in reference.cases for a in case.losses.values()):
-        return reference
-    for seed in range(1, ROUNDS):
-        several = [_of_few(_samples(program, some, names, math.inf, seed)) for some in (cases, edges)]
-        reference = _with_kernels(reference, several[0])
-        reference = replace(reference, edges=_with_moves(reference.edges, several[1]))
-    return reference
+    has_few = any(_is_few(a) for case in reference.cases for a in case.losses.values())
+    for seed in range(1, ROUNDS if has_few else 1):
+        run = partial(noisy_outputs, seed=seed)
+        more, at_edges = (_run(run, program, some, names) for some in (cases, edges))
+        reference = _with_kernels(reference, _of(more, few=True))
+        reference = replace(reference, edges=_with_moves(reference.edges, _of(at_edges, few=True)))
+    ordered, at_edges = (_run(ordered_outputs, program, some, names) for some in (cases, edges))
+    terms = _terms(program, [*cases, *edges], names)
+    reference = _with_kernels(reference, _of(ordered, few=False))
+    found = _with_moves(reference.edges, _of(at_edges, few=False))
+    reference = replace(
+        reference,
+        cases=_with_orders(reference.cases, _of(ordered, few=True), terms),
+        edges=_with_orders(found, _of(at_edges, few=True), terms),
+    )
+    kernels = {
+        case: {
+            name: replace(metrics, terms=terms.get(case, {}).get(name, 0.0))
+            for name, metrics in outputs.items()
+        }
+        for case, outputs in (reference.floor.kernels or {}).items()
+    }
+    return replace(reference, floor=replace(reference.floor, kernels=kernels))
+
+
+def _is_few(array: Array) -> bool:
+    return array.size < FEW
+
+
+def _of(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
+    """The outputs of samples that hold few numbers, or those that do not."""
+    return [
+        {
+            case: {name: found for name, found in outputs.items() if _is_few(found) == few}
+            for case, outputs in sample.items()
+        }
+        for sample in samples
+    ]
+
+
+def _with_orders(
+    cases: Sequence[ReferenceCase],
+    samples: Sequence[Outputs],
+    terms: Mapping[str, Mapping[str, float]],
+) -> tuple[ReferenceCase, ...]:
+    """The cases with outputs whose sums were in other orders.
+
+    What an order changes by more than `LARGEST_FLOOR` of the terms is not an order's.
+    """
+    found = []
+    for case in cases:
+        orders = {}
+        for name, plain in case.outputs.items():
+            several = [sample[case.name][name] for sample in samples if name in sample[case.name]]
+            exact = case.reference[name]
+            if exact.dtype.kind != "f" or not several or several[0].shape != exact.shape:
+                continue
+            size = terms.get(case.name, {}).get(name, 0.0) / math.sqrt(max(exact.size, 1))
+            most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
+            wanted = exact.astype(np.float64) if np.isfinite(exact).all() else plain
+            off = np.stack(several).astype(np.float64) - wanted
+            orders[name] = wanted + np.clip(off, -most, most)
+        found.append(replace(case, orders=orders))
+    return tuple(found)
+
+
+def _terms(
+    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+) -> Mapping[str, Mapping[str, float]]:
+    """The norm of the terms of each output, by case."""
+    try:
+        found = output_terms(program, [case.inputs for case in cases], names)
+    except (EnginecastError, IndexError, RuntimeError, ValueError, TypeError):
+        return {}  # as for noise, and a sum of something else than numbers of one kind
+    return {case.name: terms for case, terms in zip(cases, found, strict=True)}
 
 
 def edge_reference(

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from enginecast.verify.floor import FREE, KERNELS, least_floor, most_wrong
+from enginecast.verify.floor import FREE, KERNELS, LOST, least_floor, most_wrong
 from enginecast.verify.floor import LIMIT as FLOORS
 from enginecast.verify.metrics import SMALL_ROW, Array, times
-from enginecast.verify.reference import ReferenceCase
+from enginecast.verify.reference import ReferenceCase, in_other_orders
 
 LIMIT = 8.0
 """Largest ratio of a row's error to the largest row error in the same case of eager, or of the
@@ -30,8 +30,6 @@ LEAST_FLOORS = {"fp32": 64, "fp16": 16, "bf16": 16}
 different libraries differ by as much."""
 MISMATCHES = 0.02
 """Share of an output's integers that may differ: a tie may decide them."""
-LOST = 0.25
-"""If eager fp32 itself has a larger error in a row, nothing can be judged."""
 LARGEST = float(np.finfo(np.float32).max)
 HELD = {"fp32": LARGEST, "fp16": 65504.0 * 0.9, "bf16": LARGEST * 0.9}
 """Values past this may be infinite: a rounding decides."""
@@ -58,6 +56,7 @@ def edge_failures(
     """
     for name, plain in case.outputs.items():
         found, exact = outputs[name], case.reference[name]
+        nearest = in_other_orders(outputs, case.reference, case.orders)
         where = f"output {name!r}, case {case.name!r}"
         losses = case.losses.get(name)
         if dtype != "fp32" and losses is None:
@@ -71,7 +70,7 @@ def edge_failures(
             if wrong.sum() > _mismatches(dtype, moved) * wrong.size:
                 yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
         elif dtype == "fp32":
-            problems = _float_failures(found, plain, exact, moved)
+            problems = _float_failures(found, plain, exact, moved, nearest.get(name, exact))
             yield from (f"{where}: {problem}" for problem in problems)
         else:
             problems = _low_failures(found, plain, exact, moved, dtype)
@@ -86,7 +85,9 @@ def _mismatches(dtype: str, moved: Array) -> float:
     return min(max(FREE[dtype], FLOORS * rate), most_wrong(rate))
 
 
-def _float_failures(found: Array, plain: Array, exact: Array, moved: Array) -> Iterator[str]:
+def _float_failures(
+    found: Array, plain: Array, exact: Array, moved: Array, nearest: Array
+) -> Iterator[str]:
     sides = tuple(_rows(side) for side in (found, plain, exact))
     engine, eager, wanted = sides
     agrees = _equal(engine, eager) | _equal(engine, wanted)
@@ -96,8 +97,9 @@ def _float_failures(found: Array, plain: Array, exact: Array, moved: Array) -> I
         return
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted))
+        error = np.fmin(error, np.abs(engine - _rows(nearest)))
     floor = _loss(eager, wanted)
-    if floor > LOST:
+    if floor > LOST:  # of eager itself: nothing can be judged
         return
     kernels = min(_worst_row(_rows(moved), eager, wanted), KERNELS)
     allowed = max(LIMIT * max(floor, kernels), least_error("fp32"))

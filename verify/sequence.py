@@ -1,9 +1,8 @@
 """Compute sums in the order of kernels: one number after another, in a few partial sums.
 
 torch adds in pairs, and is off by a few unit roundoffs however long a sum is. Most kernels add in
-sequence. Where they sum along memory, they keep as many partial sums as a vector has lanes, else one
-for each result. Both are correct; they are farther from each other than from fp64, the more the
-longer a sum is.
+sequence: where they sum along memory, in as many partial sums as a vector has lanes, else in one
+for each result. That is as correct, and its error grows with the length of the sum.
 """
 
 import math
