@@ -15,8 +15,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from enginecast.runtime.bundle.manifest import Excess
+from enginecast.verify.accept import ExcessReason
 from enginecast.verify.floor import FREE, KERNELS, LOST, least_floor, most_wrong
 from enginecast.verify.floor import LIMIT as FLOORS
 from enginecast.verify.metrics import SMALL_ROW, Array, times
@@ -71,10 +74,21 @@ def edge_failures(
                 yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
         elif dtype == "fp32":
             problems = _float_failures(found, plain, exact, moved, nearest.get(name, exact))
-            yield from (f"{where}: {problem}" for problem in problems)
+            yield from (_in_case(name, case.name, problem) for problem in problems)
         else:
             problems = _low_failures(found, plain, exact, moved, dtype)
-            yield from (f"{where}: {problem}" for problem in problems)
+            yield from (_in_case(name, case.name, problem) for problem in problems)
+
+
+def _in_case(output: str, case: str, problem: str) -> str:
+    text = f"output {output!r}, case {case!r}: {problem}"
+    if not isinstance(problem, ExcessReason):
+        return text
+    return ExcessReason(text, replace(problem.excess, output=output, case=case))
+
+
+def _excess(text: str, error: float, limit: float) -> ExcessReason:
+    return ExcessReason(text, Excess(output="", error=error, limit=limit))
 
 
 def _mismatches(dtype: str, moved: Array) -> float:
@@ -105,10 +119,11 @@ def _float_failures(
     allowed = max(LIMIT * max(floor, kernels), least_error("fp32"))
     worst = _worst_row(np.where(agrees, 0.0, error), eager, wanted)
     if worst > allowed:
-        yield (
+        text = (
             f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
             f" what eager fp32 or other kernels may lose there (limit {allowed:.2g})"
         )
+        yield _excess(text, worst, allowed)
 
 
 def _low_failures(
@@ -131,10 +146,11 @@ def _low_failures(
     allowed = max(LIMIT * floor, least_error(dtype))
     worst = _worst_row(np.where(agrees, 0.0, np.maximum(error, 0.0)), eager, wanted)
     if worst > allowed:
-        yield (
+        text = (
             f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
             f" what eager {dtype} loses there (limit {allowed:.2g})"
         )
+        yield _excess(text, worst, allowed)
 
 
 def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:

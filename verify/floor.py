@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from enginecast.errors import UsageError
+from enginecast.verify.accept import Acceptance
 from enginecast.verify.metrics import (
     BEYOND,
     Comparison,
@@ -95,6 +96,8 @@ class Floor:
     """For fp32: the estimated error of a backend's own kernels in some cases (`verify.kernels`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
     """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
+    accept: tuple[Acceptance, ...] = ()
+    """Errors that are accepted although they are larger than the floor allows."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:

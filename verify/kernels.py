@@ -151,23 +151,23 @@ def noisy_outputs(
     seed: int = 0,
 ) -> list[list[dict[str, Tensor]]]:
     """The outputs of each case for each noise sample, of a program in fp32."""
-    return _outputs(_Noisy(program, inputs, SAMPLES, seed), names)
+    return _outputs(Noisy(program, inputs, SAMPLES, seed), names)
 
 
 def ordered_outputs(
     program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
 ) -> list[list[dict[str, Tensor]]]:
     """The outputs of each case for each order of sums (`LANES`), of a program in fp32."""
-    return _outputs(_Ordered(program, inputs, len(LANES)), names)
+    return _outputs(Ordered(program, inputs, len(LANES)), names)
 
 
-def _outputs(run: "_Samples", names: Sequence[str]) -> list[list[dict[str, Tensor]]]:
+def _outputs(run: "Samples", names: Sequence[str]) -> list[list[dict[str, Tensor]]]:
     with torch.no_grad():
         outputs = [named(results, names) for results in run.results()]
     return [outputs[sample :: run.runs] for sample in range(1, run.runs)]
 
 
-class _Samples(Run):
+class Samples(Run):
     """Runs each case several times: first as it is, then with the errors of other kernels."""
 
     def __init__(
@@ -188,17 +188,22 @@ class _Samples(Run):
             if has(node, Trait.ALIASES) and not has(node, Trait.HEAVY):  # einsum may alias
                 return found
             if _decides(node, found):
-                return self._own[case - sample][node] if _is_read(node) else found
+                return self.plain(node, case) if _is_read(node) else found
         elif node.target not in _SEVERAL:
             return found
         return self.sampled(node, found, sample)
+
+    def plain(self, node: Node, case: int) -> Any:
+        """The value of a node as it is, for a case that is a sample; else None."""
+        sample = case % self.runs
+        return self._own[case - sample].get(node) if sample else None
 
     def sampled(self, node: Node, found: Any, sample: int) -> Any:
         """A sample of the result of an op, which is `found` by torch's kernel."""
         raise NotImplementedError
 
 
-class _Ordered(_Samples):
+class Ordered(Samples):
     """Sums in other orders."""
 
     def sampled(self, node: Node, found: Any, sample: int) -> Any:
@@ -209,7 +214,7 @@ class _Ordered(_Samples):
             return _called(node, args, kwargs)
 
 
-class _Noisy(_Samples):
+class Noisy(Samples):
     """Noise in every value."""
 
     def __init__(

@@ -92,6 +92,7 @@ from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.verify import lost_digits
 from enginecast.verify.eager import (
     aligned_weights,
     capture_failures,
@@ -510,6 +511,17 @@ def with_kernels(prepared: Prepared, reference: Reference) -> Reference:
     """
     program, names = prepared.captured.program, prepared.output_names
     return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
+
+
+def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
+    """Where most of the error of an output arises, in a case or (empty) in the first."""
+    cases = [*prepared.cases, *edge_cases(prepared)]
+    chosen = next((each for each in cases if each.name == case), cases[0])
+    position = prepared.output_names.index(output)
+    try:
+        return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
+    except (EnginecastError, IndexError, RuntimeError, ValueError):
+        return ""  # values decide what it runs, and noise decides otherwise
 
 
 def _kept_or_new(prepared: Prepared, dtype: torch.dtype) -> nn.Module:
