@@ -32,6 +32,7 @@ def compile(
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
     drop_guilty: bool = False,
+    accept: Sequence[str] = (),
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
     fallback: Fallback | None = None,
@@ -51,6 +52,8 @@ def compile(
             `enginecast.record` kept of the module's calls.
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
+        accept: errors to accept although they are larger than the floor allows, `OUTPUT`,
+            `OUTPUT/CASE` or one of them with a bound, `score=2e-5`; the verdict lists them.
         dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX[/STEP]` each, as on the command line.
         values: ranges of inputs of integers, `NAME=MIN..MAX` each.
         fallback: how far a capture may go where torch.export refuses the model for its control
@@ -89,6 +92,7 @@ def compile(
         threads=threads,
         overwrite=overwrite,
         drop_guilty=drop_guilty,
+        accept=tuple(accept),
     )
     done = export(request, steps)
     if done.bundle is None:

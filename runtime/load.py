@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.trimming import PadRows
 from enginecast.runtime.tuned import find_tuned
 
-Level = Literal["verified", "verified-by-emulation"]
+Level = Literal["verified", "accepted", "verified-by-emulation"]
 
 MOST_THREADS = 4096
 """Within one operator: more than any machine has cores."""
@@ -91,8 +91,9 @@ def load(
         providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
         device: "cpu" or "cuda"; None: "cpu".
         require: the least a verdict must say.  "verified" refuses an engine that was judged by
-            emulation, or on another provider than this one; "verified-by-emulation" accepts
-            emulation without a warning.
+            emulation, or on another provider than this one, or with errors that `--accept`
+            accepted; "accepted" takes such errors without a warning, and "verified-by-emulation"
+            emulation, too.
         allow_code: open engine kinds that run code when they are loaded, whoever made them.
             Without it they are opened where `trust` is given, or the bundle is on the list of
             `enginecast trust`.
@@ -116,15 +117,17 @@ def load(
         UsageError: an argument does not fit.
 
     Warns:
-        EnginecastWarning: the verdict was reached by emulation, or on another provider; this CPU
-            would compute an engine wrong, and another one of the bundle is taken; a preferred
-            backend does not run here: why, and what is tried instead; or the engine was tuned on
-            another machine or for another bundle, and runs as by default (once).
+        EnginecastWarning: the verdict was reached by emulation, on another provider, or with
+            errors that were accepted; this CPU would compute an engine wrong, and another one of
+            the bundle is taken; a preferred backend does not run here: why, and what is tried
+            instead; or the engine was tuned on another machine or for another bundle, and runs as
+            by default (once).
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"threads: expected 1..{MOST_THREADS}, got {threads}")
-    if require not in (None, "verified", "verified-by-emulation"):
-        raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
+    if require not in (None, *get_args(Level)):
+        expected = ", ".join(get_args(Level))
+        raise UsageError(f"require: expected one of {expected}, got {require!r}")
     if pad_rows not in ("exact", "zero"):
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
     if trust is not None and check != "full":
@@ -176,11 +179,19 @@ def _open(
 ) -> tuple[Engine, str]:
     """The engine, and why its verdict does not cover a run here."""
     doubt = _doubt(record, providers[0])
-    if asked.require == "verified" and doubt:
+    if asked.require in ("verified", "accepted") and doubt:
         raise BundleError(
             f"{bundle.root}: {record.file}: expected a verified engine, but {doubt}",
             hint="Run `enginecast verify DIR` on the target to complete the verdict.",
         )
+    if accepted := _accepted(record):
+        if asked.require == "verified":
+            raise BundleError(
+                f"{bundle.root}: {record.file}: expected a verified engine, but {accepted}",
+                hint='If that is good enough, load it with require="accepted".',
+            )
+        if asked.require is None:
+            doubt = "; ".join([*([doubt] if doubt else []), accepted])
     session = _session(record)
     if session.runs_code:
         _require_trust(bundle, record, asked)
@@ -381,6 +392,15 @@ def _doubt(record: EngineRecord, provider: str) -> str:
     if record.verdict.where.provider != provider:
         return f"it was verified on {record.verdict.where.provider}, not on {provider}"
     return ""
+
+
+def _accepted(record: EngineRecord) -> str:
+    """Which errors were accepted when the engine was exported; empty without any."""
+    errors = [
+        f"{excess.accepted} {excess.error:.2g} (limit {excess.limit:.2g})"
+        for excess in record.verdict.accepted
+    ]
+    return f"errors beyond the limit were accepted: {', '.join(errors)}" if errors else ""
 
 
 def _session(record: EngineRecord) -> type[Session]:

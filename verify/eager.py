@@ -30,16 +30,17 @@ from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verify.boundaries import fill_values, is_module_output, largest_values
-from enginecast.verify.edges import LOST
 from enginecast.verify.floor import (
     FP16_PER_BF16,
     KERNELS,
+    LARGEST_FLOOR,
     LIMIT,
+    LOST,
     UNIT_ROUNDOFF,
     Floor,
     least_floor,
 )
-from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs
+from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs, ordered_outputs
 from enginecast.verify.metrics import (
     BEYOND,
     Array,
@@ -50,7 +51,6 @@ from enginecast.verify.metrics import (
     masked_outputs,
     measure,
     output_names,
-    pool,
     pool_output,
 )
 from enginecast.verify.reference import (
@@ -62,6 +62,7 @@ from enginecast.verify.reference import (
     padded_case,
 )
 from enginecast.verify.runs import Runs
+from enginecast.verify.terms import output_terms
 
 Eager = Callable[[torch.dtype], nn.Module]
 """Makes the eager module in a dtype."""
@@ -71,6 +72,10 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 ALIKE = 4.0
 """Largest ratio of eager's error for a batch to its error for one row at which rows count as
 independent."""
+FEW = 16
+"""An output with fewer numbers in a case: two samples of their error are a matter of luck."""
+ROUNDS = 4
+"""How many rounds of samples such outputs get."""
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -339,24 +344,40 @@ def _is_near(found: Array, plain: Array) -> bool:
 
 
 def _samples(
-    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str], work: float
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    work: float,
 ) -> list[Outputs]:
     """Outputs of the program with kernel noise, for the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
     some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
+    return _run(noisy_outputs, program, some, names)
+
+
+def _run(
+    run: Callable[..., list[list[dict[str, Tensor]]]],
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+) -> list[Outputs]:
+    """Samples of the program's outputs."""
     try:
-        samples = noisy_outputs(program, [case.inputs for case in some], names)
+        samples = run(program, [case.inputs for case in cases], names)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return []  # values decide what it runs, and noise decides otherwise
     return [
-        {case.name: as_arrays(found) for case, found in zip(some, sample, strict=True)}
+        {case.name: as_arrays(found) for case, found in zip(cases, sample, strict=True)}
         for sample in samples
     ]
 
 
 def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference:
-    """The reference with the error of other kernels, for the cases that were run with noise."""
-    measured: dict[str, dict[str, list[Metrics]]] = {}
+    """The reference with the error of other kernels, for the cases that were run with noise: the
+    largest of all samples.
+    """
+    floor = reference.floor
+    kernels = {case: dict(found) for case, found in (floor.kernels or {}).items()}
     for outputs in samples:
         for case in reference.cases:
             if case.name not in outputs:
@@ -365,15 +386,23 @@ def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference
                 found = reference.compare(case, outputs[case.name])
             except VerificationError:  # noise decides a size
                 continue
+            known = kernels.setdefault(case.name, {})
             for name, metrics in found.items():
-                measured.setdefault(case.name, {}).setdefault(name, []).append(metrics)
+                if name not in known or metrics.relative > known[name].relative:
+                    known[name] = replace(metrics, part=None)
         reference = with_losses(reference, outputs)
-    kernels = dict(reference.floor.kernels or {})
-    kernels |= {
-        case: {name: replace(pool(found), part=None) for name, found in outputs.items()}
-        for case, outputs in measured.items()
-    }
-    return replace(reference, floor=replace(reference.floor, kernels=kernels))
+    return replace(reference, floor=replace(floor, kernels=kernels))
+
+
+def _of_few(samples: Sequence[Outputs]) -> list[Outputs]:
+    """The outputs of samples that hold few numbers."""
+    return [
+        {
+            case: {name: found for name, found in outputs.items() if found.size < FEW}
+            for case, outputs in sample.items()
+        }
+        for sample in samples
+    ]
 
 
 def with_all_kernels(
@@ -384,7 +413,7 @@ def with_all_kernels(
     names: Sequence[str],
 ) -> Reference:
     """The reference with the error of other kernels, including cases that were too large to run
-    with noise.
+    with noise; where an output holds few numbers, with that of more samples.
 
     Args:
         program: as captured, with the names of its outputs.
@@ -395,7 +424,82 @@ def with_all_kernels(
     left = [case for case in cases if case.name not in known]
     reference = _with_kernels(reference, _samples(program, left, names, math.inf))
     found = _edges_with_kernels(reference.edges, program, edges, names, math.inf)
-    return replace(reference, edges=found)
+    reference = replace(reference, edges=found)
+    has_few = any(_is_few(a) for case in reference.cases for a in case.losses.values())
+    for seed in range(1, ROUNDS if has_few else 1):
+        run = partial(noisy_outputs, seed=seed)
+        more, at_edges = (_run(run, program, some, names) for some in (cases, edges))
+        reference = _with_kernels(reference, _of(more, few=True))
+        reference = replace(reference, edges=_with_moves(reference.edges, _of(at_edges, few=True)))
+    ordered, at_edges = (_run(ordered_outputs, program, some, names) for some in (cases, edges))
+    terms = _terms(program, [*cases, *edges], names)
+    reference = _with_kernels(reference, _of(ordered, few=False))
+    found = _with_moves(reference.edges, _of(at_edges, few=False))
+    reference = replace(
+        reference,
+        cases=_with_orders(reference.cases, _of(ordered, few=True), terms),
+        edges=_with_orders(found, _of(at_edges, few=True), terms),
+    )
+    kernels = {
+        case: {
+            name: replace(metrics, terms=terms.get(case, {}).get(name, 0.0))
+            for name, metrics in outputs.items()
+        }
+        for case, outputs in (reference.floor.kernels or {}).items()
+    }
+    return replace(reference, floor=replace(reference.floor, kernels=kernels))
+
+
+def _is_few(array: Array) -> bool:
+    return array.size < FEW
+
+
+def _of(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
+    """The outputs of samples that hold few numbers, or those that do not."""
+    return [
+        {
+            case: {name: found for name, found in outputs.items() if _is_few(found) == few}
+            for case, outputs in sample.items()
+        }
+        for sample in samples
+    ]
+
+
+def _with_orders(
+    cases: Sequence[ReferenceCase],
+    samples: Sequence[Outputs],
+    terms: Mapping[str, Mapping[str, float]],
+) -> tuple[ReferenceCase, ...]:
+    """The cases with outputs whose sums were in other orders.
+
+    What an order changes by more than `LARGEST_FLOOR` of the terms is not an order's.
+    """
+    found = []
+    for case in cases:
+        orders = {}
+        for name, plain in case.outputs.items():
+            several = [sample[case.name][name] for sample in samples if name in sample[case.name]]
+            exact = case.reference[name]
+            if exact.dtype.kind != "f" or not several or several[0].shape != exact.shape:
+                continue
+            size = terms.get(case.name, {}).get(name, 0.0) / math.sqrt(max(exact.size, 1))
+            most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
+            wanted = exact.astype(np.float64) if np.isfinite(exact).all() else plain
+            off = np.stack(several).astype(np.float64) - wanted
+            orders[name] = wanted + np.clip(off, -most, most)
+        found.append(replace(case, orders=orders))
+    return tuple(found)
+
+
+def _terms(
+    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+) -> Mapping[str, Mapping[str, float]]:
+    """The norm of the terms of each output, by case."""
+    try:
+        found = output_terms(program, [case.inputs for case in cases], names)
+    except (EnginecastError, IndexError, RuntimeError, ValueError, TypeError):
+        return {}  # as for noise, and a sum of something else than numbers of one kind
+    return {case.name: terms for case, terms in zip(cases, found, strict=True)}
 
 
 def edge_reference(
@@ -451,12 +555,20 @@ def _edges_with_kernels(
     work: float,
 ) -> tuple[ReferenceCase, ...]:
     """The edge cases with the error of other kernels, where it is not known yet."""
-    edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
     unknown = {edge.name for edge in found if not edge.losses}
     left = [case for case in cases if case.name in unknown]
-    for sample in _samples(program, left, names, work):
-        edges = with_losses(edges, sample)
-    return edges.cases
+    return _with_moves(found, _samples(program, left, names, work))
+
+
+def _with_moves(
+    edges: Sequence[ReferenceCase], samples: Sequence[Outputs]
+) -> tuple[ReferenceCase, ...]:
+    """The edge cases with how far kernel noise moves eager's outputs."""
+    by_eager = {name: 0.0 for edge in edges for name in edge.outputs}
+    found = Reference(tuple(edges), Floor("fp32", {}, by_eager=by_eager))
+    for sample in samples:
+        found = with_losses(found, sample)
+    return found.cases
 
 
 def _eager_where_it_runs(

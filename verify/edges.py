@@ -15,12 +15,15 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from enginecast.verify.floor import FREE, KERNELS, least_floor, most_wrong
+from enginecast.runtime.bundle.manifest import Excess
+from enginecast.verify.accept import ExcessReason
+from enginecast.verify.floor import FREE, KERNELS, LOST, least_floor, most_wrong
 from enginecast.verify.floor import LIMIT as FLOORS
 from enginecast.verify.metrics import SMALL_ROW, Array, times
-from enginecast.verify.reference import ReferenceCase
+from enginecast.verify.reference import ReferenceCase, in_other_orders
 
 LIMIT = 8.0
 """Largest ratio of a row's error to the largest row error in the same case of eager, or of the
@@ -30,8 +33,6 @@ LEAST_FLOORS = {"fp32": 64, "fp16": 16, "bf16": 16}
 different libraries differ by as much."""
 MISMATCHES = 0.02
 """Share of an output's integers that may differ: a tie may decide them."""
-LOST = 0.25
-"""If eager fp32 itself has a larger error in a row, nothing can be judged."""
 LARGEST = float(np.finfo(np.float32).max)
 HELD = {"fp32": LARGEST, "fp16": 65504.0 * 0.9, "bf16": LARGEST * 0.9}
 """Values past this may be infinite: a rounding decides."""
@@ -60,6 +61,7 @@ def edge_failures(
     least = LIMIT * least_floor(halves) if halves else least_error("fp32")
     for name, plain in case.outputs.items():
         found, exact = outputs[name], case.reference[name]
+        nearest = in_other_orders(outputs, case.reference, case.orders)
         where = f"output {name!r}, case {case.name!r}"
         losses = case.losses.get(name)
         if dtype != "fp32" and losses is None:
@@ -73,11 +75,22 @@ def edge_failures(
             if wrong.sum() > _mismatches(dtype, moved) * wrong.size:
                 yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
         elif dtype == "fp32":
-            problems = _float_failures(found, plain, exact, moved, least)
-            yield from (f"{where}: {problem}" for problem in problems)
+            problems = _float_failures(found, plain, exact, moved, nearest.get(name, exact), least)
+            yield from (_in_case(name, case.name, problem) for problem in problems)
         else:
             problems = _low_failures(found, plain, exact, moved, dtype)
-            yield from (f"{where}: {problem}" for problem in problems)
+            yield from (_in_case(name, case.name, problem) for problem in problems)
+
+
+def _in_case(output: str, case: str, problem: str) -> str:
+    text = f"output {output!r}, case {case!r}: {problem}"
+    if not isinstance(problem, ExcessReason):
+        return text
+    return ExcessReason(text, replace(problem.excess, output=output, case=case))
+
+
+def _excess(text: str, error: float, limit: float) -> ExcessReason:
+    return ExcessReason(text, Excess(output="", error=error, limit=limit))
 
 
 def _mismatches(dtype: str, moved: Array) -> float:
@@ -89,7 +102,7 @@ def _mismatches(dtype: str, moved: Array) -> float:
 
 
 def _float_failures(
-    found: Array, plain: Array, exact: Array, moved: Array, least: float
+    found: Array, plain: Array, exact: Array, moved: Array, nearest: Array, least: float
 ) -> Iterator[str]:
     sides = tuple(_rows(side) for side in (found, plain, exact))
     engine, eager, wanted = sides
@@ -100,17 +113,19 @@ def _float_failures(
         return
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted))
+        error = np.fmin(error, np.abs(engine - _rows(nearest)))
     floor = _loss(eager, wanted)
-    if floor > LOST:
+    if floor > LOST:  # of eager itself: nothing can be judged
         return
     kernels = min(_worst_row(_rows(moved), eager, wanted), KERNELS)
     allowed = max(LIMIT * max(floor, kernels), least)
     worst = _worst_row(np.where(agrees, 0.0, error), eager, wanted)
     if worst > allowed:
-        yield (
+        text = (
             f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
             f" what eager fp32 or other kernels may lose there (limit {allowed:.2g})"
         )
+        yield _excess(text, worst, allowed)
 
 
 def _low_failures(
@@ -133,10 +148,11 @@ def _low_failures(
     allowed = max(LIMIT * floor, least_error(dtype))
     worst = _worst_row(np.where(agrees, 0.0, np.maximum(error, 0.0)), eager, wanted)
     if worst > allowed:
-        yield (
+        text = (
             f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
             f" what eager {dtype} loses there (limit {allowed:.2g})"
         )
+        yield _excess(text, worst, allowed)
 
 
 def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:

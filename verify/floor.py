@@ -6,10 +6,12 @@ itself may be discontinuous (x // 0.1) or cancel ((x + 1e8) - 1e8); there the re
 instead of fp64. `verify.eager` measures the floor.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from enginecast.errors import UsageError
+from enginecast.verify.accept import Acceptance
 from enginecast.verify.metrics import (
     BEYOND,
     Comparison,
@@ -44,7 +46,10 @@ FREE = {"fp64": 0.0, "fp32": 1e-4, "fp16": 0.02, "bf16": 0.05}
 logits, may decide them."""
 KERNELS = 1e-4
 """Upper bound on the error attributed to a backend's kernels, however a program amplifies their
-rounding: an error of 1e-3 in fp32 is never theirs."""
+rounding: an error of 1e-3 in fp32 is never theirs. It is relative to the values, or to the terms
+that they are sums of, where those are known to be larger."""
+LOST = 0.25
+"""Relative error from which on nothing is left of a value."""
 SINGLE = 8
 """In low precision, one of this many integers may differ in any case."""
 
@@ -61,6 +66,11 @@ def most_wrong(rate: float) -> float:
     must be right.
     """
     return (1 + rate) / 2
+
+
+def _most(kernels: Metrics) -> float:
+    """The largest relative error of an output that is attributed to kernels."""
+    return KERNELS * max(kernels.terms / (kernels.reference_norm or math.inf), 1.0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,8 @@ class Floor:
     halves: str = ""
     """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
     there more often than to their results."""
+    accept: tuple[Acceptance, ...] = ()
+    """Errors that are accepted although they are larger than the floor allows."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:
@@ -112,18 +124,27 @@ class Floor:
             kernels: include the error of a backend's own kernels.
         """
         pooled = pool_output(self.cases, name)
-        other = self._kernels(name).relative if kernels else 0.0
+        found = self._kernels(name)
+        other = found.relative if kernels else 0.0
         if pooled.wrong is not None:
             return self._wrong(name, pooled, other) / LIMIT
-        return max(pooled.relative, min(other, KERNELS), least_floor(self.dtype))
+        return max(pooled.relative, min(other, _most(found)), least_floor(self.dtype))
 
     def row_of(self, name: str, *, kernels: bool = False) -> float:
         """The same for a single row: eager's worst row in any case, for which row attention blows
         up is a matter of luck.
         """
-        other = min(self._kernels(name).worst_row, KERNELS) if kernels else 0.0
+        found = self._kernels(name)
+        other = min(found.worst_row, _most(found)) if kernels else 0.0
         worst = pool_output(self.cases, name).worst_row
         return max(worst, other, self.of(name, kernels=kernels))
+
+    def is_lost(self, name: str) -> bool:
+        """Whether kernels lose an output's values altogether: they are small beside the terms that
+        they are sums of.
+        """
+        found = self._kernels(name)
+        return min(found.relative, _most(found)) >= LOST
 
     def _kernels(self, name: str) -> Metrics:
         return pool_output(self.kernels or {}, name)

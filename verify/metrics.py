@@ -75,6 +75,11 @@ class Metrics:
     None."""
     part: Part | None = None
     """The row or channel with the largest error relative to eager's error there, if known."""
+    distance: float = 0.0
+    """L2 norm of the difference to the reference itself, where an error is counted from the nearest
+    result of any order of sums; 0: it is the error."""
+    terms: float = 0.0
+    """L2 norm of the magnitudes that the values are sums of (`verify.terms`); 0: not known."""
 
     @property
     def relative(self) -> float:
@@ -349,6 +354,8 @@ def pool(cases: Iterable[Metrics]) -> Metrics:
         prompt_cosine=min((m.prompt_cosine for m in found), default=1.0),
         wrong=sum(m.wrong or 0 for m in found) if any(m.wrong is not None for m in found) else None,
         part=max((m.part for m in found if m.part), key=lambda part: part.excess, default=None),
+        distance=_finite(math.hypot(*(max(m.distance, m.error_norm) for m in found))),
+        terms=_finite(math.hypot(*(max(m.terms, m.reference_norm) for m in found))),
     )
 
 

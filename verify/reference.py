@@ -5,9 +5,9 @@ engine.
 
 `reference.safetensors` holds, per case, `NAME/in/<input>`, `NAME/out/<output>` (eager fp32,
 float32), `NAME/ref/<output>` (fp64 reference, float64) and `NAME/loss/<output>` (what eager loses
-at each element in the engine's dtype, float32); everything else is JSON under one key of the file's
-metadata (one key, because safetensors does not keep the order of several and a bundle must come out
-the same, byte for byte).
+at each element in the engine's dtype, float32) and `NAME/order/<output>` (other orders of sums,
+float64); everything else is JSON under one key of the file's metadata (one key, because safetensors
+does not keep the order of several and a bundle must come out the same, byte for byte).
 """
 
 import json
@@ -32,7 +32,7 @@ _KEY = "enginecast"
 FLIPS = 0.02
 """Share of elements that may be on fp64's side of a jump, for outputs that are compared with
 eager."""
-_KINDS = ("in", "out", "ref", "loss")
+_KINDS = ("in", "out", "ref", "loss", "order")
 _DAMAGE = (
     safetensors.SafetensorError,
     msgspec.MsgspecError,
@@ -57,6 +57,8 @@ class ReferenceCase:
     """The outputs in fp64."""
     losses: Mapping[str, Array] = field(default_factory=dict)
     """Eager's error at each element in the engine's dtype, by output."""
+    orders: Mapping[str, Array] = field(default_factory=dict)
+    """Outputs of few numbers with sums in other orders, [orders, ...]."""
 
     @property
     def size(self) -> int:
@@ -99,13 +101,32 @@ class Reference:
             else exact
             for name, exact in case.reference.items()
         }
-        return compare(
+        measured = compare(
             outputs,
-            wanted,
+            wanted | in_other_orders(outputs, wanted, case.orders),
             attention_mask=self.mask_of(case),
             masked=self.masked,
             losses={n: Loss(a, dtype, UNIT_ROUNDOFF[dtype]) for n, a in case.losses.items()},
         )
+        for name in case.orders.keys() & measured.keys():
+            distance = measure(outputs[name], wanted[name]).error_norm
+            measured[name] = replace(measured[name], distance=distance)
+        return measured
+
+
+def in_other_orders(
+    outputs: Mapping[str, Array], wanted: Mapping[str, Array], orders: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The outputs that have `orders`: of the values between the wanted ones and those of other
+    orders of sums, the nearest.
+    """
+    nearest = {}
+    for name in orders.keys() & outputs.keys():
+        found, every = outputs[name], np.concatenate([wanted[name][None], orders[name]])
+        if found.shape == every.shape[1:] and np.isfinite(every).all():
+            low, high = every.min(axis=0), every.max(axis=0)
+            nearest[name] = np.clip(found.astype(np.float64), low, high)
+    return nearest
 
 
 def _nearer(found: Array, plain: Array, exact: Array) -> Array:
@@ -190,7 +211,7 @@ def _names(case: ReferenceCase) -> dict[str, Any]:
 
 
 def _parts(case: ReferenceCase) -> tuple[Mapping[str, Array], ...]:
-    return case.inputs, case.outputs, case.reference, case.losses
+    return case.inputs, case.outputs, case.reference, case.losses, case.orders
 
 
 def read_reference(path: Path) -> Reference:

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
+from enginecast.runtime.bundle.manifest import Excess, Outcome, OutputVerdict, Verdict, Where
+from enginecast.verify.accept import ExcessReason, described, sort_out, way_out
 from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verify.metrics import (
     BEYOND,
@@ -54,6 +55,12 @@ class _Judged:
     def ratio(self) -> float:
         return ratio(self.pooled.relative, self.floor)
 
+    @property
+    def by_order(self) -> float:
+        """The part of the error that another order of sums explains."""
+        distance = ratio(self.pooled.distance, self.pooled.reference_norm)
+        return max(distance - self.pooled.relative, 0.0)
+
 
 def limit_of(floor: Floor) -> float:
     """The largest allowed ratio of a pooled error to the floor."""
@@ -87,6 +94,7 @@ def judge(
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
     """
     failures = [*problems, *floor.defects]
+    accept, dtype = floor.accept, floor.dtype
     rounds: list[list[_Judged]] = []
     for prefix, comparison in ((f"in true {floor.dtype} arithmetic: ", emulated), ("", measured)):
         if comparison is None:
@@ -94,13 +102,16 @@ def judge(
         names = output_names(floor.cases)
         same_dtype = engine_ran and not (floor.rounding or floor.estimated or floor.halves)
         judged = [_judge_output(comparison, floor, name, same_dtype) for name in names]
-        failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
-        failures += [prefix + reason for output in judged for reason in output.failures]
+        found = [*_coverage_failures(comparison, floor), *(f for o in judged for f in o.failures)]
+        failures += [_prefixed(prefix, reason) for reason in found]
         rounds.append(judged)
     if not rounds and not failures:
         failures.append("neither the engine nor the program was run")
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
+    failures, excesses = sort_out(reasons := failures, accept, dtype)
+    if failures and (option := way_out(reasons, dtype)):
+        failures.append(option)
     notes = [] if engine_ran else _where_notes(floor.dtype, where, measured, emulated)
     notes += _coverage_notes(worst)
     notes += _floor_notes(floor)
@@ -111,8 +122,14 @@ def judge(
         outputs=tuple(_output_verdict(output) for output in worst),
         cases=(*floor.cases, *edges),
         errors=_errors_by_case(measured or emulated) if floor.rounding else {},
-        reasons=tuple(failures or notes),
+        reasons=tuple(failures or (*notes, *(f"accepted: {r}" for r in reasons))),
+        excesses=excesses,
     )
+
+
+def _prefixed(prefix: str, reason: str) -> str:
+    text = prefix + reason
+    return ExcessReason(text, reason.excess) if isinstance(reason, ExcessReason) else text
 
 
 def _errors_by_case(comparison: Comparison | None) -> dict[str, float]:
@@ -133,7 +150,7 @@ def verdict_line(verdict: Verdict, dtype: str) -> str:
     if verdict.outcome == "rejected":
         return f"rejected: {verdict.reasons[0]}"
     worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
-    text = f"{verdict.outcome}: {times(worst)} the error of eager {dtype}"
+    text = f"{verdict.outcome}{described(verdict)}: {times(worst)} the error of eager {dtype}"
     text += KERNELS if any(output.kernels for output in verdict.outputs) else ""
     text += _prompts(verdict.outputs)
     return text if verdict.engine == "ran" else f"{text}; the engine has not run on its target"
@@ -164,11 +181,13 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
     if pooled.nonfinite:
         failures.append(_nonfinite(name, measured))
     elif excess > limit:
-        failures.append(
+        text = (
             f"output {name!r} has {times(excess)} the error of {floor.owner}"
             f"{KERNELS if floor.kernels else ''} (relative L2 {pooled.relative:.2g},"
             f" floor {used:.2g}, limit {times(limit)})"
         )
+        found_in = Excess(output=name, error=pooled.relative, limit=limit * used)
+        failures.append(ExcessReason(text, found_in))
     elif floor.max_error is not None and pooled.worst_row > floor.max_error:
         failures.append(
             f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, but the"
@@ -211,10 +230,11 @@ def _part_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[st
     for case, outputs in measured.items():
         part = outputs[name].part if name in outputs else None
         if part is not None and part.excess > 1:
-            yield (
+            yield ExcessReason(
                 f"output {name!r}, case {case!r}: {part.place} has a relative error of"
                 f" {part.error:.2g}, limit {part.allowed:.2g} from the error of {floor.owner}"
-                " there"
+                " there",
+                Excess(output=name, case=case, error=part.error, limit=part.allowed),
             )
 
 
@@ -229,7 +249,8 @@ def _nonfinite(name: str, measured: Comparison) -> str:
 def _row_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str]:
     """One wrong row among thousands hardly moves a pooled error."""
     used = floor.row_of(name, kernels=True)
-    allowed = min(limit_of(floor) * ROW_LAXITY * used, LARGEST_ROW)
+    largest = math.inf if floor.is_lost(name) else LARGEST_ROW
+    allowed = min(limit_of(floor) * ROW_LAXITY * used, largest)
     for case, outputs in measured.items():
         if name not in outputs or outputs[name].nonfinite:
             continue
@@ -237,11 +258,12 @@ def _row_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str
         if worst > allowed:
             place = outputs[name].worst_at
             at = f" (at {list(place)})" if place else ""
-            yield (
+            yield ExcessReason(
                 f"output {name!r}, case {case!r}: its worst row{at} has "
                 f"{times(ratio(worst, used))} "
                 f"the error of {floor.owner} in its worst row "
-                f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})"
+                f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})",
+                Excess(output=name, case=case, error=worst, limit=allowed),
             )
 
 
@@ -299,9 +321,9 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
         )
     return OutputVerdict(
         name=output.name,
-        error=pooled.relative,
-        floor=output.floor,
-        ratio=output.ratio,
+        error=pooled.relative + output.by_order,
+        floor=output.floor + output.by_order,
+        ratio=ratio(pooled.relative + output.by_order, output.floor + output.by_order),
         limit=output.limit,
         cosine=pooled.cosine,
         sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
@@ -309,5 +331,5 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
         pad_error=pooled.pad_error,
         prompts=pooled.prompts,
         prompt_cosine=pooled.prompt_cosine if pooled.prompts else None,
-        kernels=output.kernels,
+        kernels=output.kernels or output.by_order > 0,
     )

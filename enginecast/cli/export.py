@@ -83,6 +83,13 @@ def export(
         bool,
         typer.Option("--drop-guilty", help="Skip rewrites that lose too much accuracy."),
     ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OUTPUT[/CASE][=X]",
+            help="Accept an error beyond its limit, and record it; repeatable.",
+        ),
+    ] = None,
     thorough: Annotated[
         bool,
         typer.Option("--thorough", help="Verify on the longest texts even if the model is large."),
@@ -116,6 +123,7 @@ def export(
         threads=threads,
         overwrite=overwrite,
         drop_guilty=drop_guilty,
+        accept=accept or (),
         command=command_line(),
     )
     console = progress(quiet)

@@ -1,6 +1,5 @@
 """The engines of a bundle: lowering requests to their targets, and the first run of each engine."""
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verify.choices import TieReference
+from enginecast.verify.eager import FEW
 from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
     compare_edges,
@@ -63,6 +63,9 @@ AtTies = Callable[[Reference], TieReference]
 
 WithKernels = Callable[[Reference], Reference]
 """Adds the error of other kernels in large cases to a reference."""
+
+PlaceOfLoss = Callable[[str, str], str]
+"""Names the op in which most of an output's error arises in a case; empty if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def run_engine(
     follows: Follows | None = None,
     at_ties: AtTies | None = None,
     with_kernels: WithKernels | None = None,
+    place_of_loss: PlaceOfLoss | None = None,
     also: Callable[[Engine], tuple[str, ...]] | None = None,
 ) -> EngineRun:
     """Run the engine if this machine can, else its fp32 twin, and judge it.
@@ -192,6 +196,7 @@ def run_engine(
         follows: compares it with the model over consecutive calls.
         at_ties: computes the reference of a rejected engine again, with its choices.
         with_kernels: adds the error of other kernels, for an engine that was rejected by little.
+        place_of_loss: names the op in which an error beyond its limit may arise.
         also: further checks of an engine that runs here; returns what is wrong with it.
     """
     if not config.runs_here:
@@ -208,14 +213,17 @@ def run_engine(
             wrong = (*wrong, *(also(engine) if also is not None else ()))
             verdict, layers = criteria.judge(engine, wrong), engine.layers()
             remade = None
-            may_differ = verdict.outcome == "rejected" and not criteria.problems and not wrong
-            if may_differ and with_kernels is not None and _is_near(verdict, criteria):
+            is_beyond = verdict.outcome == "rejected" or bool(verdict.accepted)
+            may_differ = is_beyond and not criteria.problems and not wrong
+            if may_differ and with_kernels is not None and is_near(verdict, criteria.reference):
                 wider = replace(criteria, reference=with_kernels(criteria.reference))
                 again = wider.judge(engine)
-                if again.outcome != "rejected":
+                if again.outcome != "rejected" and len(again.excesses) <= len(verdict.excesses):
                     verdict, remade = again, wider.reference
             if verdict.outcome == "rejected" and at_ties is not None and not criteria.problems:
                 verdict, remade = _judge_at_ties(engine, verdict, criteria, wrong, at_ties)
+            if place_of_loss is not None:
+                verdict = _with_places(verdict, place_of_loss)
             leaks = trimming_failures(engine, remade or criteria.reference)
     except (BundleError, InputError) as error:
         # We made the engine, so its errors are a rejection and not bad input.
@@ -230,12 +238,37 @@ def run_engine(
     return EngineRun(verdict, opened.executed_ops(), layers, leaks, checked, remade)
 
 
-def _is_near(verdict: Verdict, criteria: Criteria) -> bool:
+def _with_places(verdict: Verdict, place_of_loss: PlaceOfLoss) -> Verdict:
+    """The verdict with the ops in which its errors beyond their limits may arise."""
+    places: dict[str, str] = {}
+    for excess in verdict.excesses:
+        if excess.output not in places:
+            places[excess.output] = place_of_loss(excess.output, excess.case)
+    notes = [
+        f"output {output!r}: kernels lose most digits in {place}"
+        for output, place in places.items()
+        if place
+    ]
+    return msgspec.structs.replace(
+        verdict,
+        excesses=tuple(
+            msgspec.structs.replace(excess, place=places[excess.output])
+            for excess in verdict.excesses
+        ),
+        reasons=(*verdict.reasons, *notes),
+    )
+
+
+def is_near(verdict: Verdict, reference: Reference) -> bool:
     """Whether the error of an fp32 engine is small enough to come from other kernels."""
-    floor = criteria.reference.floor
-    most = [LIMIT * max(output.floor or 0.0, KERNELS) for output in verdict.outputs]
-    errors = [output.error or 0.0 for output in verdict.outputs]
-    return floor.dtype == "fp32" and not floor.rounding and all(map(operator.le, errors, most))
+    floor, cases = reference.floor, reference.cases
+    if floor.dtype != "fp32" or floor.rounding:
+        return False
+    return all(
+        (found.error or 0.0) <= LIMIT * max(found.floor or 0.0, KERNELS)
+        or all(case.outputs[found.name].size < FEW for case in cases)
+        for found in verdict.outputs
+    )
 
 
 def _judge_at_ties(

@@ -75,7 +75,7 @@ from enginecast.compiler.judge_sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_program
-from enginecast.errors import CaptureError, UsageError, VerificationError
+from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
 from enginecast.library_names import aten
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
@@ -96,6 +96,7 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.passes.unify_dtype import KeepHalves, in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.verify import lost_digits
 from enginecast.verify.eager import (
     aligned_weights,
     capture_failures,
@@ -530,6 +531,17 @@ def with_kernels(prepared: Prepared, reference: Reference) -> Reference:
     """
     program, names = prepared.captured.program, prepared.output_names
     return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
+
+
+def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
+    """Where most of the error of an output arises, in a case or (empty) in the first."""
+    cases = [*prepared.cases, *edge_cases(prepared)]
+    chosen = next((each for each in cases if each.name == case), cases[0])
+    position = prepared.output_names.index(output)
+    try:
+        return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
+    except (EnginecastError, IndexError, RuntimeError, ValueError):
+        return ""  # values decide what it runs, and noise decides otherwise
 
 
 def _kept_or_new(prepared: Prepared, dtype: torch.dtype) -> nn.Module:

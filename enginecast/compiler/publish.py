@@ -1,7 +1,7 @@
 """Publish the result of an export: a bundle, or the reports of a rejection next to its place."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from enginecast.passes.quantize.plan.file import write_plan
 from enginecast.runtime.bundle.manifest import Fusion, Manifest, Padding, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
+from enginecast.verify.accept import accepted_before
 from enginecast.verify.bisect.culprit import Bisection
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verify.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
@@ -198,7 +199,10 @@ def publish(
             made = unsealed(staging.folder, candidate.manifest, files)
             timing = measure(candidate, made, sum(steps.seconds.values()))
     with steps("publish"):
-        left_out = write_reference(staging.folder / REFERENCE_NAME, candidate.reference)
+        floor = candidate.reference.floor
+        floor = replace(floor, accept=accepted_before(candidate.runs[0].verdict))
+        reference = replace(candidate.reference, floor=floor)
+        left_out = write_reference(staging.folder / REFERENCE_NAME, reference)
         first = sum(sizes[name] for name in candidate.artifacts[0].files)
         report = candidate.report(steps, origin, left_out, timing, first)
         _write_reports(candidate, report, request, staging.folder, steps, machine)

@@ -1,8 +1,9 @@
 """Compute the reference of a bundle again, from the model."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from enginecast.compiler.prepare import (
     open_model,
     prepare,
     reference_of,
+    with_kernels,
 )
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
@@ -42,6 +44,8 @@ class Remade:
     """How the model differs from the one that the bundle was made from."""
     problems: tuple[str, ...] = ()
     """Why it cannot serve as a reference: the captured program differs from the model."""
+    with_kernels: Callable[[Reference], Reference] | None = None
+    """Adds the error of other kernels, for an engine that was rejected by little."""
 
 
 def reference_of_model(
@@ -96,7 +100,8 @@ def reference_of_model(
         plan = read_plan(folder / manifest.quantization.plan)
         calibration = _calibration(prepared, folder)
         reference = _planned(prepared, manifest.pipeline, plan, reference, calibration)
-    return Remade(reference, same_model(model, source, manifest), problems)
+    wider = partial(with_kernels, prepared)
+    return Remade(reference, same_model(model, source, manifest), problems, wider)
 
 
 def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | None) -> ModelOptions:

@@ -33,6 +33,7 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
+from enginecast.verify.accept import parse_accept
 
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 
@@ -207,6 +208,9 @@ class ExportRequest:
     """The command line, for the report; empty: asked from Python."""
     drop_guilty: bool = False
     """Leave out the sites with which a pass breaks its promise, and go on."""
+    accept: Sequence[str] = ()
+    """Errors to accept although they are larger than the floor allows, OUTPUT[/CASE][=BOUND]
+    each."""
 
     def resolve(self) -> EngineConfig:
         """Decide the export, or say why it cannot be.
@@ -271,6 +275,8 @@ class ExportRequest:
 
     def _check_values(self) -> None:
         """Refuse values that no export takes."""
+        for text in self.accept:
+            parse_accept(text)
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads: expected at least 1, got {self.threads}")
         if self.device not in (None, "cpu", "cuda"):

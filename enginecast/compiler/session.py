@@ -46,6 +46,7 @@ from enginecast.compiler.prepare import (
     given_plan,
     input_specs,
     open_model,
+    place_of_loss,
     prepare,
     reference_of,
     with_kernels,
@@ -82,6 +83,7 @@ from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
+from enginecast.verify.accept import check_names, parse_accept
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.floor import Floor
 from enginecast.verify.generation import write_continued
@@ -275,6 +277,7 @@ class ExportSession:
         state_notes: list[str] = []
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
+            reference = self._accepting(reference)
             wrong = captured_wrongly(model, reference)
             if self.config.quantized:
                 model = with_more_calibration(model)
@@ -368,6 +371,17 @@ class ExportSession:
             notes.append(f"floats were compared only at the example's values: {error.message}")
             return model, reference
 
+    def _accepting(self, reference: Reference) -> Reference:
+        """The reference with what the user accepts.
+
+        Raises:
+            UsageError: there is no such output or case.
+        """
+        accept = tuple(map(parse_accept, self.request.accept))
+        outputs = list(reference.cases[0].outputs)
+        check_names(accept, outputs, [c.name for c in (*reference.cases, *reference.edges)])
+        return replace(reference, floor=replace(reference.floor, accept=accept))
+
     def _rewrite(
         self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]
     ) -> Rewritten:
@@ -438,6 +452,7 @@ class ExportSession:
                         follows=None if follows is None else follows(config),
                         at_ties=ties.tie_reference if is_single else None,
                         with_kernels=partial(with_kernels, model) if is_single else None,
+                        place_of_loss=partial(place_of_loss, model),
                         also=partial(
                             failures_on_fresh_inputs, model, plan_of(rewritten.program), criteria
                         ),
@@ -544,6 +559,7 @@ class ExportSession:
         with self.steps("reference"):
             branches = self.request.options.allow_unverified_branches
             reference, notes = reference_of_script(model, config.precision, branches=branches)
+            reference = self._accepting(reference)
         engine = ScriptEngines(
             model, reference, config, self.request, self.staging, self.steps, explored, must
         ).best()

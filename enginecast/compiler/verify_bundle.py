@@ -5,7 +5,7 @@ Without the model the bundle's stored reference is used; that needs neither the 
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.bundle.staging import bundle_around, write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
+from enginecast.verify.accept import accepted_before
 from enginecast.verify.engine import runs_natively, verify_engine
 from enginecast.verify.generation import follow, read_continued, read_encoded
 from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
@@ -37,6 +38,8 @@ NOT_STORED = (
     "the stored reference does not include: {0}.  With --model they are compared, too, and a"
     " verdict by emulation becomes one of the engine"
 )
+
+Wider = Callable[[Reference], Reference]
 
 SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"
 
@@ -106,11 +109,11 @@ def verify_bundle(
     ) as engine:
         asked: dict[str, Any] = {"allow_code": allow_code, "random_weights": random_weights}
         asked |= {"inputs": inputs, "dynamic": dynamic, "values": values}
-        reference, notes, problems = _reference(engine, model, **asked)
+        reference, notes, problems, wider = _reference(engine, model, **asked)
         against = "the stored reference" if model is None else model
         parts = {}
         for name, part in engine.parts.items():
-            known, more, wrong = _reference(part, model, **asked)
+            known, more, wrong, _ = _reference(part, model, **asked)
             parts[name] = verify_engine(part, known, problems=wrong)
             notes = (*notes, f"{name}: {verdict_line(parts[name], known.floor.label)}")
             notes = (*notes, *(f"{name}: {note}" for note in more))
@@ -127,7 +130,7 @@ def verify_bundle(
             problems = (*problems, *followed.failures)
         if engine.manifest.stepped is not None:
             problems = (*problems, *step_failures(engine, reference))
-        verdict = verify_engine(engine, reference, problems=problems)
+        verdict, reference = _judged(engine, reference, problems, wider)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = not reference.left_out and _complete(engine, verdict, parts)
@@ -141,8 +144,9 @@ def verify_bundle(
 
 def _reference(
     engine: Engine, model: str | None, **asked: Any
-) -> tuple[Reference, tuple[str, ...], tuple[str, ...]]:
-    """The reference for an engine, notes, and problems with the reference.
+) -> tuple[Reference, tuple[str, ...], tuple[str, ...], Wider | None]:
+    """The reference for an engine, notes, problems with the reference, and what adds the error of
+    other kernels to it.
 
     Args:
         asked: options for `reference_of_model`.
@@ -151,12 +155,33 @@ def _reference(
         from enginecast.compiler.recompare import reference_of_model
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
-        return made.reference, made.notes, made.problems
+        floor = replace(made.reference.floor, accept=accepted_before(engine.verdict))
+        reference = replace(made.reference, floor=floor)
+        return reference, made.notes, made.problems, made.with_kernels
     stored = engine.folder / REFERENCE_NAME
     if not stored.is_file():
         hint = "Give the model: --model MODEL."
         raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
-    return read_reference(stored), (), ()
+    return read_reference(stored), (), (), None
+
+
+def _judged(
+    engine: Engine, reference: Reference, problems: tuple[str, ...], wider: Wider | None
+) -> tuple[Verdict, Reference]:
+    """The verdict, and the reference that it was reached by: with the error of other kernels, where
+    that explains a rejection.
+    """
+    verdict = verify_engine(engine, reference, problems=problems)
+    if verdict.outcome != "rejected" or wider is None or problems:
+        return verdict, reference
+    from enginecast.compiler.engines import is_near
+
+    if is_near(verdict, reference):
+        remade = wider(reference)
+        again = verify_engine(engine, remade)
+        if again.outcome != "rejected":
+            return again, remade
+    return verdict, reference
 
 
 def _is_signed(engine: Engine) -> bool:

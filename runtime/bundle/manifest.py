@@ -270,6 +270,23 @@ class OutputVerdict(Record, frozen=True, kw_only=True):
     """Whether the floor counts what the backend's own kernels may lose, and eager's do not."""
 
 
+class Excess(Record, frozen=True, kw_only=True):
+    """An error that is larger than what eager's, or that of other kernels, allows."""
+
+    output: str
+    case: str = ""
+    """Empty: all cases together."""
+    error: float
+    """Relative."""
+    limit: float
+    place: str = ""
+    """The op in which most of it arises, where that is known."""
+    accepted: str = ""
+    """What accepted it: OUTPUT or OUTPUT/CASE; empty: nothing did, and the engine was rejected."""
+    bound: float | None = None
+    """The largest error that later comparisons accept."""
+
+
 class Verdict(Record, frozen=True, kw_only=True):
     """Whether an engine agrees with eager, and the evidence."""
 
@@ -283,6 +300,13 @@ class Verdict(Record, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     arithmetic: Word = ""
     """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""
+    excesses: tuple[Excess, ...] = ()
+    """Errors beyond their limits; of an engine that was not rejected, each was accepted."""
+
+    @property
+    def accepted(self) -> tuple[Excess, ...]:
+        """The errors that a user accepted by name."""
+        return tuple(excess for excess in self.excesses if excess.accepted)
 
 
 class ShapeRange(Record, frozen=True, kw_only=True):

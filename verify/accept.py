@@ -1,0 +1,151 @@
+"""Errors that are larger than the floor allows, and that a user accepts by name (`--accept`).
+
+Only an error of floats can be accepted: not what is infinite or NaN, not another shape or dtype,
+not integers, and not what is wrong with the program.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import Excess, Verdict
+
+UNBOUNDED = {"fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
+"""Largest error that is accepted without a bound."""
+SLACK = 2.0
+"""Without a bound, later comparisons may find this many times the error: a machine with other
+vectors adds in another order."""
+
+
+class ExcessReason(str):
+    """A reason to reject an engine that a user may accept."""
+
+    excess: Excess
+
+    def __new__(cls, text: str, excess: Excess) -> "ExcessReason":
+        """A sentence, and what it is about."""
+        made = super().__new__(cls, text)
+        made.excess = excess
+        return made
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What `--accept OUTPUT[/CASE][=BOUND]` accepts."""
+
+    output: str
+    case: str = ""
+    """Empty: all cases, and their error together."""
+    bound: float | None = None
+    """The largest relative error; None: `UNBOUNDED`."""
+
+    @property
+    def name(self) -> str:
+        """As the option names it."""
+        return name_of(self.output, self.case)
+
+
+def name_of(output: str, case: str) -> str:
+    """How `--accept` names the error of an output, in a case or (empty) in all of them."""
+    return f"{output}/{case}" if case else output
+
+
+def parse_accept(text: str) -> Acceptance:
+    """What a text accepts: "score", "score/tiny values" or "score=2e-5".
+
+    Raises:
+        UsageError: it names no output, or its bound is no number between 0 and 1.
+    """
+    name, equals, number = text.rpartition("=")
+    name, bound = (name, number) if equals else (text, "")
+    output, _, case = name.partition("/")
+    try:
+        found = float(bound) if equals else None
+    except ValueError:
+        found = math.nan
+    if not output or (found is not None and not 0 < found < 1):
+        raise UsageError(
+            f"--accept {text}: expected OUTPUT, OUTPUT/CASE or one of them with a bound between 0"
+            " and 1, such as 'score/tiny values=2e-5'"
+        )
+    return Acceptance(output, case, found)
+
+
+def accepted_before(verdict: Verdict) -> tuple[Acceptance, ...]:
+    """What was accepted when a verdict was reached."""
+    found = (
+        (*excess.accepted.partition("/")[::2], excess.bound)
+        for excess in verdict.excesses
+        if excess.accepted
+    )
+    return tuple(Acceptance(*each) for each in found)
+
+
+def check_names(accept: Sequence[Acceptance], outputs: Iterable[str], cases: Iterable[str]) -> None:
+    """Refuse to accept what does not exist.
+
+    Raises:
+        UsageError: names what does.
+    """
+    for asked in accept:
+        for kind, name, known in (("output", asked.output, outputs), ("case", asked.case, cases)):
+            if name and name not in (names := list(known)):
+                raise UsageError(
+                    f"--accept {asked.name}: there is no {kind} {name!r}",
+                    hint=f"There are {', '.join(map(repr, names))}.",
+                )
+
+
+def sort_out(
+    reasons: Sequence[str], accept: Sequence[Acceptance], dtype: str
+) -> tuple[list[str], tuple[Excess, ...]]:
+    """The reasons to reject that nothing accepts, and all errors beyond their limits."""
+    left: list[str] = []
+    excesses: list[Excess] = []
+    for reason in reasons:
+        if not isinstance(reason, ExcessReason):
+            left.append(reason)
+            continue
+        excess = reason.excess
+        by = next((a for a in accept if _accepts(a, excess, dtype)), None)
+        if by is None:
+            left.append(str(reason))
+        else:
+            bound = SLACK * excess.error if by.bound is None else by.bound
+            excess = replace(excess, accepted=by.name, bound=bound)
+        excesses.append(excess)
+    return left, tuple(excesses)
+
+
+def _accepts(asked: Acceptance, excess: Excess, dtype: str) -> bool:
+    bound = UNBOUNDED.get(dtype, 0.0) if asked.bound is None else asked.bound
+    is_named = asked.output == excess.output and asked.case in ("", excess.case)
+    return is_named and excess.error <= bound
+
+
+def way_out(reasons: Sequence[str], dtype: str) -> str:
+    """The options that would accept all reasons, in a sentence; empty where none can."""
+    excesses = [reason.excess for reason in reasons if isinstance(reason, ExcessReason)]
+    if not reasons or len(excesses) < len(reasons):
+        return ""
+    if any(excess.error > UNBOUNDED.get(dtype, 0.0) for excess in excesses):
+        return ""
+    whole = {excess.output for excess in excesses if not excess.case}
+    names = [n.output if n.output in whole else name_of(n.output, n.case) for n in excesses]
+    options = " ".join(f"--accept '{name}'" for name in dict.fromkeys(names))
+    return f"if this is good enough: {options}"
+
+
+def described(verdict: Verdict) -> str:
+    """What was accepted, for the line of a verdict; empty where nothing was."""
+    accepted = verdict.accepted
+    if not accepted:
+        return ""
+    worst: Any = max(accepted, key=lambda excess: excess.error / excess.limit)
+    more = f" and {len(accepted) - 1} more" if len(accepted) > 1 else ""
+    name = name_of(worst.output, worst.case)
+    return f" except {name!r}{more}, accepted at {worst.error:.2g} (limit {worst.limit:.2g})"
