@@ -166,6 +166,37 @@ class RaiseOnValue(nn.Module):
         return x + 1
 
 
+class ChecksThings(nn.Module):
+    """Branches that only raise, in the forms that people write."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any() or x.abs().max() > 1000:
+            where = x.abs().argmax()
+            x = x[where]
+            raise ValueError(f"row {x}")
+        if x.sum() > 0:
+            y = x * 2
+        elif x.sum() < 1e6:
+            y = x - 1
+        else:
+            assert False, "no number"  # noqa: B011, PT015
+        if not torch.isfinite(y).all():
+            if x.shape[0] > 2:
+                raise OverflowError
+            raise ArithmeticError("overflow")
+        else:
+            y = y + 1
+        return y
+
+
+class NumbersInLists(nn.Module):
+    """`int(...)` in a comprehension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.stack([x[int(row.argmax()), 0] for row in x[:2, :2].unbind()])
+        return found + 1 if found.sum() > 0 else found
+
+
 class LoopToData(nn.Module):
     """The number of rounds is read from a tensor, and the loop may end before."""
 
@@ -213,6 +244,8 @@ WORKING = (
     NestedLoops,
     Super,
     RaiseOnValue,
+    ChecksThings,
+    NumbersInLists,
     LoopToData,
     Elif,
     Chosen,
@@ -305,11 +338,30 @@ class NoneOneWay(Counts):
 
 
 class RaisesDeep(Counts):
+    def fail(self) -> None:
+        raise ValueError("never positive")
+
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:  # HERE
             x = x * 2
-            raise ValueError("never positive")
+            self.fail()
         return x
+
+
+class GrowsFromNothing(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = []
+        for index in range(int(x.sum())):  # HERE
+            rows.append(x * index)
+        return torch.stack(rows)
+
+
+class GrowsUnevenly(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = []
+        for row in x:  # HERE
+            rows.append(row[row > 0])
+        return torch.cat(rows)
 
 
 class TriesOneWay(Counts):
@@ -341,6 +393,8 @@ REFUSED = {
     OtherRank: "x has a tensor of torch.float32 \\[\\] on one path",
     NoneOneWay: "y is a tensor of .* on one path and NoneType None on the other",
     RaisesDeep: "one path of it fails: ValueError: never positive",
+    GrowsFromNothing: r"it may go no round; torch._check\(n > 0\)",
+    GrowsUnevenly: "grows by tensors whose sizes differ",
     TriesOneWay: "catches exceptions",
     Grows: "x has the shape",
 }

@@ -100,6 +100,23 @@ class Raises(nn.Module):
         return x + 1
 
 
+class RaisesLate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any() or x.isinf().any():  # HERE
+            where = x.isnan().nonzero()
+            raise ValueError(f"not a number at {where}")
+        return x + 1
+
+
+class RaisesElse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isfinite().all():  # HERE
+            x = x + 1
+        else:
+            raise ValueError("not finite")
+        return x
+
+
 class Clamps(nn.Module):
     """As BART and others do for fp16."""
 
@@ -127,7 +144,7 @@ class Forever(nn.Module):
                 return x
 
 
-@pytest.mark.parametrize("make", [Raises, Forever])
+@pytest.mark.parametrize("make", [Raises, RaisesLate, RaisesElse, Forever])
 def test_paths_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> None:
     row = Row(make, dict, dict, "if")
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from exports import cast
 from generating import TASK, Change, Feeds, export, feed_otherwise
@@ -572,7 +573,7 @@ def test_a_guard_is_tried_on_sizes_that_an_engine_takes(cap: int, found: dict[st
 
 def test_models_that_are_no_decoders_are_refused() -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1))
-    refused(mamba, SourceError, "does not run with a cache|keeps something else|fills no cache")
+    refused(mamba, SourceError, r"layer 0 keeps a state of its own \(Linear")
     of_one = ProphetNetConfig(
         **{"vocab_size": 9, "hidden_size": 8, "decoder_ffn_dim": 8, "num_decoder_layers": 1},
         **{"num_decoder_attention_heads": 2, "is_encoder_decoder": False},
@@ -589,6 +590,19 @@ def test_models_that_are_no_decoders_are_refused() -> None:
     for more in ({"precision": "int8"}, {"target": "torchscript"}):
         with pytest.raises(UsageError, match="--task text-generation does not"):
             ExportRequest("model", "out", options=TASK, **more).resolve()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["FalconH1", "Jamba", "Qwen3Next", "Bamba", "RecurrentGemma"])
+def test_a_hybrid_cache_is_named_and_refused(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")()  # no model is made
+    with pytest.raises(SourceError, match="test: layer 0 keeps a state of its own") as caught:
+        decoder_source.require_keys_and_values("test", config, "Leave --task out.")
+    assert "IndexError" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_cache_of_keys_and_values_is_taken(name: str) -> None:
+    decoder_source.require_keys_and_values("test", CONFIGS[name](), "")
 
 
 @pytest.mark.slow

@@ -121,10 +121,50 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     ("'Tensor' object has no attribute 'constant'", "derivative"),
     ("Cannot access data pointer", "data-leaves-torch"),
     ("format string passed to Sym", "data-leaves-torch"),
+    ("Couldn't swap", "unsupported-python"),
+    ("FakeTensor.__new__() missing", "unsupported-python"),
 )
+MORE: tuple[tuple[str, tuple[str, str]], ...] = (
+    (
+        "Could not extract specialized integer",
+        (
+            "Python needs a plain number here, to count, index or choose by, and it is read from a"
+            " tensor",
+            "Let the caller give it as an int, for an engine of its own; or stack the choices, and"
+            " index them with the tensor.",
+        ),
+    ),
+    (
+        "Pending unbacked symbols",
+        (
+            "{op} reads a size or index out of a tensor",
+            "Read the number first, n = tensor.item(), and pass n.",
+        ),
+    ),
+    (
+        "Couldn't swap",
+        (
+            "the model casts weights of its modules while it runs, as layerwise casting does",
+            "Give it without that, in the dtype that it computes in; --precision stores the weights"
+            " in fewer bits.",
+        ),
+    ),
+    (
+        "FakeTensor.__new__() missing",
+        (
+            "hooks load the weights while the model runs, as accelerate's device_map and"
+            " cpu_offload do",
+            "Load the model without them, or take them off:"
+            " accelerate.hooks.remove_hook_from_module(model, recurse=True).",
+        ),
+    ),
+)
+"""By what torch says: a reason and hint that tell more than those of the kind."""
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
 """Kinds of which the reason is too general to stand alone."""
+OF_VALUES: frozenset[Kind] = frozenset({"data-dependent-branch", "data-dependent-size"})
+"""Kinds of which torch's own message has symbols that mean nothing to who wrote the line."""
 _GUARD = re.compile(
     r"Not all values of (?P<name>\w+) = L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]"
     r".*?satisfy the generated guard (?P<guard>.+?)\.?$",
@@ -172,7 +212,7 @@ class Refusal:
     @property
     def in_full(self) -> str:
         """The reason and torch's own message."""
-        return f"{self.reason} ({self.detail})"
+        return f"{self.reason} ({self.detail})" if self.detail else self.reason
 
     @property
     def in_short(self) -> str:
@@ -197,7 +237,10 @@ def explain(error: BaseException) -> Refusal:
     if kind == "derivative":
         places += [_reader(link) for link in chain]
     file, line = next((place for place in places if place is not None), ("", 0))
-    reason, hint = REASONS[kind]
+    texts = list(map(str, chain))
+    more = (each for said, each in MORE if any(said in text for text in texts))
+    reason, hint = next(more, REASONS[kind])
+    reason = reason.format(op=_operator(error))
     described = violations(str(error))
     if kind == "specialized-dimension" and described:
         reason = f"{reason}: {described}"
@@ -205,7 +248,8 @@ def explain(error: BaseException) -> Refusal:
     if kind == "specialized-dimension" and fixes:
         reason = f"{reason}; torch suggests {' '.join(fixes[1].split())}"
     code = linecache.getline(file, line).strip() if file else ""
-    return Refusal(kind, file, line, code, reason, hint, _detail(error))
+    is_told = bool(file) and (kind in OF_VALUES or (reason, hint) != REASONS[kind])
+    return Refusal(kind, file, line, code, reason, hint, "" if is_told else _detail(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -384,6 +428,18 @@ def _reader(error: BaseException) -> SourceLocation | None:
         if isinstance(node, torch.fx.Node):
             texts = "\n".join(near.stack_trace or "" for near in (node, *node.users))
             found = next((p for p in SourceLocation.in_text(texts) if is_model_code(p.file)), found)
+        trace = trace.tb_next
+    return found
+
+
+def _operator(error: BaseException) -> str:
+    """The operator that torch was tracing when it raised an error."""
+    found = "an operator"
+    trace = error.__traceback__
+    while trace is not None:
+        func = trace.tb_frame.f_locals.get("func")
+        if isinstance(func, torch._ops.OpOverload):
+            found = f"torch.{func._schema.name.removeprefix('aten::')}"
         trace = trace.tb_next
     return found
 

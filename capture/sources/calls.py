@@ -97,6 +97,12 @@ class Call:
         return {name: _filled(value, tensors) for name, value in self.arguments.items()}
 
 
+OF_CACHES = (
+    "--task text-generation exports a language model with a cache of keys and values; for any other"
+    " cache, take its tensors as a list, and make the cache of them in forward."
+)
+
+
 def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, Tensor]]:
     """Take the tensors out of the arguments of a call; see `left_out`.
 
@@ -117,10 +123,12 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
                 )
             tensors[name] = leaf
         elif not isinstance(leaf, CONSTANT):
+            kind = type(leaf).__name__
+            is_cache = kind.endswith("Cache")
             raise SourceError(
-                f"{owner}: the example's {'.'.join(path)} is a {type(leaf).__name__}, expected"
+                f"{owner}: the example's {'.'.join(path)} is a {kind}, expected"
                 " tensors and numbers, in dicts, lists, tuples and dataclasses",
-                hint="Bind other arguments in a module around this one.",
+                hint=OF_CACHES if is_cache else "Bind other arguments in a module around this one.",
             )
     if given and not tensors:
         name, value = next(iter(given.items()))

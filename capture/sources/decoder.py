@@ -131,6 +131,7 @@ class DecoderSource(WrappedSource):
         Raises:
             SourceError: the model keeps something else, or does not run.
         """
+        require_keys_and_values(self.name, self.config, HINT)
         module = self._model.empty()
         cache = DynamicCache()
         ids = torch.zeros(1, 2, dtype=torch.int64)
@@ -387,6 +388,32 @@ def generates(known: type[nn.Module] | None) -> bool:
     """Whether a class of transformers has `generate`."""
     can = getattr(known, "can_generate", None)
     return can is not None and bool(can())
+
+
+def require_keys_and_values(name: str, config: Any, hint: str) -> None:
+    """Refuse a model whose cache holds more than keys and values, as the states of convolutions,
+    Mamba and linear attention.
+
+    Args:
+        name: of the model.
+        config: of the model; None: unknown.
+        hint: what to do where it holds more.
+
+    Raises:
+        SourceError: it does.
+    """
+    try:
+        layers = [] if config is None else DynamicCache(config=config).layers
+    except Exception:  # a config that transformers cannot read: a run tells what the layers keep
+        return
+    for index, layer in enumerate(layers):
+        kinds = [base.__name__ for base in type(layer).__mro__]
+        if not isinstance(layer, DynamicLayer) or any("Linear" in kind for kind in kinds):
+            raise SourceError(
+                f"{name}: layer {index} keeps a state of its own ({kinds[0]}), as convolutions,"
+                " Mamba and linear attention do; --task takes caches of keys and values alone",
+                hint=hint,
+            )
 
 
 def kept_layers(name: str, layers: Iterable[Any], tokens: int, hint: str) -> tuple[Layer, ...]:

@@ -29,7 +29,7 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.source import checked, source_line
 from enginecast.passes.ir.traits import Trait, has
 
 _SECOND_FACTOR: Mapping[Any, int] = {
@@ -362,7 +362,7 @@ def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
         return call()
     except RuntimeError as error:
         place = source_line(node) or node.name
-        said = next(iter(str(error).splitlines()), "")
+        said = checked(next(iter(str(error).splitlines()), ""))
         raise AssertionFailedError(
             f"the assertion at {place} fails: {said}",
             case,

@@ -86,6 +86,11 @@ def line_of(stack_trace: str) -> str:
     return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']}" if frames else ""
 
 
+def checked(text: str) -> str:
+    """What an assertion checks, of the message that torch gives it."""
+    return text.removeprefix("Runtime assertion failed for expression ").partition(" on node ")[0]
+
+
 def call_place(node: Node) -> str:
     """An op and its origin, for messages: "aten.erf.default (module 'proj', vit.py:12)"."""
     return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"

@@ -15,7 +15,7 @@ from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promi
 from enginecast.passes.ir.edit import aten, erase_dead
 from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.sites import SiteLog
-from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.source import checked, source_line
 from enginecast.passes.ir.traits import Trait, has
 
 
@@ -42,8 +42,7 @@ class DropAssertions(GraphPass):
 
 def _lost(node: Node) -> str:
     said = [argument for argument in node.args if isinstance(argument, str)]
-    text = said[0].removeprefix("Runtime assertion failed for expression ") if said else ""
-    condition = f" ({text.partition(' on node ')[0]})" if text else ""
+    condition = f" ({checked(said[0])})" if said else ""
     return f"the assertion at {source_line(node) or node.name}{condition} is not in the engine"
 
 

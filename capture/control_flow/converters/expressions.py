@@ -85,8 +85,25 @@ def is_forbidden(node: ast.AST) -> bool:
     return any(isinstance(part, FORBIDDEN) for part in walk([node]))
 
 
-class Expressions(ast.NodeTransformer):
-    """Rewrites expressions; what is inside lambdas and comprehensions remains as it is."""
+class _Casts(ast.NodeTransformer):
+    """Rewrites `int(x)` and its like, which read a number out of a tensor."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        """Names that are bound in the function."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        is_free = isinstance(node.func, ast.Name) and node.func.id not in self._names
+        if is_free and node.func.id in CASTS and len(node.args) == 1 and not node.keywords:
+            return place_at(glue(f"{node.func.id}_", *node.args), node)
+        return node
+
+
+class Expressions(_Casts):
+    """Rewrites expressions; what is inside lambdas and comprehensions remains as it is, but for
+    casts in comprehensions.
+    """
 
     def __init__(
         self,
@@ -99,8 +116,8 @@ class Expressions(ast.NodeTransformer):
 
         `owner` is the first argument, which `super()` means; what `answered` lines read is known.
         """
+        super().__init__(names)
         self._place = place
-        self._names = names
         self._owner = owner
         self._answered = answered
 
@@ -124,7 +141,9 @@ class Expressions(ast.NodeTransformer):
         return place_at(glue("and_" if isinstance(node.op, ast.And) else "or_", *parts), node)
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, (*SCOPES, *COMPREHENSIONS)) or self._is_answered(node):
+        if isinstance(node, COMPREHENSIONS) and not self._is_answered(node):
+            return _Casts(self._names).visit(node)
+        if isinstance(node, SCOPES) or self._is_answered(node):
             return node
         rewritten: ast.AST = super().visit(node)
         if rewritten is not node:
@@ -170,11 +189,9 @@ class Expressions(ast.NodeTransformer):
         return glue("and_", *map(later, parts))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        if not isinstance(node.func, ast.Name) or node.func.id in self._names:
-            return node
-        if node.func.id in CASTS and len(node.args) == 1 and not node.keywords:
-            return glue(f"{node.func.id}_", *node.args)
+        cast = super().visit_Call(node)
+        if cast is not node or not isinstance(node.func, ast.Name) or node.func.id in self._names:
+            return cast
         if node.func.id == "super" and not node.args:
             node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._owner, ast.Load())]
         return node

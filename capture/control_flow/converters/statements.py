@@ -47,6 +47,7 @@ from enginecast.capture.control_flow.converters.liveness import (
     read,
     walk,
 )
+from enginecast.capture.python.raising import raises
 from enginecast.capture.python.recompile import OWN, arguments
 
 MUTATORS = ("append", "extend", "insert", "update", "add", "pop", "setdefault", "remove", "clear")
@@ -155,13 +156,8 @@ class Statements:
         return place_at(ast.Expr(glue("assert_", place, test, message)), node)
 
     def _if(self, node: ast.If, own: frozenset[str]) -> list[ast.stmt]:
-        for path, other in ((node.body, node.orelse), (node.orelse, node.body)):
-            if len(path) == 1 and isinstance(path[0], ast.Raise) and path[0].exc is not None:
-                place = ast.Constant(value=self._place(node, "if"))
-                test = self._expressions.predicate(node.test)
-                test = test if path is node.body else glue("not_", test)
-                call = glue("raise_if", place, test, later(path[0].exc))
-                return [place_at(ast.Expr(call), node), *self._block(other, own)]
+        if raises(node.body) or raises(node.orelse):
+            return self._check(node, own)
         found = jumps([node])
         returns = any(isinstance(jump, ast.Return) for jump in found)
         reason = unmovable(node)
@@ -191,6 +187,19 @@ class Statements:
             return [*paths, place_at(ast.Return(glue("if_return", *head)), node)]
         call = glue("if_", *head, constants(live))
         return [*paths, place_at(bind(live, call), node)]
+
+    def _check(self, node: ast.If, own: frozenset[str]) -> list[ast.stmt]:
+        """An `if` one path of which only raises: it checks that the other one is taken."""
+        place = ast.Constant(value=self._place(node, "if"))
+        test = self._expressions.predicate(node.test)
+        path, other = node.body, node.orelse
+        if not raises(path):
+            path, other, test = other, path, glue("not_", test)
+        names = sorted(bound(path))
+        self._needs |= set(names)
+        raising = self._define("raise", names, path, node)
+        call = glue("raise_if", place, test, ast.Name(raising.name, ast.Load()), names_tuple(names))
+        return [raising, place_at(ast.Expr(call), node), *self._block(other, own)]
 
     def _loop(self, node: ast.For | ast.While, own: frozenset[str]) -> list[ast.stmt]:
         word = "while" if isinstance(node, ast.While) else "for"

@@ -29,6 +29,7 @@ from enginecast.capture.python.locations import (
     real_path,
 )
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.python.raising import raises
 from enginecast.capture.python.recompile import SourceUnavailable, first_line, source_of, swapped
 from enginecast.errors import CaptureError
 
@@ -173,8 +174,8 @@ class _Wrap(ast.NodeTransformer):
         self._is_in_test = False
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if isinstance(node.body[-1], ast.Raise):  # the other path is an error: nothing to compare
-            self.generic_visit(node)
+        if raises(node.body) or raises(node.orelse):  # one path is an error: nothing to compare
+            self._visit_with_test(node)
             return node
         return self._with_test(node, "branch")
 

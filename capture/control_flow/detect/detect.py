@@ -136,7 +136,7 @@ def of_refusal(refusal: Refusal) -> Finding:
         decides="shapes" if is_shape else "unknown",
         witnesses=("export",),
         is_blocking=True,
-        reason=refusal.detail,
+        reason=refusal.detail or refusal.reason,
     )
 
 
@@ -227,7 +227,9 @@ def _clones(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _of_error(error: Exception, what: str) -> Finding:
     refusal = explain(error)
-    return _broken(SourceLocation(refusal.file, refusal.line), f"{what}: {refusal.detail}")
+    return _broken(
+        SourceLocation(refusal.file, refusal.line), f"{what}: {refusal.detail or refusal.reason}"
+    )
 
 
 def _of_break(reason: Any) -> Finding:

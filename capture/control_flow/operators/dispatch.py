@@ -6,6 +6,7 @@ plain Python, and so does a condition on sizes that follows from their ranges. O
 predicate, on a fake tensor or a symbolic size, becomes structured control flow.
 """
 
+import linecache
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,13 @@ from enginecast.capture.control_flow.operators.probe import (
     with_modes,
 )
 from enginecast.capture.control_flow.operators.selections import selected
-from enginecast.capture.control_flow.operators.sites import PYTHON, RewriteRefused, Site, site_of
+from enginecast.capture.control_flow.operators.sites import (
+    NOTHING,
+    PYTHON,
+    RewriteRefused,
+    Site,
+    site_of,
+)
 from enginecast.capture.control_flow.operators.values import (
     UNDEFINED,
     Leaf,
@@ -187,23 +194,32 @@ def _for_selected(
 
 def assert_(place: int, test: Any, message: Callable[[], Any]) -> None:
     """`assert test, message()`; with an open tensor an assertion in the program."""
-    _assert(site_of(place), test, lambda: AssertionError(*message()))
+    if not _assert(site_of(place), test):
+        raise AssertionError(*message())
 
 
-def raise_if(place: int, test: Any, error: Callable[[], BaseException]) -> None:
-    """`if test: raise error()`; with an open tensor an assertion in the program."""
-    _assert(site_of(place), not_(test), error)
+def raise_if(place: int, test: Any, raising: Callable[..., None], state: State) -> None:
+    """`if test: raising(*state)`, which raises; with an open tensor an assertion in the program."""
+    if not _assert(site_of(place), not_(test)):
+        raising(*state)
 
 
-def _assert(site: Site, test: Any, error: Callable[[], BaseException]) -> None:
+def _assert(site: Site, test: Any) -> bool:
+    """Whether `test` holds; of an open one, the program checks that."""
     if isinstance(test, Tensor) and is_open(test):
         site.done("_assert_async")
-        aten._assert_async.msg(as_predicate(test), f"{site.file}:{site.line}")
+        aten._assert_async.msg(as_predicate(test), _code_at(site))
     elif is_open(test):
         site.done("torch._check")
         torch._check(test)
-    elif not test:
-        raise error()
+    else:
+        return bool(test)
+    return True
+
+
+def _code_at(site: Site) -> str:
+    """The source of a check, which says what is checked."""
+    return linecache.getline(site.file, site.line).strip().removesuffix(":")
 
 
 def append(values: Any, value: Any) -> Any:
@@ -391,7 +407,7 @@ def _branched(
     if all(leaf.dtype is None for leaf in leaves) and not operands.roots:
         if probes[0].impure or probes[1].impure:
             raise site.refuse("a path of it asserts something and computes nothing")
-        site.done("nothing: neither path has an effect")
+        site.done(NOTHING)
         return results.whole([leaf.constant for leaf in leaves])
     if _is_cheap(site, probes, results, operands):
         return _where(site, predicate, paths, results)

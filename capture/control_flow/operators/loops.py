@@ -258,6 +258,11 @@ def _scan(
 ) -> State:
     if is_over is not None:
         raise site.refuse("a list grows in it, and it may end early")
+    if free_unbacked_symbols(count.count) and not statically_known_true(count.count > 0):
+        raise site.refuse(
+            "a list grows in it, and it may go no round; torch._check(n > 0) on the number of"
+            " rounds says that it goes one"
+        )
     lists = [place for place, value in enumerate(state) if isinstance(value, Appended)]
     index = _like(torch.zeros((), dtype=torch.int64))
 
@@ -275,6 +280,8 @@ def _scan(
         if len(new) != 1 or not isinstance(new[0], Tensor):
             grown = f"{len(new)} values a round, not one tensor"
             raise site.refuse(f"the list {names[place]} grows by {grown}")
+        if any(map(free_unbacked_symbols, new[0].shape)):  # a scan stacks them
+            raise site.refuse(f"the list {names[place]} grows by tensors whose sizes differ")
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         operands.bind(arguments[size + 1 :])

@@ -153,7 +153,8 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         raise
     except Exception as error:  # the user's code, and whatever torch raises about it
         first = str(error).strip().split("\n")[0]
-        raise site.refuse(f"one path of it fails: {type(error).__name__}: {first}") from error
+        said = f"one path of it fails: {type(error).__name__}: {first}"
+        raise site.refuse(f"{said}; a check has its `raise` in the branch itself") from error
     _refuse_changes(site, before)
     _refuse_rebinding(site, cells)
     seen.note(seen.result)

@@ -35,7 +35,7 @@ class Site:
 
     def done(self, became: str) -> None:
         """Record what it became; a result that depends on data takes precedence."""
-        if not self.became or self.became == PYTHON:
+        if self.became in SETTLED:
             self.became, self.reason = became, ""
 
 
@@ -53,6 +53,9 @@ class RewriteRefused(CaptureError):  # noqa: N818, said of a place and no fault 
 
 PYTHON = "Python"
 """The result at a place whose predicate is a plain value."""
+NOTHING = "nothing: neither path computes anything"
+SETTLED = ("", PYTHON, NOTHING)
+"""Results of a place without a path to verify."""
 
 
 _running: list[tuple[Sequence[Site], nn.Module]] = []

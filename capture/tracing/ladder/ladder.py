@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.converters.convert import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.operators.selections import noting_selections
-from enginecast.capture.control_flow.operators.sites import PYTHON, Site
+from enginecast.capture.control_flow.operators.sites import PYTHON, SETTLED, Site
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
@@ -274,7 +274,7 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
             yield
 
     def branches() -> tuple[SourceLocation, ...]:
-        became = [site for site in sites if site.became not in ("", PYTHON)]
+        became = [site for site in sites if site.became not in SETTLED]
         return tuple(SourceLocation(site.file, site.line).resolved for site in became)
 
     def dropping() -> tuple[SourceLocation, ...]:
