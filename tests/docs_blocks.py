@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,3 +197,18 @@ def shows(wanted: list[str], printed: list[str]) -> bool:
 def alike(wanted: str, printed: str) -> bool:
     """Whether two lines are the same but for numbers and blanks."""
     return NUMBER.sub("#", wanted).split() == NUMBER.sub("#", printed).split()
+
+
+def main() -> None:
+    """`python tests/docs_blocks.py PAGE ENVIRONMENT`: run a page in a clone of this repository."""
+    page, environment = (Path(word).resolve() for word in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "enginecast"
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        place = Place(clone, environment / "bin", {"PYTHONSAFEPATH": "1"})
+        for block in blocks(page):
+            print(block.place, "ran" if run(block, place) else "is not to be run", flush=True)
+
+
+if __name__ == "__main__":
+    main()
