@@ -55,6 +55,21 @@ test: lint installed ## format, lint, types, tests: what CI runs
 test-slow: installed ## run the slow tests too
 	$(ON_THE_WHEEL) $(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
+newest: installed ## run README and the tests with pip's newest of everything, in .venv-newest; needs the network, 6 GB and half an hour
+	rm -rf $(VENV)-newest && $(PYTHON) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install --quiet "$$(ls $(VENV)/wheel/*.whl)[export]"
+	$(BIN)/python tests/docs_blocks.py README.md $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager "$$(ls $(VENV)/wheel/*.whl)[dev]"
+	$(VENV)-newest/bin/python -m pip install --quiet --no-deps --force-reinstall $(VENV)/wheel/*.whl
+	$(ON_THE_WHEEL) $(VENV)-newest/bin/python -m pytest $(PARALLEL)
+
+oldest: installed ## run the tests with the oldest versions that pyproject.toml allows, in .venv-oldest; needs the network
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --extra dev pyproject.toml -o $(VENV)/oldest.txt
+	rm -rf $(VENV)-oldest && $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet -r $(VENV)/oldest.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps $(VENV)/wheel/*.whl
+	$(ON_THE_WHEEL) $(VENV)-oldest/bin/python -m pytest $(PARALLEL)
+
 zoo: installed ## export every architecture of transformers in small: docs/results/zoo.md; ONLY=bert,t5 for some
 	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
 
@@ -111,6 +126,6 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 	$(BIN)/python release/audit.py
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) demo build dist site *.egg-info
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest demo build dist site *.egg-info
 
-.PHONY: help setup installed demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean
+.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean

@@ -11,8 +11,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -89,37 +90,49 @@ def check(block: Block) -> None:
         compile(block.text, block.place, "exec", flags=flags)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where blocks run."""
+
+    folder: Path
+    bin: Path = Path(sys.executable).parent
+    """Of the environment, whose commands come first."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 def run_page(page: Path, folder: Path) -> int:
     """Run the blocks of a page in order; how many ran."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
-    return sum(run(block, folder) for block in blocks(page))
+    return sum(run(block, Place(folder)) for block in blocks(page))
 
 
-def run(block: Block, folder: Path) -> bool:
+def run(block: Block, place: Place) -> bool:
     """Run one block, or write its file; False: it is not to be run."""
     if block.reason or (block.language in DATA and not block.title):
         return False
     if block.title:
-        (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
+        (place.folder / block.title).write_text(block.text + "\n", encoding="utf-8")
     elif block.language == "python":
-        (folder / "block.py").write_text(block.text + "\n", encoding="utf-8")
-        shell(block, "python block.py", folder)
+        (place.folder / "block.py").write_text(block.text + "\n", encoding="utf-8")
+        shell(block, "python block.py", place)
     elif block.language == "sh":
-        shell(block, f"set -e\n{block.text}", folder)
+        shell(block, f"set -e\n{block.text}", place)
     else:
-        converse(block, folder)
+        converse(block, place)
     return True
 
 
-def shell(block: Block, script: str, folder: Path) -> str:
+def shell(block: Block, script: str, place: Place) -> str:
     """What a script prints; a PageError where it fails."""
+    folder = place.folder
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{place.bin}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
         "XDG_CONFIG_HOME": str(folder / ".config"),
         "XDG_CACHE_HOME": str(folder / ".cache"),
+        **place.variables,
     }
     done = subprocess.run(
         ["bash", "-c", script],
@@ -135,13 +148,13 @@ def shell(block: Block, script: str, folder: Path) -> str:
     return done.stdout
 
 
-def converse(block: Block, folder: Path) -> None:
+def converse(block: Block, place: Place) -> None:
     """Run the commands of a console block, and compare what each prints."""
     asked = list(turns(block))
     script = "".join(
         f'{command}\ncode=$?; echo "{END} $code"; (exit $code)\n' for command, _ in asked
     )
-    spoken = shell(block, script + "true", folder).replace(f"{folder}/", "")
+    spoken = shell(block, script + "true", place).replace(f"{place.folder}/", "")
     answers = spoken.split(f"{END} ")
     printed = answers[0]
     for number, ((command, wanted), rest) in enumerate(zip(asked, answers[1:], strict=True)):
@@ -184,3 +197,18 @@ def shows(wanted: list[str], printed: list[str]) -> bool:
 def alike(wanted: str, printed: str) -> bool:
     """Whether two lines are the same but for numbers and blanks."""
     return NUMBER.sub("#", wanted).split() == NUMBER.sub("#", printed).split()
+
+
+def main() -> None:
+    """`python tests/docs_blocks.py PAGE ENVIRONMENT`: run a page in a clone of this repository."""
+    page, environment = (Path(word).resolve() for word in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "enginecast"
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        place = Place(clone, environment / "bin", {"PYTHONSAFEPATH": "1"})
+        for block in blocks(page):
+            print(block.place, "ran" if run(block, place) else "is not to be run", flush=True)
+
+
+if __name__ == "__main__":
+    main()
