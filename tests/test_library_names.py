@@ -1,6 +1,7 @@
 """What a version of torch or another library lacks costs that, and no import."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_layers import ROOT, sources
+from test_layers import PROJECT, ROOT, sources
 
 from enginecast import library_names
 from enginecast.cli.app import crash
@@ -23,6 +24,10 @@ from enginecast.library_names import (
 from enginecast.ops.rules import Rules
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "diffusers")
+PROJECT_NEEDS = [
+    *PROJECT["project"]["dependencies"],
+    *PROJECT["project"]["optional-dependencies"]["export"],
+]
 EVERYWHERE = {
     "torch._dispatch.python",
     "torch._ops",
@@ -79,6 +84,19 @@ def test_a_missing_name_is_told_where_it_is_asked_for_with_a_version_that_has_it
         with pytest.raises(MissingError, match=f"a sentence needs {name}, which {library} ") as one:
             private(name, "a sentence")
         assert f"pip install '{library}>=" in one.value.hint
+
+
+@pytest.mark.parametrize(
+    ("library", "called"),
+    [("torch", "torch"), ("transformers", "transformers"), ("onnxruntime", "ONNX Runtime")],
+)
+def test_readme_names_the_versions_that_were_tested(library: str, called: str) -> None:
+    [row] = re.findall(rf"^\| {called} \| (.+)$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    least, beyond = re.findall(r"\d+\.(\d+)", library_names.TESTED[library])
+    minors = [int(minor) for minor in re.findall(r"\d+\.(\d+)", row)]
+    assert (min(minors), max(minors) + 1) == (int(least), int(beyond))
+    [wanted] = [one for one in PROJECT_NEEDS if one.startswith(f"{library}>=")]
+    assert wanted == f"{library}{library_names.TESTED[library].partition(',')[0]}"
 
 
 def test_a_private_name_may_be_a_module() -> None:
