@@ -19,7 +19,7 @@ from enginecast.errors import (
     UsageError,
 )
 from enginecast.runtime.bundle.directory import changed
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, EngineRecord
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, EngineRecord, Excess
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 from enginecast.runtime.bundle.trusted import is_trusted
 from enginecast.runtime.engine import Engine
@@ -396,10 +396,11 @@ def _doubt(record: EngineRecord, provider: str) -> str:
 
 def _accepted(record: EngineRecord) -> str:
     """Which errors were accepted when the engine was exported; empty without any."""
-    errors = [
-        f"{excess.accepted} {excess.error:.2g} (limit {excess.limit:.2g})"
-        for excess in record.verdict.accepted
-    ]
+    worst: dict[str, Excess] = {}
+    for excess in record.verdict.accepted:
+        if excess.error > worst.setdefault(excess.accepted, excess).error:
+            worst[excess.accepted] = excess
+    errors = [f"{name!r} {e.error:.2g} (limit {e.limit:.2g})" for name, e in worst.items()]
     return f"errors beyond the limit were accepted: {', '.join(errors)}" if errors else ""
 
 

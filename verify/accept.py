@@ -7,7 +7,6 @@ not integers, and not what is wrong with the program.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -145,7 +144,6 @@ def described(verdict: Verdict) -> str:
     accepted = verdict.accepted
     if not accepted:
         return ""
-    worst: Any = max(accepted, key=lambda excess: excess.error / excess.limit)
-    more = f" and {len(accepted) - 1} more" if len(accepted) > 1 else ""
-    name = name_of(worst.output, worst.case)
-    return f" except {name!r}{more}, accepted at {worst.error:.2g} (limit {worst.limit:.2g})"
+    worst = max(accepted, key=lambda excess: excess.error / excess.limit)
+    names = ", ".join(repr(name) for name in dict.fromkeys(excess.accepted for excess in accepted))
+    return f" except {names}, accepted at up to {worst.error:.2g} (limit {worst.limit:.2g})"

@@ -75,7 +75,7 @@ independent."""
 FEW = 16
 """An output with fewer numbers in a case: two samples of their error are a matter of luck."""
 ROUNDS = 4
-"""How many rounds of samples such outputs get."""
+"""How many rounds of samples such outputs get, in cases that are small enough."""
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -348,11 +348,12 @@ def _samples(
     cases: Sequence[Case],
     names: Sequence[str],
     work: float,
+    seed: int = 0,
 ) -> list[Outputs]:
     """Outputs of the program with kernel noise, for the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
     some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
-    return _run(noisy_outputs, program, some, names)
+    return _run(partial(noisy_outputs, seed=seed), program, some, names)
 
 
 def _run(
@@ -427,8 +428,7 @@ def with_all_kernels(
     reference = replace(reference, edges=found)
     has_few = any(_is_few(a) for case in reference.cases for a in case.losses.values())
     for seed in range(1, ROUNDS if has_few else 1):
-        run = partial(noisy_outputs, seed=seed)
-        more, at_edges = (_run(run, program, some, names) for some in (cases, edges))
+        more, at_edges = (_samples(program, s, names, WORK, seed) for s in (cases, edges))
         reference = _with_kernels(reference, _of(more, few=True))
         reference = replace(reference, edges=_with_moves(reference.edges, _of(at_edges, few=True)))
     ordered, at_edges = (_run(ordered_outputs, program, some, names) for some in (cases, edges))

@@ -28,6 +28,7 @@ from enginecast.runtime.bundle.manifest import (
     Input,
     Manifest,
     Output,
+    Verdict,
 )
 from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
@@ -349,6 +350,14 @@ def _of_parts(bundle: Bundle) -> Iterator[str]:
         yield f"The engine reads what that of {part.root} gives, which needs a repository, too."
 
 
+def _of_verdict(verdict: Verdict) -> Iterator[str]:
+    if verdict.outcome != "verified":
+        yield f"The engine is {verdict.outcome}: it did not run on its device."
+    if verdict.accepted:
+        names = ", ".join(dict.fromkeys(excess.accepted for excess in verdict.accepted))
+        yield f"Errors beyond the limit were accepted when it was exported: {names}."
+
+
 def _notes(plan: _Plan) -> Iterator[str]:
     """What Triton does not check, and what its user should know."""
     manifest, rows = plan.manifest, plan.batching
@@ -357,8 +366,7 @@ def _notes(plan: _Plan) -> Iterator[str]:
     yield from rows.notes
     yield from plan.backend.notes
     yield from _of_parts(plan.bundle)
-    if plan.engine.verdict.outcome != "verified":
-        yield f"The engine is {plan.engine.verdict.outcome}: it did not run on its device."
+    yield from _of_verdict(plan.engine.verdict)
     if plan.text_reason:
         yield f"There is no tokenizer in the repository: {plan.text_reason}."
     batch = manifest.inputs[0].shape[0] if rows.most else ""  # max_batch_size bounds it

@@ -1,0 +1,172 @@
+"""`--accept`: an error beyond its limit is published where it is named, and nowhere unsaid."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import bundles
+import msgspec
+import numpy as np
+import pytest
+from exports import cast
+
+import enginecast
+from enginecast.errors import BundleError, EnginecastWarning, UsageError
+from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
+from enginecast.runtime.engine import Engine
+from enginecast.verify.accept import accepted_before, parse_accept
+from enginecast.verify.edges import edge_failures
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import measure
+from enginecast.verify.reference import ReferenceCase
+from enginecast.verify.verdict import judge, verdict_line
+
+VALUES = np.linspace(0.5, 2.0, 12).reshape(3, 4)
+
+
+def verdict(*accept: str, off: float = 1e-5, edges: Mapping[str, float] | None = None) -> Verdict:
+    """Of an engine whose output `y` is off in two cases, and at edges."""
+
+    def made(by: float) -> Any:
+        return {case: {"y": measure(VALUES * (1 + by), VALUES)} for case in ("a", "b")}
+
+    problems = [
+        failure
+        for name, by in (edges or {}).items()
+        for failure in edge_failures(
+            ReferenceCase(name, {}, {"y": VALUES.astype(np.float32)}, {"y": VALUES}),
+            {"y": (VALUES * (1 + by)).astype(np.float32)},
+        )
+    ]
+    floor = Floor("fp32", made(6e-8), accept=tuple(map(parse_accept, accept)))
+    where = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
+    return judge(made(off), floor, where=where, engine_ran=True, problems=problems)
+
+
+def test_only_what_is_named_is_accepted() -> None:
+    assert verdict().outcome == verdict("z").outcome == verdict("y/a").outcome == "rejected"
+    found = verdict("y")
+    assert found.outcome == "verified"
+    start = "verified except 'y', accepted at up to 1e-05 (limit 1.8e-07): 167x the error of eager"
+    assert verdict_line(found, "fp32").startswith(start)
+    assert {(e.output, e.case, e.accepted) for e in found.excesses} == {
+        ("y", case, "y") for case in ("", "a", "b")
+    }
+    assert all(reason.startswith("accepted: output 'y'") for reason in found.reasons)
+
+
+def test_a_case_alone() -> None:
+    found = verdict("y/zeros", off=0.0, edges={"zeros": 1e-5})
+    assert (found.outcome, [e.case for e in found.accepted]) == ("verified", ["zeros"])
+    assert verdict("y/zeros", off=0.0, edges={"zeros": 1e-5, "tiny": 1e-5}).outcome == "rejected"
+    assert verdict("y/tiny", off=0.0, edges={"zeros": 1e-5}).outcome == "rejected"
+
+
+def test_a_rejection_names_the_option() -> None:
+    assert "if this is good enough: --accept 'y'" in verdict().reasons
+    found = verdict(off=0.0, edges={"zeros": 1e-5})
+    assert "if this is good enough: --accept 'y/zeros'" in found.reasons
+    assert not any("--accept" in reason for reason in verdict(off=0.01).reasons)
+
+
+@pytest.mark.parametrize(
+    ("accept", "off", "outcome"),
+    [
+        ("y", 9e-4, "verified"),
+        ("y", 2e-3, "rejected"),
+        ("y=2e-5", 1e-5, "verified"),
+        ("y=5e-6", 1e-5, "rejected"),
+        ("y=0.1", 0.01, "verified"),
+        ("y=0.9", math.nan, "rejected"),
+        ("y=0.9", math.inf, "rejected"),
+    ],
+)
+def test_no_more_than_the_bound(accept: str, off: float, outcome: str) -> None:
+    assert verdict(accept, off=off).outcome == outcome
+
+
+def test_later_comparisons_are_held_to_what_was_found() -> None:
+    before = verdict("y")
+    names = [f"{a.name}={a.bound}" for a in accepted_before(before)]
+    assert verdict(*names, off=1.9e-5).outcome == "verified"
+    assert verdict(*names, off=2.1e-5).outcome == "rejected"
+
+
+def test_integers_are_never_accepted() -> None:
+    counts = np.arange(12)
+    floor = Floor("fp32", {"a": {"n": measure(counts, counts)}}, accept=(parse_accept("n=0.9"),))
+    where = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
+    measured = {"a": {"n": measure(np.where(counts > 5, counts + 1, counts), counts)}}
+    assert judge(measured, floor, where=where, engine_ran=True).outcome == "rejected"
+
+
+@pytest.mark.parametrize("text", ["", "/zeros", "y=", "y=0", "y=2", "y=nan", "y=much"])
+def test_what_is_no_name_or_bound(text: str) -> None:
+    with pytest.raises(UsageError, match="expected OUTPUT"):
+        parse_accept(text)
+
+
+def test_load_says_what_was_accepted(tmp_path: Path) -> None:
+    excess = Excess(output="y", error=1e-5, limit=1e-7, accepted="y", bound=2e-5)
+    accepted = msgspec.structs.replace(bundles.verdict(), excesses=(excess,))
+    content = bundles.manifest(engines=(bundles.engine(verdict=accepted),))
+    bundle = bundles.make_bundle(tmp_path / "bundle", content)
+    with pytest.warns(EnginecastWarning, match=r"were accepted: 'y' 1e-05 \(limit 1e-07\)"):
+        enginecast.load(bundle).close()
+    with pytest.raises(BundleError, match="expected a verified engine, but errors beyond"):
+        enginecast.load(bundle, require="verified")
+    enginecast.load(bundle, require="accepted").close()  # a warning would be an error
+
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return {"features": y, "score": y.mean(1)}
+
+
+def scored():
+    return Scored().eval(), {"x": torch.randn(2, 16)}
+"""
+
+
+def test_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an engine whose score is off by 1e-5."""
+    run = Engine.run
+
+    def off(self: Engine, *given: Any, **options: Any) -> Any:
+        found = run(self, *given, **options)
+        return {**found, "score": np.asarray(found["score"] * (1 + 1e-5), np.float32)}
+
+    monkeypatch.setattr(Engine, "run", off)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "scored_module.py").write_text(MODULE)
+    words = ("export", "scored_module:scored", "-o", "bundle", "--no-speed", "--json")
+    done = cast(capsys, *words)
+    assert done.code == 1
+    reasons = done.json["verdict"]["reasons"]
+    assert "if this is good enough: --accept 'score'" in reasons
+    assert any("kernels lose most digits in" in r and "scored_module.py:" in r for r in reasons)
+    wrong = cast(capsys, *words, "--accept", "scroe")
+    assert wrong.code == 2
+    assert "there is no output 'scroe'" in wrong.err
+    done = cast(capsys, *words, "--accept", "score")
+    assert (done.code, done.json["outcome"]) == (0, "verified")
+    assert {e["accepted"] for e in done.json["verdict"]["excesses"]} == {"score"}
+    verified = cast(capsys, "verify", "bundle")
+    assert verified.code == 0
+    assert "verified except 'score', accepted at" in verified.out
+    assert cast(capsys, "verify", "bundle", "--model", "scored_module:scored").code == 0
