@@ -71,6 +71,7 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 ALIKE = 4.0
 """Largest ratio of eager's error for a batch to its error for one row at which rows count as
 independent."""
+FP32_ALONE = "Where an op has no kernel in {}, say .float() before it, or use --precision fp32."
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -153,7 +154,8 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             raise VerificationError(
                 f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
-                hint=f"Without eager there is no floor to judge an engine by. {NARROW}",
+                hint="Without eager there is no floor to judge an engine by. "
+                + (FP32_ALONE.format(dtype) if dtype in ("fp16", "bf16") else NARROW),
             ) from error
     return found
 
