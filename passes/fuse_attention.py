@@ -103,12 +103,15 @@ class FuseAttention(GraphPass):
 
 def _softmax(node: Node) -> Attention:
     found = softmax_attention.match(node)
+    divisor = math.prod(found.every("divisor"))
+    if divisor == 0:
+        raise NoMatch(node, "the scores are divided by zero")
     return Attention(
         found.node("query"),
-        untransposed(found.node("key")),
+        untransposed(found.node("key"), found.root),
         found.node("value"),
         found.every("bias"),
-        math.prod(found.every("factor")) / math.prod(found.every("divisor")),
+        math.prod(found.every("factor")) / divisor,
         False,
         found.root,
         "softmax attention",

@@ -1,5 +1,6 @@
 """inspect's advice: which precision holds a model, where it does not, and what to do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformers import T5EncoderModel
 import enginecast.cli.inspect.precision as advice_module
 from enginecast.capture.sources.source import open_source
 from enginecast.cli.inspect.precision import Advice, Option, advise
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare import Prepared, prepare, reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, PassContext, Site
@@ -26,6 +27,7 @@ from enginecast.passes.precision.low_values import low_values
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verify.boundaries import largest_values
 
+NONE = ModelOptions()
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"
 
 
@@ -106,7 +108,7 @@ def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
     assert reported["mixed"].safe
     assert found.recommended == "mixed"
     assert reported["fp16"].error is None
-    assert reported["fp16"].trouble == "its outputs are not finite in true arithmetic"
+    assert "as ort-cuda computes: values leave fp16's range at " in reported["fp16"].trouble
     assert reported["mixed"].error is not None
     assert 1e-5 < reported["mixed"].error < 2e-3
     assert reported["mixed"].error < (reported["bf16"].error or 0.0)
@@ -196,6 +198,59 @@ def test_result_that_is_finite_and_wrong_is_not_safe() -> None:
     assert reported["fp16"].left == ()
     assert reported["fp16"].sentence.startswith("not safe: its outputs are finite, and off by ")
     assert reported["fp16"].sentence.endswith("use --precision fp32")
+
+
+class Projected(nn.Module):
+    """A function of a projection with one large feature."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], large: float) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(16, 32), function
+        self.linear.bias.data[3] = large
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def by_hand(exponents: Tensor) -> Tensor:
+    return exponents / exponents.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "large", "is_safe"),
+    [
+        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),  # 1 / inf is 0
+        (lambda h: h / h.norm(dim=-1, keepdim=True), 700.0, True),
+        (lambda h: 1 / (1 + torch.exp(-h)), -20.0, True),
+        (lambda h: (h + torch.where(torch.arange(32) > 20, -1e9, 0.0)).softmax(-1), 1.0, True),
+        (lambda h: torch.tanh(h * 1e3), 700.0, True),
+        (lambda h: by_hand(h.exp()), 20.0, False),
+        (lambda h: h - h.exp().sum(-1, keepdim=True).log(), 20.0, False),
+    ],
+    ids=["unit", "norm", "sigmoid", "mask", "tanh", "softmax", "logsumexp"],
+)
+def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
+    function: Callable[[Tensor], Tensor], large: float, is_safe: bool
+) -> None:
+    torch.manual_seed(0)
+    module = Projected(function, large)
+    prepared = prepare(open_source(module, example={"x": torch.randn(4, 16)}), NONE, Steps())
+    fp16 = by_name(advise(prepared))["fp16"]
+    assert fp16.safe is is_safe, fp16.sentence
+    floor = reference_of(prepared, "fp16").floor
+    if is_safe:
+        assert floor.defects == ()
+    else:
+        assert "values leave fp16's range at the model itself test_advice.py:" in fp16.trouble
+
+
+def test_the_line_of_an_overflow_that_eager_swallows_is_known() -> None:
+    torch.manual_seed(0)
+    module = Projected(lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0)
+    prepared = prepare(open_source(module, example={"x": torch.randn(4, 16)}), NONE, Steps())
+    floor = reference_of(prepared, "fp16").floor
+    assert floor.estimated
+    assert floor.culprit.startswith("values leave fp16's range at the model itself test_advice.py:")
 
 
 def test_a_precision_that_torch_has_no_kernel_for_is_not_safe() -> None:

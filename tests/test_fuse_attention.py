@@ -315,6 +315,28 @@ def test_keys_are_read_before_a_repeat_only_where_it_is_all_of_it(name: str) -> 
     assert torch.allclose(outputs(after, *inputs)[0], outputs(before, *inputs)[0], atol=2e-6)
 
 
+LEFT_ALONE: dict[str, tuple[Callable[..., Any], str]] = {
+    "key with its heads first later": (
+        lambda q, k, v: ((q @ k.permute(0, 2, 3, 1)).softmax(-1) @ v, k.transpose(1, 2) * 2),
+        "the key comes from permute.default, expected its transpose",
+    ),
+    "scores over zero": (
+        lambda q, k, v: (q @ k.transpose(1, 2).mT / 0.0).softmax(-1) @ v,
+        "the scores are divided by zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_one_op_cannot_stand_for_is_left_alone(name: str) -> None:
+    function, reason = LEFT_ALONE[name]
+    inputs = torch.randn(2, 4, 5, 8), torch.randn(2, 3, 4, 8), torch.randn(2, 4, 3, 8)
+    before = captured(Function(function), *inputs)
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    assert reasons(sites) == [reason]
+    assert same_bits(before, after, *inputs)
+
+
 KEYS = (3, 2, 7, 4)
 """Batch, heads, tokens and size."""
 BROADCAST: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]] = {

@@ -5,12 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from programs import captured, rewritten
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
+from enginecast.capture.sources.factory import take_module
 from enginecast.compiler.steps import Steps
+from enginecast.errors import LoweringError
+from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
+from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.unify_dtype import in_halves
 from enginecast.runtime.load import load
+from enginecast.verify.eager import _other_than
 
 
 class HalvesInside(nn.Module):
@@ -32,6 +38,97 @@ def test_an_engine_rounds_where_the_model_does(dtype: torch.dtype, tmp_path: Pat
     with load(tmp_path / "bundle") as engine:
         found = engine.run({"x": x.numpy()})
     assert np.array_equal(found["output_0"], module(x).numpy())
+
+
+class Halves(nn.Module):
+    """Linears in 16 bits around a norm in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 64).half(), nn.Linear(64, 8).half()
+        self.n = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.n(self.a(x.half()).float()).half()).float()
+        return found
+
+
+class Attention(nn.Module):
+    """Attention in bf16, whose kernel rounds more often than to its result."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.bfloat16() for each in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).float()
+
+
+HEADS = {name: torch.randn(2, 4, 6, 16) for name in "qkv"}
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "loss"),
+    [(Halves(), {"x": torch.randn(3, 32)}, 2**-10), (Attention(), HEADS, 2**-7)],
+    ids=["linears", "attention"],
+)
+def test_what_a_model_computes_in_16_bits_is_its_own_rounding(
+    module: nn.Module, example: dict[str, Tensor], loss: float, tmp_path: Path
+) -> None:
+    export(module.eval(), tmp_path / "bundle", example=example)
+    with load(tmp_path / "bundle", require="verified") as engine:
+        found = torch.from_numpy(engine.run({n: t.numpy() for n, t in example.items()})["output_0"])
+    with torch.no_grad():
+        wanted = module(**example)
+    assert (found - wanted).norm() < loss * wanted.norm()
+
+
+def test_only_a_module_that_needs_its_dtypes_keeps_them() -> None:
+    x = {"x": torch.randn(3, 8)}
+
+    def kept(module: nn.Module) -> bool:
+        return take_module(module, x).keeps_dtypes
+
+    assert take_module(Halves(), {"x": torch.randn(3, 32)}).keeps_dtypes
+    assert kept(Rounding(nn.Linear(8, 8).half()))
+    assert not kept(nn.Linear(8, 8))
+    assert not kept(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).half()))  # its own code fails
+    assert not take_module(nn.Linear(8, 8).half(), {"x": torch.randn(3, 8).half()}).keeps_dtypes
+
+
+class Rounding(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x.half()).float()
+        return found
+
+
+def test_a_program_that_rounds_elsewhere_is_not_the_model() -> None:
+    """What a model computes in 16 bits allows three roundings, and no more."""
+    plain = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    near, far = plain * np.float32(1 + 2**-9), plain * np.float32(1.02)
+    exact = plain.astype(np.float64)
+    assert not _other_than(near, plain, exact, "bf16")
+    assert _other_than(near, plain, near.astype(np.float64), "fp32")
+    assert _other_than(far, plain, far.astype(np.float64), "bf16")
+
+
+def test_inductor_rounds_where_the_source_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bool] = []
+
+    def stop(*_: object, inductor_configs: dict[str, object], **__: object) -> None:
+        given.append(bool(inductor_configs["emulate_precision_casts"]))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", stop)
+    for module in (HalvesInside(torch.bfloat16), nn.Linear(8, 8)):
+        program, _ = rewritten(captured(module, torch.randn(3, 8)), "unify-dtype{to=fp32}")
+        program, _ = rewritten(program, lowering("cpu"))
+        with pytest.raises(LoweringError):
+            lower_to_aotinductor(LoweringRequest(program, tmp_path, ("out",)))
+    assert given == [True, False]
 
 
 def test_a_model_that_is_in_16_bits_as_a_whole_does_not_count() -> None:

@@ -76,6 +76,7 @@ FEW = 16
 """An output with fewer numbers in a case: two samples of their error are a matter of luck."""
 ROUNDS = 4
 """How many rounds of samples such outputs get, in cases that are small enough."""
+FP32_ALONE = "Where an op has no kernel in {}, say .float() before it, or use --precision fp32."
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -158,7 +159,8 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             raise VerificationError(
                 f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
-                hint=f"Without eager there is no floor to judge an engine by. {NARROW}",
+                hint="Without eager there is no floor to judge an engine by. "
+                + (FP32_ALONE.format(dtype) if dtype in ("fp16", "bf16") else NARROW),
             ) from error
     return found
 

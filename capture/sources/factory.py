@@ -83,10 +83,22 @@ class FactorySource(Source):
             cast_module(module, dtype)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
-        return take_named_tensors(module, self.call)
+        return take_named_tensors(self._with_own_inputs(module), self.call)
 
     def empty(self) -> nn.Module:
-        return take_named_tensors(empty_copy(self._module, casts=not self.keeps_dtypes), self.call)
+        module = empty_copy(self._module, casts=not self.keeps_dtypes)
+        return take_named_tensors(self._with_own_inputs(module), self.call)
+
+    def _with_own_inputs(self, module: nn.Module) -> nn.Module:
+        """A module that keeps its dtypes gets inputs in those of its example."""
+        dtypes = {name: t.dtype for name, t in self._example.items() if t.dtype in HALVES}
+
+        def cast(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {n: v.to(dtypes[n]) if n in dtypes else v for n, v in named.items()}
+
+        if dtypes and self.keeps_dtypes and self.call is None:
+            module.register_forward_pre_hook(cast, with_kwargs=True)
+        return module
 
     @cached_property
     def keeps_dtypes(self) -> bool:  # type: ignore[override]  # computed once

@@ -72,8 +72,9 @@ def softmax_attention(
     )
 
 
-def untransposed(key: Node) -> Node:
-    """The key, heads first, from its transpose [batch, heads, size, tokens].
+def untransposed(key: Node, before: Node) -> Node:
+    """The key, heads first, from its transpose [batch, heads, size, tokens]; it stands in front of
+    `before`.
 
     Raises:
         NoMatch: the node is not the transpose of a key.
@@ -83,7 +84,7 @@ def untransposed(key: Node) -> Node:
         return first_input(key)
     if order == [0, 2, 3, 1]:  # from tokens first; some other node may hold it heads first already
         for user in first_input(key).users:
-            if swaps_heads_and_tokens(user):
+            if swaps_heads_and_tokens(user) and user < before:
                 return user
     raise NoMatch(key, f"the key comes from {op_name(key)}, expected its transpose")
 

@@ -113,7 +113,8 @@ class Option:
         if self.left:
             return f"not safe as it is: {self._places()}; {self._alternative(safe)}"
         if self.trouble:
-            peak = f", though {self.largest} at most" if self.largest else ""
+            is_finite = self.error is not None and self.largest is not None
+            peak = f", though {self.largest} at most" if is_finite else ""
             return f"not safe: {self.trouble}{peak}; {self._alternative(safe)}"
         if self.largest is None:
             return "safe: no value is computed in it"
@@ -317,8 +318,8 @@ class _Trial:
         pooled = [pool_output(run.measured, name) for name in output_names(run.measured)]
         error = max((p.relative for p in pooled), default=0.0)
         if any(p.nonfinite for p in pooled) or not math.isfinite(error):
-            cause = "".join(f": {problem}" for problem in run.problems[:1])
-            return replace(option, trouble=f"its outputs are not finite in true arithmetic{cause}")
+            plain = "its outputs are not finite in true arithmetic"
+            return replace(option, trouble=next(iter(run.problems), plain))
         option = replace(option, error=error)
         if error > LARGEST_FLOOR["bf16"]:
             return replace(option, trouble=f"its outputs are finite, and off by {error:.0%}")
