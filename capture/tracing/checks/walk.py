@@ -28,6 +28,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.empty import fake_weights
+from enginecast.passes.ir.recurrences import AsOne
 
 aten = torch.ops.aten
 
@@ -340,7 +341,7 @@ class Walker:
         mode: AbstractContextManager[Any] | None = None,
     ) -> Walk:
         fake = self.mode if mode is None else mode
-        with torch.no_grad(), preserving_caches(self.module), fake, numbering:
+        with torch.no_grad(), preserving_caches(self.module), fake, numbering, AsOne():
             result = call()
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)
