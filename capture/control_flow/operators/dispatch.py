@@ -282,6 +282,8 @@ def int_(value: Any) -> Any:
     if isinstance(value, Tensor) and is_open(value):
         value = scalar(value)
         return (value.trunc() if value.is_floating_point() else value).to(torch.int64).item()
+    if isinstance(value, SymFloat):
+        return torch.sym_int(value)
     return value if isinstance(value, SymInt) else int(value)
 
 

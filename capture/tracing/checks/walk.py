@@ -28,6 +28,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.empty import fake_weights
+from enginecast.passes.ir.recurrences import AsOne
 
 COPIES = frozenset({"clone", "lift_fresh", "lift_fresh_copy", "_to_copy"})
 """Give the values of their input; in memory of their own."""
@@ -338,7 +339,7 @@ class Walker:
         mode: AbstractContextManager[Any] | None = None,
     ) -> Walk:
         fake = self.mode if mode is None else mode
-        with torch.no_grad(), preserving_caches(self.module), fake, numbering:
+        with torch.no_grad(), preserving_caches(self.module), fake, numbering, AsOne():
             result = call()
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)
