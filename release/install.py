@@ -35,7 +35,7 @@ def main() -> None:
         wheel = build_wheel(build_sdist(ROOT, Path(folder)), FOLDER)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if extras:
-        needed = ["-c", ROOT / "constraints.txt", f"{wheel}[{extras}]"]
+        needed = ["-c", str(ROOT / "constraints.txt"), f"{wheel}[{extras}]"]
         subprocess.run([*pip, *needed], check=True)
     subprocess.run([*pip, "--no-index", "--no-deps", "--force-reinstall", wheel], check=True)
     kept.write_text(digest)

@@ -98,6 +98,8 @@ class Place:
     bin: Path = Path(sys.executable).parent
     """Of the environment, whose commands come first."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 900.0
+    """How long a block may take."""
 
 
 def run_page(page: Path, folder: Path) -> int:
@@ -141,7 +143,7 @@ def shell(block: Block, script: str, place: Place) -> str:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=900,
+        timeout=place.seconds,
     )
     if done.returncode:
         raise PageError(f"{block.place}: exit code {done.returncode}\n{done.stdout}")
@@ -205,7 +207,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "enginecast"
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        place = Place(clone, environment / "bin", {"PYTHONSAFEPATH": "1"})
+        place = Place(clone, environment / "bin", {"PYTHONSAFEPATH": "1"}, seconds=7200.0)
         for block in blocks(page):
             print(block.place, "ran" if run(block, place) else "is not to be run", flush=True)
 

@@ -214,7 +214,7 @@ def test_git_stores_the_links_as_links() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_bare_name_is_refused(folder: str) -> None:
-    done = run_python(f"import {folder}")
+    done = run_python(f"import sys; sys.path.insert(0, ''); import {folder}")
     assert done.returncode == 1
     assert f"ImportError: import enginecast.{folder}, not {folder}" in done.stderr
 

@@ -208,7 +208,8 @@ def test_an_engine_does_not_follow_a_fork(tmp_path: Path) -> None:
     )
     root = bundles.make_bundle(tmp_path / "out")
     command = [sys.executable, "-W", "ignore", "-c", code, str(root)]
-    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run(command, env=environment, check=True, timeout=60)
 
 
 def test_outputs_that_are_not_finite_name_the_row_and_its_inputs(tmp_path: Path) -> None:

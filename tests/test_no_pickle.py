@@ -1,6 +1,7 @@
 """Nothing of a bundle or a cache is unpickled: the sources are searched, and a load is watched."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def test_a_load_unpickles_nothing(tmp_path: Path) -> None:
     root = bundles.make_bundle(tmp_path / "out")
     done = subprocess.run(
         [sys.executable, "-c", WATCHED, str(root)],
-        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         check=False,
