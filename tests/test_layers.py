@@ -240,6 +240,7 @@ NAMES_TARGETS = {
     "enginecast/ops/whole_rms_norm.py",
     "verify/emulate/profiles.py",  # names of its own, some of which are the same
     "verify/engine.py",  # a package's
+    "enginecast/library_names.py",
     "enginecast/doctor/checks.py",
     "enginecast/doctor/tensorrt.py",
     "enginecast/serving/backends.py",  # which backend of Triton runs a target

@@ -41,6 +41,7 @@ EVERYWHERE = {
 }
 """Private modules without which nothing is captured at all."""
 PLAIN = EVERYWHERE | {"torch._C", "torch._check", "torch._int_mm", "torch._scaled_mm"}
+OPERATORS = ("torch.ops.aten", "torch.ops.higher_order")
 WITHOUT = """
 import pkgutil, sys
 from importlib import import_module
@@ -131,28 +132,20 @@ def _is_private(name: str) -> bool:
 def _private_names(path: Path) -> Iterator[str]:
     """Operators and private names of libraries that a file looks up by itself."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIBRARIES):
-            if node.module not in EVERYWHERE:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.Attribute):  # what it is an attribute of is a node of its own
+            found = [ast.unparse(node)] if isinstance(node.ctx, ast.Load) else []
+            has_private = _is_private(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.module not in EVERYWHERE:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            has_private = any(map(_is_private, ".".join(found).split(".")))
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            text = ast.unparse(node)
-            if text in ("torch.ops.aten", "torch.ops.higher_order"):
-                yield f"{node.lineno}: {text}"
-            if text.startswith("torch.") and _is_private(node.attr) and text not in PLAIN:
-                yield f"{node.lineno}: {text}"
-        for name in names:
-            parts = name.split(".")
-            if (
-                parts[0] in LIBRARIES
-                and name not in EVERYWHERE
-                and any(
-                    part.startswith("_") and f"{'.'.join(parts[:-1])}.{part}" not in EVERYWHERE
-                    for part in parts
-                )
-            ):
+            found = [alias.name for alias in node.names]
+            has_private = any(map(_is_private, ".".join(found).split(".")))
+        else:
+            continue
+        for name in found:
+            is_private = has_private and name.partition(".")[0] in LIBRARIES
+            if name in OPERATORS or (is_private and name not in PLAIN):
                 yield f"{node.lineno}: {name}"
 
 

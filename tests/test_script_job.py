@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,21 @@ def test_a_trace_that_bakes_a_branch_is_rejected(
     assert "rejected" in done.out
     assert not Path("closed.bundle").exists()
     assert Path("closed.bundle.rejected/report.json").is_file()
+
+
+def test_no_deprecation_of_torch_reaches_who_loads_it(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """torch 2.14 says so to everybody, older ones to developers."""
+    plain = torch.jit.load
+
+    def deprecated(*args: object, **options: object) -> object:
+        warnings.warn("`torch.jit.load` is deprecated", FutureWarning, stacklevel=2)
+        return plain(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.jit, "load", deprecated)
+    enginecast.load(bundle).close()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize("name", ["ForShape", "AppendStack"])

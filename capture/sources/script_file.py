@@ -7,6 +7,7 @@ run, so a checkpoint or a pickled module is refused by name before anything of i
 import copy
 import inspect
 import pickletools
+import warnings
 import zipfile
 from collections.abc import Mapping
 from functools import cached_property
@@ -124,7 +125,9 @@ def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
             hint="Give --allow-code if you trust the source of the file.",
         )
     try:
-        script = torch.jit.load(path, map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.14: load is deprecated
+            script = torch.jit.load(path, map_location="cpu")
     except Exception as error:  # reading foreign data raises any kind
         raise SourceError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(script, "forward"):

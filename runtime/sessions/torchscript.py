@@ -51,7 +51,8 @@ class TorchScriptSession(TorchSession):
             torch, record, provider, "TorchScript keeps the device that it was traced on"
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+            for category in (DeprecationWarning, FutureWarning):  # the latter since torch 2.14
+                warnings.simplefilter("ignore", category)
             try:
                 with bundle.opened(record.file) as path:
                     module = torch.jit.load(str(path), map_location=provider.removeprefix("torch-"))
