@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 from torch.export import ExportedProgram
@@ -218,7 +219,7 @@ def _quantized(model: ir.Model) -> Literal["", "fp8", "int8"]:
 def _sums(model: ir.Model) -> dict[str, str]:
     """Whether every CPU has the sums of the engine's integer products: `integer_sums`."""
     needs = {
-        ANY_CPU if _fits(node.inputs[place]) else EXACT
+        ANY_CPU if _fits(node.inputs[place], node.op_type) else EXACT
         for node in model.graph.all_nodes()
         if node.op_type in MULTIPLY and not _is_signed(node)
         for place in MULTIPLY[node.op_type]
@@ -232,10 +233,18 @@ def _is_signed(node: ir.Node) -> bool:
     return read is not None and read.dtype == ir.DataType.INT8
 
 
-def _fits(weight: ir.Value | None) -> bool:
-    """Whether a weight is known, and so small that two products fit into 16 bits."""
+def _fits(weight: ir.Value | None, operator: str) -> bool:
+    """Whether a weight is known, and two products that are added in 16 bits fit into them: those
+    of neighbors along K, [..., K, N]; of a convolution, any two.
+    """
     known = None if weight is None else weight.const_value
     if known is None:
         return False
-    values = known.numpy()
-    return int(values.min()) >= -LARGEST and int(values.max()) <= LARGEST
+    values = known.numpy().astype(np.int16)
+    if operator == "QLinearConv":
+        return bool(2 * np.abs(values).max() <= LARGEST)
+    odd = values.shape[-2] % 2
+    values = np.pad(values, [*[(0, 0)] * (values.ndim - 2), (0, odd), (0, 0)])
+    pairs = values[..., ::2, :], values[..., 1::2, :]
+    sums = (sum(np.maximum(sign * side, 0) for side in pairs) for sign in (1, -1))
+    return all(bool(np.max(found) <= LARGEST) for found in sums)

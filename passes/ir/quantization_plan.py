@@ -46,7 +46,8 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     choice: Choice
     bits: Literal[4, 7, 8] = 8
     """Bits of a weight: 4 or 8 of a stored one.  Of one that is multiplied on a CPU, 7, with which
-    any CPU has exact sums; with 8, only one that adds products in 32 bits has."""
+    any CPU has exact sums: no two values that are added in 16 bits are more than 128 together (any
+    two of a convolution, else neighbors along K); with 8, they need one that adds in 32 bits."""
     weights: Scaling = "row"
     """Granularity of the weight's scales."""
     block: Count = 0

@@ -325,8 +325,9 @@ class _Writer:
     def _matrix(self, layer: Layer, weight: Node, plan: LayerPlan) -> tuple[Node, Node]:
         """A weight [N, K] by rows, and its scales [N, 1]."""
         whole = behind_casts(weight)
-        scale = self._insert(layer, own.dynamic_scale.default, whole, self._dtype, True)
-        scale = self._rounded_up(self._coarser(scale, layer, plan), layer)
+        read = self._neighbors(whole, layer) if plan.bits == 7 else whole
+        scale = self._insert(layer, own.dynamic_scale.default, read, self._dtype, True)
+        scale = self._rounded_up(scale, layer)
         return self._insert(layer, own.quantize.default, whole, scale, self._dtype), scale
 
     def _lstm(self, layer: Layer, plan: LayerPlan) -> None:
@@ -446,8 +447,8 @@ class _Writer:
             scale = self._coarser(scale, layer, plan)
             return self._insert(layer, aten.squeeze.dim, scale, -1)
         if plan.weights == "tensor" or not layer.kind.startswith("conv"):
-            scale = self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
-            return self._coarser(scale, layer, plan)
+            read = self._neighbors(weight, layer) if plan.bits == 7 else weight
+            return self._insert(layer, scale_of, read, self._dtype, plan.weights == "row")
         if layer.kind == "conv-transpose" and is_product_of_integers(plan):
             geometry = transposed_geometry_of(layer.node)
             weight = _channels_first(weight, geometry, partial(self._insert, layer))
@@ -456,6 +457,22 @@ class _Writer:
         scale = self._insert(layer, scale_of, rows, self._dtype, True)
         scale = self._coarser(scale, layer, plan)
         return self._insert(layer, reshape, scale, [shape[0], *(1 for _ in shape[1:])])
+
+    def _neighbors(self, weight: Node, layer: Layer) -> Node:
+        """Of a weight [N, K] the sums of two neighbors along K, of those above zero and of those
+        below: what they are multiplied with is added in 16 bits.
+        """
+        if shape_of(weight)[1] % 2:
+            weight = self._insert(layer, aten.constant_pad_nd.default, weight, [0, 1])
+        pairs = self._insert(layer, aten.unflatten.int, weight, 1, [-1, 2])
+        signs = (pairs, self._insert(layer, aten.neg.default, pairs))
+        sums = [
+            self._insert(
+                layer, aten.sum.dim_IntList, self._insert(layer, aten.relu.default, side), [-1]
+            )
+            for side in signs
+        ]
+        return self._insert(layer, aten.cat.default, sums, 1)
 
     def _coarser(self, scale: Node, layer: Layer, plan: LayerPlan) -> Node:
         """The scale of an int8 weight, with which its largest value takes the bits of the plan."""

@@ -1,8 +1,8 @@
 """Whether the integer products of an engine are right on this CPU.
 
 x86 without VNNI adds two products of uint8 and int8 in 16 bits, where they saturate, and a wrong
-result looks like any other (microsoft/onnxruntime#12088).  Sums of weights within +-64 fit, as ONNX
-Runtime itself has it (optimizer/qdq_transformer/s8_to_u8.h).  So an engine says what its sums need:
+result looks like any other (microsoft/onnxruntime#12088).  Two whose weights are 128 together fit.
+So an engine says what its sums need:
 
     {"int8_sums": "16 bits"}    any CPU has them
     {"int8_sums": "32 bits"}    only one whose products do not saturate
@@ -23,8 +23,8 @@ from enginecast.runtime.bundle.manifest import EngineRecord
 
 SUMS, ANY_CPU, EXACT = "int8_sums", "16 bits", "32 bits"
 """The key in `EngineRecord.requires`, and its values."""
-LARGEST = 64
-"""Magnitude of a weight up to which two products fit: 2 * 255 * 64 < 2^15."""
+LARGEST = 128
+"""Sum of two weights up to which their products fit: 255 * 128 < 2^15."""
 MULTIPLY = {
     "QLinearConv": (3,),
     "MatMulInteger": (1,),
@@ -51,12 +51,24 @@ def products_saturate() -> bool:
     All operators of `MULTIPLY` share one kernel, chosen once for each process: under an emulated
     Haswell all of them saturate, whatever the sizes (but depthwise convolutions, which never do).
     """
+    return not _is_exact([127, 127])
+
+
+@cache
+def neighbors_saturate() -> bool:
+    """Whether even sums whose neighbors along K are 128 together do: other two are added there."""
+    return not _is_exact([127, 1])
+
+
+def _is_exact(weights: list[int]) -> bool:
+    """Whether a product is exact, in which these weights take turns along K."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
-    left, right = np.full((16, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
+    left = np.full((16, 64), 255, np.uint8)
+    right = np.tile(np.array(weights, np.int8)[:, None], (32, 16))
     found = np.asarray(session.run(None, {"a": left, "b": right})[0])
-    return bool((found != 255 * 127 * 64).any())
+    return bool((found == 255 * 32 * sum(weights)).all())
 
 
 def misfit(record: EngineRecord, operators: Set[str] | None = None) -> str:
@@ -66,11 +78,12 @@ def misfit(record: EngineRecord, operators: Set[str] | None = None) -> str:
         operators: those of the file; None: not known.  A bundle from before `int8_sums` was written
             counts as one that needs exact sums if they multiply.
     """
-    if record.quantized != "int8" or record.requires.get(SUMS) == ANY_CPU:
+    if record.quantized != "int8":
         return ""
     if operators is not None and MULTIPLY.keys().isdisjoint(operators):
         return ""
-    if not products_saturate():
+    fits = record.requires.get(SUMS) == ANY_CPU
+    if not (neighbors_saturate() if fits else products_saturate()):
         return ""
     return (
         "this CPU adds int8 products in 16 bits, where they saturate (x86 without VNNI), and the"

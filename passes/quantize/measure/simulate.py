@@ -100,7 +100,14 @@ def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
         weight: [N, K], [rows, size] or [out, in, kernel...].
     """
     rows = weight.flatten(1)
-    found = fake(rows, grid, plan.weights, plan.block, None).view(weight.shape)
+    largest = None
+    if plan.bits == 7 and not plan.kind.startswith("conv"):
+        # Two neighbors share the range of one, so that the sum of their products fits.
+        pairs = functional.pad(rows, [0, rows.shape[1] % 2]).float().unflatten(1, (-1, 2))
+        sums = torch.maximum(pairs.clamp(min=0).sum(-1), -pairs.clamp(max=0).sum(-1))
+        largest = sums.amax() if plan.weights == "tensor" else sums.amax(1, keepdim=True)
+        grid = Grid(127.0, torch.round)
+    found = fake(rows, grid, plan.weights, plan.block, largest).view(weight.shape)
     # What is stored is brought back to the dtype of the layer, and read from there.
     is_whole = plan.choice == "storage" and plan.weights != "block"
     return found.to(weight.dtype).float() if is_whole else found

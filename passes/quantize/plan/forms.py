@@ -133,8 +133,8 @@ def _multiplied_bits(options: PlanOptions) -> int:
     """Bits of a weight that is multiplied in int8.
 
     A CPU without VNNI adds two products of uint8 and int8 in 16 bits, where they saturate
-    (microsoft/onnxruntime#12088).  Those of weights within +-63 fit: 2 * 255 * 63 < 2^15.  GPUs add
-    them in 32 bits.
+    (microsoft/onnxruntime#12088).  Those of two weights that are 128 together fit: 255 * 128 <
+    2^15.  GPUs add them in 32 bits.
     """
     return 7 if options.arch == CPU and options.any_cpu else 8
 
