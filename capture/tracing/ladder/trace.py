@@ -49,6 +49,7 @@ from enginecast.capture.tracing.patches.equivalents import replaced_in
 from enginecast.capture.tracing.patches.grad_modes import grad_modes_unrecorded
 from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
+from enginecast.capture.tracing.patches.size_quotients import whole_quotients
 from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.ir.recurrences import whole_recurrences
@@ -232,6 +233,7 @@ def _once(
             guards_at_model_code(),
             suggestions_left_out(),
             whole_recurrences(),
+            whole_quotients(),
             noting_decisions() as decided,
         ):
             program = torch.export.export(
