@@ -118,8 +118,8 @@ class DynamicOption:
     input: str
     dim: int
     minimum: int
-    """0: as for other dimensions with its symbol."""
     maximum: int
+    """0: as for other dimensions with its symbol."""
     text: str
     """As the user wrote it, for messages."""
     step: int = 1
@@ -142,8 +142,8 @@ def parse_dynamic(text: str) -> DynamicOption:
     """Parse one of the forms that the module lists.
 
     Raises:
-        UsageError: the text has another form, a size below 1, an empty range, or ends that are not
-            multiples of its step.
+        UsageError: the text has another form, a largest size below 1, an empty range, or ends that
+            are not multiples of its step.
     """
     match = FORM.fullmatch(text.strip())
     if match is None:
@@ -155,8 +155,8 @@ def parse_dynamic(text: str) -> DynamicOption:
     minimum = int(match["minimum"] or 0)
     maximum = int(match["maximum"] or minimum)
     step = int(match["step"] or 1)
-    if match["minimum"] and not 1 <= minimum <= maximum:
-        raise UsageError(f"--dynamic {text}: expected 1 <= MIN <= MAX")
+    if match["minimum"] and not (minimum <= maximum and maximum):
+        raise UsageError(f"--dynamic {text}: expected MIN <= MAX, and a MAX of at least 1")
     if step < 1 or minimum % step or maximum % step:
         raise UsageError(f"--dynamic {text}: expected MIN and MAX that are multiples of STEP")
     place = match["input"], int(match["dim"])
@@ -174,7 +174,7 @@ def apply_dynamic(
     specs = _with_symbols(specs, options)
     seen: dict[tuple[str, int], DynamicOption] = {}
     changed = specs
-    for option in (option for option in options if option.minimum):
+    for option in (option for option in options if option.maximum):
         places = _places(specs, option)
         for place in places:
             earlier = seen.setdefault(place, option)
@@ -225,7 +225,7 @@ def _check_symbol(
     """Refuse a symbol without a range, and one shared by dimensions of different sizes in the
     example.
     """
-    has_range = any(other.minimum for other in options if other.symbol == option.symbol)
+    has_range = any(other.maximum for other in options if other.symbol == option.symbol)
     if not has_range and all(dim.name is None for dim in dims):
         raise UsageError(
             f"--dynamic {option.text}: {option.symbol} has no range",

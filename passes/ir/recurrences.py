@@ -42,8 +42,8 @@ def whole_recurrences() -> Iterator[None]:
 
 
 class AsOne(TorchFunctionMode):
-    """Runs such an op, on tensors without values, as a few that depend on all that it reads and have
-    results of its shapes: its kernels write in place, once a step.
+    """Runs such an op, on tensors without values, as a few that depend on all that it reads and
+    have results of its shapes: its kernels write in place, once a step.
     """
 
     def __torch_function__(

@@ -3,19 +3,22 @@
 import itertools
 import math
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
-import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.types import py_sym_types
+from torch.utils._sympy.printers import PythonPrinter
 
 from enginecast.capture.control_flow.operators.sites import Site
 
 MOST_SIZES = 4096
 """Most sizes for which two expressions are compared one by one."""
+_FUNCTIONS = {"math": math, "torch": torch, "max": max, "min": min}
+"""What torch prints of sizes as Python code."""
 
 
 class Undefined:
@@ -88,31 +91,33 @@ def common_size(predicate: Any, one: Any, other: Any) -> Any:
     """
     if str(one) == str(other):
         return one
-    test = predicate.node.expr if isinstance(predicate, SymBool) else None
-    nodes = [value.node for value in (one, other) if isinstance(value, SymInt)]
-    first, second = (getattr(getattr(v, "node", None), "expr", v) for v in (one, other))
-    environment = nodes[0].shape_env
-    symbols = sorted({s for node in nodes for s in node.expr.free_symbols}, key=str)
-    if test is not None:
-        symbols = sorted({*symbols, *test.free_symbols}, key=str)
-    known = [environment.var_to_range.get(symbol) for symbol in symbols]
+    test = predicate if isinstance(predicate, SymBool) else None
+    nodes = [each.node for each in (one, other, test) if isinstance(each, py_sym_types)]
+    symbols = sorted({symbol for node in nodes for symbol in node.expr.free_symbols}, key=str)
+    known = [nodes[0].shape_env.var_to_range.get(symbol) for symbol in symbols]
     if any(each is None or not each.is_int or not each.upper.is_finite for each in known):
         return None
     ranges = [range(int(each.lower), int(each.upper) + 1) for each in known]
     if math.prod(map(len, ranges)) > MOST_SIZES:
         return None
-    fits_one = fits_other = True
+    first, second, taken = map(_code, (one, other, test))
+    fitting = [one, other]
     for sizes in itertools.product(*ranges):
-        at = dict(zip(symbols, sizes, strict=True))
-        numbers = [sympy.sympify(each).xreplace(at) for each in (first, second)]
-        if numbers[0] == numbers[1]:
+        at = dict(zip(map(str, symbols), sizes, strict=True))
+        if eval(first, dict(_FUNCTIONS), at) == eval(second, dict(_FUNCTIONS), at):
             continue
-        is_true = None if test is None else bool(test.xreplace(at))
-        fits_one = fits_one and is_true is True
-        fits_other = fits_other and is_true is False
-        if not fits_one and not fits_other:
+        is_true = None if test is None else bool(eval(taken, dict(_FUNCTIONS), at))
+        wrong = {True: other, False: one}.get(is_true)
+        fitting = [each for each in fitting if is_true is not None and each is not wrong]
+        if not fitting:
             return None
-    return one if fits_one else other
+    return fitting[0]
+
+
+def _code(value: Any) -> CodeType:
+    """A number, or a symbolic one, as Python code over the names of its symbols."""
+    expression = value.node.expr if isinstance(value, py_sym_types) else value
+    return compile(str(PythonPrinter().doprint(expression)), "<size>", "eval")
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:

@@ -45,6 +45,7 @@ from enginecast.capture.tracing.patches.equivalents import replaced_in
 from enginecast.capture.tracing.patches.grad_modes import grad_modes_unrecorded
 from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
+from enginecast.capture.tracing.patches.size_quotients import whole_quotients
 from enginecast.capture.tracing.program.autocast import inline_autocast
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.library_names import aten, private, private_or_none
@@ -222,6 +223,7 @@ def _once(
             guards_at_model_code(),
             suggestions_left_out(),
             whole_recurrences(),
+            whole_quotients(),
             noting_decisions() as decided,
         ):
             program = torch.export.export(

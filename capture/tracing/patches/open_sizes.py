@@ -65,8 +65,9 @@ class _Pieces(TorchFunctionMode):
             dense = _dense(args[0])
             if dense is not args[0]:
                 return dense
-        if func is torch.max_pool1d:  # it alone of the pools wants to know how long its input is
-            return torch.max_pool1d_with_indices(*args, **kwargs)[0]
+        if func is nn.functional.max_pool1d and not kwargs.get("return_indices"):
+            # Of the pools it alone asks how long its input is, and not where it gives the places.
+            return func(*args, **{**kwargs, "return_indices": True})[0]
         if func is nn.functional.unfold:
             return _columns(*args, **kwargs)
         if func is torch.linspace:
