@@ -148,7 +148,7 @@ def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
         ({"threads": 0}, "threads: expected 1..4096, got 0"),
         ({"providers": []}, "providers: expected a list"),
         ({"providers": CPU}, "providers: expected a list"),
-        ({"require": "rejected"}, "require: expected verified or"),
+        ({"require": "rejected"}, "require: expected one of verified"),
     ],
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -397,17 +397,6 @@ def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference
     return replace(reference, floor=replace(floor, kernels=kernels))
 
 
-def _of_few(samples: Sequence[Outputs]) -> list[Outputs]:
-    """The outputs of samples that hold few numbers."""
-    return [
-        {
-            case: {name: found for name, found in outputs.items() if found.size < FEW}
-            for case, outputs in sample.items()
-        }
-        for sample in samples
-    ]
-
-
 def with_all_kernels(
     reference: Reference,
     program: ExportedProgram,
@@ -460,7 +449,7 @@ def _of(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
     """The outputs of samples that hold few numbers, or those that do not."""
     return [
         {
-            case: {name: found for name, found in outputs.items() if _is_few(found) == few}
+            case: {name: found for name, found in outputs.items() if _is_few(found) is few}
             for case, outputs in sample.items()
         }
         for sample in samples

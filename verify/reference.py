@@ -120,7 +120,7 @@ def in_other_orders(
     """The outputs that have `orders`: of the values between the wanted ones and those of other
     orders of sums, the nearest.
     """
-    nearest = {}
+    nearest: dict[str, Array] = {}
     for name in orders.keys() & outputs.keys():
         found, every = outputs[name], np.concatenate([wanted[name][None], orders[name]])
         if found.shape == every.shape[1:] and np.isfinite(every).all():

@@ -120,7 +120,8 @@ def _norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: 
         return x.abs().sum(axes, keepdim=keepdim)
     if ord == 2:
         return x.square().sum(axes, keepdim=keepdim).sqrt()
-    return torch.linalg.vector_norm(x.double(), ord, dim, keepdim).float()
+    found: Tensor = torch.linalg.vector_norm(x.double(), ord, dim, keepdim).float()
+    return found
 
 
 def _layer_norm(

@@ -530,7 +530,8 @@ def with_kernels(prepared: Prepared, reference: Reference) -> Reference:
     model again, which an engine that agrees with eager does not need.
     """
     program, names = prepared.captured.program, prepared.output_names
-    return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
+    with torch_threads(1 if prepared.is_small else None):
+        return with_all_kernels(reference, program, prepared.cases, edge_cases(prepared), names)
 
 
 def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
@@ -539,7 +540,8 @@ def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
     chosen = next((each for each in cases if each.name == case), cases[0])
     position = prepared.output_names.index(output)
     try:
-        return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
+        with torch_threads(1 if prepared.is_small else None):
+            return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return ""  # values decide what it runs, and noise decides otherwise
 
