@@ -145,9 +145,7 @@ def _freest_first(spec: InputSpec) -> Iterator[InputSpec]:
             replace(spec, draws="marked", marks=frozenset({int(value)})) for value, _ in counts
         )
     if is_sorted(spec.held):
-        yield replace(spec, draws="sorted")
-        if is_whole:
-            yield replace(spec, draws="between")
+        yield replace(spec, draws="between" if is_whole else "sorted")
     yield from (replace(spec, draws=draws) for draws in FROM_EXAMPLE)
 
 

@@ -9,10 +9,13 @@ alike, and without values if it is large.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from enginecast.capture.inputs.given import DynamicOption, apply_dynamic
 from enginecast.capture.inputs.specs import (
@@ -75,12 +78,19 @@ def settle_sizes(
     code = _Code(source, given)
     try:
         asked = {option.place for option in options}
-        batch = _with_batches(code, specs, asked)
+        batch, fixed = _with_batches(code, specs, asked)
         free = apply_dynamic(_without_pinned(code, batch.specs, options), options)
         wider = _with_companions(code, free, asked)
     except _TooManyRunsError:
         return SettledSizes(apply_dynamic(specs, options))
-    return SettledSizes(wider.specs, (*batch.notes, *wider.notes))
+    dims = {(s.name, index): dim for s in wider.specs for index, dim in enumerate(s.dims)}
+    said = (
+        f"dimension {place[1]} of {place[0]} is fixed at {dims[place].size}: only in the example it"
+        f" equals {BATCH}; --dynamic {_option(place)}=MIN..MAX lets it vary"
+        for place in fixed
+        if place not in asked and dims[place].name is None
+    )
+    return SettledSizes(wider.specs, (*batch.notes, *wider.notes, *said))
 
 
 class _TooManyRunsError(Exception):
@@ -170,15 +180,33 @@ class FakeRuns:
 
 def _shapes(module: nn.Module, inputs: Mapping[str, Tensor]) -> Shapes | None:
     try:
-        with torch.no_grad(), quiet_torch():
+        with torch.no_grad(), quiet_torch(), _Checked():
             outputs = run_named(module, inputs, ALL)
     except Exception:  # the model's own code, or what it returns
         return None
     return tuple(tensor.shape for tensor in outputs.values())
 
 
-def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) -> SettledSizes:
-    """The inputs, where only those leading dimensions are one batch that the code needs equal.
+class _Checked(TorchFunctionMode):
+    """Refuses keys and values of different lengths, which the attention of CPUs computes with: it
+    reads beyond the shorter.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            given = {**dict(zip(("query", "key", "value"), args, strict=False)), **(kwargs or {})}
+            if given["key"].shape[-2] != given["value"].shape[-2]:
+                raise ValueError("keys and values of different lengths")
+        return func(*args, **(kwargs or {}))
+
+
+def _with_batches(
+    code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]
+) -> tuple[SettledSizes, Sequence[Place]]:
+    """The inputs, where only those leading dimensions are one batch that the code needs equal, and
+    those leading dimensions that are fixed.
 
     Args:
         asked: dimensions of which the user said something, which need no note.
@@ -189,10 +217,10 @@ def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) 
     size = code.size(guessed[0]) if guessed else 1
     others = _static(specs, code, size)
     if size < 2 or len(units) + len(others) < 2 or code.base is None:
-        return SettledSizes(specs)
+        return SettledSizes(specs), ()
     groups, fixed = _batches(code, units, others, size)
     if not groups:
-        return SettledSizes(specs)
+        return SettledSizes(specs), ()
     first = next((g for g in groups if guessed[0] in g), groups[0])
     names = {place: BATCH for place in first}
     notes = []
@@ -206,12 +234,6 @@ def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) 
             )
     if joined := [place for place in first if place not in (*guessed, *asked)]:
         notes.append(_joined(joined, BATCH))
-    notes += [
-        f"dimension {dim} of {name} is fixed at {size}: only in the example it equals {BATCH}; "
-        f"--dynamic {name}:{dim}=MIN..MAX lets it vary"
-        for name, dim in fixed
-        if (name, dim) not in asked
-    ]
     widest = max(LARGEST_BATCH, size)
 
     def settled(place: Place, dim: DimSpec) -> DimSpec:
@@ -219,7 +241,7 @@ def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) 
             return DimSpec(names[place], size, 1, widest, given=size)
         return DimSpec.static(size) if place in fixed else dim
 
-    return SettledSizes(with_example_sizes(_mapped(specs, settled)), tuple(notes))
+    return SettledSizes(with_example_sizes(_mapped(specs, settled)), tuple(notes)), fixed
 
 
 def _batches(
