@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.capture.inputs.given import DynamicOption, apply_dynamic
 from enginecast.capture.inputs.specs import (
     BATCH,
@@ -31,6 +32,7 @@ from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.errors import CaptureError
 
 Place = tuple[str, int]
 """Input and index of a dimension."""
@@ -151,7 +153,12 @@ class _Code:
         return self._run
 
     def _with_values(self, inputs: Mapping[str, Tensor]) -> Shapes | None:
-        return _shapes(self._source.eager(), inputs)
+        module = self._source.eager()
+        try:
+            with Recorder(module, inputs):  # which ends endless loops
+                return _shapes(module, inputs)
+        except CaptureError:
+            return None
 
 
 def _resized(example: Mapping[str, Tensor], sizes: Mapping[Place, int]) -> dict[str, Tensor]:
