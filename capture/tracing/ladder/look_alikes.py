@@ -242,13 +242,9 @@ def _with_batches(
     if joined := [place for place in first if place not in (*guessed, *asked)]:
         notes.append(_joined(joined, BATCH))
     widest = max(LARGEST_BATCH, size)
-
-    def settled(place: Place, dim: DimSpec) -> DimSpec:
-        if place in names:
-            return DimSpec(names[place], size, 1, widest, given=size)
-        return DimSpec.static(size) if place in fixed else dim
-
-    return SettledSizes(with_example_sizes(_mapped(specs, settled)), tuple(notes)), fixed
+    dims = {p: DimSpec(own, size, 1, widest, given=size) for p, own in names.items()}
+    dims |= dict.fromkeys(fixed, DimSpec.static(size))
+    return SettledSizes(with_example_sizes(_with(specs, dims)), tuple(notes)), fixed
 
 
 def _batches(
@@ -375,9 +371,7 @@ def _without_pinned(
         size = code.size(group[0])
         for other in {size, size + 1, 2 * size} - set(pinned.values()):
             if code.at({**dict.fromkeys(rest, other), **pinned}) is not None:
-                specs = _mapped(
-                    specs, lambda p, dim, at=pinned: DimSpec.static(at[p]) if p in at else dim
-                )
+                specs = _with(specs, {p: DimSpec.static(at) for p, at in pinned.items()})
                 break
     return with_example_sizes(specs)
 
@@ -390,7 +384,7 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
     """
     notes = []
     for name, dim in named_dims(specs).items():
-        group = _places(specs, name)
+        group = tuple(_places(specs, name))
         size = code.size(group[0])
         sizes = _near(dim, size)
         alike = [(p,) for p in _static(specs, code, size) if p not in asked]
@@ -402,7 +396,7 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
         if found is None:
             continue
         joined = [place for place in found if place not in group]
-        specs = _mapped(specs, lambda p, old, ps=joined, new=dim: new if p in ps else old)
+        specs = _with(specs, dict.fromkeys(joined, dim))
         notes.append(_joined(joined, name))
     return SettledSizes(with_example_sizes(specs), tuple(notes))
 
@@ -431,11 +425,10 @@ def _static(specs: Sequence[InputSpec], code: _Code, size: int) -> list[Place]:
     ]
 
 
-def _mapped(
-    specs: tuple[InputSpec, ...], changed: Callable[[Place, DimSpec], DimSpec]
-) -> tuple[InputSpec, ...]:
+def _with(specs: tuple[InputSpec, ...], dims: Mapping[Place, DimSpec]) -> tuple[InputSpec, ...]:
+    """The inputs with some dimensions replaced."""
     return tuple(
-        replace(s, dims=tuple(changed((s.name, n), dim) for n, dim in enumerate(s.dims)))
+        replace(s, dims=tuple(dims.get((s.name, n), dim) for n, dim in enumerate(s.dims)))
         for s in specs
     )
 
