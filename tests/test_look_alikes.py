@@ -145,6 +145,12 @@ ASKED: dict[str, tuple[object, list[list[int]], str, list[list[str | int]]]] = {
         "x:1=1..16",
         [[B, "x_1", 8], [B, 1, "x_1", "x_1"]],
     ),
+    "cache": (
+        lambda x, y, z: F.scaled_dot_product_attention(z, x, y),
+        [[2, 6, 8], [2, 6, 8], [2, 1, 8]],
+        "x:1=1..16",
+        [[B, "x_1", 8], [B, "x_1", 8], [B, 1, 8]],
+    ),
     "keys alone": (
         lambda x, y: x @ y.mT,
         [[2, 6, 8], [2, 6, 8]],
@@ -183,7 +189,7 @@ def test_an_engine_takes_the_sizes_that_look_alike(tmp_path: Path) -> None:
     module = Three(lambda x, y, z: scaled(x, z) + layers(y[0], y)[:, None])
     example = {"x": torch.rand(2, 6, 4), "y": torch.rand(2, 2, 4), "z": torch.rand(2)}
     bundle = enginecast.compile(module, tmp_path / "bundle", example=example)
-    assert {i.name: i.shape for i in bundle.manifest.inputs} == {
+    assert {i.name: list(i.shape) for i in bundle.manifest.inputs} == {
         "x": ["batch", 6, 4],
         "y": [2, "batch", 4],
         "z": [2],
@@ -204,3 +210,10 @@ def test_inputs_keep_upper_case_names(tmp_path: Path) -> None:
     example = {name: torch.rand(shape) for name, shape in shapes.items()}
     bundle = enginecast.compile(UpperCase(), tmp_path / "bundle", example=example)
     assert [i.name for i in bundle.manifest.inputs] == ["Q", "K", "k"]
+
+
+def test_code_that_compares_the_batches_is_published_in_the_example_s_sizes(tmp_path: Path) -> None:
+    module = Two(lambda x, y: (x, y) if len(x) == len(y) else (x * 2, y))
+    example = {"x": torch.rand(4, 6), "y": torch.rand(4, 6)}
+    bundle = enginecast.compile(module, tmp_path / "bundle", example=example)
+    assert [list(i.shape) for i in bundle.manifest.inputs] == [[4, 6], [4, 6]]

@@ -76,6 +76,11 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
     guards = _guards(specs, message)
     if guards and "Suggested fixes:" not in message and all(_is_true(g, dims) for _, g in guards):
         return Narrowed(specs, (), is_proved=True)
+    _, _, suggested = message.partition("Suggested fixes:")
+    equal = ((m["fix"], m["name"]) for m in _SUGGESTED.finditer(suggested))
+    pair = next((pair for pair in equal if dims.keys() >= set(pair)), ())
+    if pair and (tied := tie(specs, pair)):
+        return tied
     ranges = _ranges(dims, guards, message)
     if not ranges or any(dims[name].asked for name in ranges):
         return None
@@ -99,6 +104,21 @@ def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
         return None
     sizes = {name: _fixed_size(dims[name]) for name in names}
     return _narrowed(specs, {name: range(size, size + 1) for name, size in sizes.items()})
+
+
+def tie(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None:
+    """Make one dimension of two that must be equal; None if the user asked for one of them."""
+    dims = named_dims(specs)
+    if len(names) != 2 or any(dims[name].asked for name in names):
+        return None
+    first, second = names
+
+    def tied(dim: DimSpec) -> DimSpec:
+        return dims[first] if dim.name == second else dim
+
+    found = (replace(spec, dims=tuple(map(tied, spec.dims))) for spec in specs)
+    note = f"{second} is {first}: this model's code needs them to be equal"
+    return Narrowed(with_example_sizes(tuple(found)), (note,))
 
 
 def in_steps(

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.fitting import is_sorted
 from enginecast.capture.inputs.specs import Draws, InputSpec
-from enginecast.capture.outputs.flatten import ALL, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.errors import EnginecastError, first_line
@@ -60,11 +60,12 @@ def error_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     """The first line of the error that eager raises on some inputs; empty if it runs.
 
     Raises:
-        EnginecastError: the model returns what no engine does.
+        EnginecastError: one of ours, such as that a loop does not end.
     """
+    given = {name: tensor.clone() for name, tensor in inputs.items()}
     try:
-        with torch.no_grad(), quiet_torch():
-            run_named(module, {name: tensor.clone() for name, tensor in inputs.items()}, ALL)
+        with torch.no_grad(), quiet_torch(), Recorder(module, given):  # which ends endless loops
+            module(**given)
     except EnginecastError:
         raise
     except Exception as error:  # the model's own code
@@ -130,6 +131,8 @@ class _Fit:
     def error(self, specs: Sequence[InputSpec]) -> str:
         """The error on the first draw that eager refuses; empty if there is none."""
         tries = SURE if any(spec.draws != "any" for spec in specs) else TRIES
+        if all(spec.dtype.is_floating_point and spec.is_free for spec in specs):
+            tries = 1  # what is wrong with one draw of floats is wrong with most
         drawn = (sample(specs, self._sizes, SEED + n) for n in range(tries))
         return next(filter(None, (error_of(self._module, inputs) for inputs in drawn)), "")
 
@@ -145,9 +148,7 @@ def _freest_first(spec: InputSpec) -> Iterator[InputSpec]:
             replace(spec, draws="marked", marks=frozenset({int(value)})) for value, _ in counts
         )
     if is_sorted(spec.held):
-        yield replace(spec, draws="sorted")
-        if is_whole:
-            yield replace(spec, draws="between")
+        yield replace(spec, draws="between" if is_whole else "sorted")
     yield from (replace(spec, draws=draws) for draws in FROM_EXAMPLE)
 
 

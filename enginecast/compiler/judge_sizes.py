@@ -126,6 +126,7 @@ def judge_sizes(source: Source, captured: Captured, wanted: Wanted) -> Captured:
                 f"{does}"
             )
         else:
+            _refuse_without_example(other, dims, why)
             checks.append(SizeCheck(other.condition, other.place))
             notes.append(
                 f"the engine takes only sizes with {other.condition}: at others {code} {does}"
@@ -342,6 +343,23 @@ def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why
     if any(dims[name].asked for name in changed):
         raise CaptureError(message, hint=hint)
     raise FrozenDimensionError(message, tuple(changed), hint=hint)
+
+
+def _refuse_without_example(other: OtherSizes, dims: Mapping[str, DimSpec], why: str) -> None:
+    """Refuse a condition that the sizes of the example break, such as that two batches differ.
+
+    Raises:
+        FrozenDimensionError: the export is repeated in the example's sizes.
+    """
+    given = {name: dims[name].given for name in other.sizes}
+    guesses = all(size is not None and not dims[name].asked for name, size in given.items())
+    if guesses and not holds(other.condition, {n: s for n, s in given.items() if s is not None}):
+        code = f"the model's code ({other.place})" if other.place else "the model's code"
+        raise FrozenDimensionError(
+            f"in the sizes of the example {code} does something else than where "
+            f"{other.condition}: {why}",
+            tuple(given),
+        )
 
 
 def _without(bounds: Range, size: int, dim: DimSpec) -> Range:

@@ -9,11 +9,15 @@ alike, and without values if it is large.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
+from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.capture.inputs.given import DynamicOption, apply_dynamic
 from enginecast.capture.inputs.specs import (
     BATCH,
@@ -28,6 +32,7 @@ from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.errors import CaptureError
 
 Place = tuple[str, int]
 """Input and index of a dimension."""
@@ -75,12 +80,19 @@ def settle_sizes(
     code = _Code(source, given)
     try:
         asked = {option.place for option in options}
-        batch = _with_batches(code, specs, asked)
+        batch, fixed = _with_batches(code, specs, asked)
         free = apply_dynamic(_without_pinned(code, batch.specs, options), options)
         wider = _with_companions(code, free, asked)
     except _TooManyRunsError:
         return SettledSizes(apply_dynamic(specs, options))
-    return SettledSizes(wider.specs, (*batch.notes, *wider.notes))
+    dims = {(s.name, index): dim for s in wider.specs for index, dim in enumerate(s.dims)}
+    said = (
+        f"dimension {place[1]} of {place[0]} is fixed at {dims[place].size}: only in the example it"
+        f" equals {BATCH}; --dynamic {_option(place)}=MIN..MAX lets it vary"
+        for place in fixed
+        if place not in asked and dims[place].name is None
+    )
+    return SettledSizes(wider.specs, (*batch.notes, *wider.notes, *said))
 
 
 class _TooManyRunsError(Exception):
@@ -141,7 +153,12 @@ class _Code:
         return self._run
 
     def _with_values(self, inputs: Mapping[str, Tensor]) -> Shapes | None:
-        return _shapes(self._source.eager(), inputs)
+        module = self._source.eager()
+        try:
+            with Recorder(module, inputs):  # which ends endless loops
+                return _shapes(module, inputs)
+        except CaptureError:
+            return None
 
 
 def _resized(example: Mapping[str, Tensor], sizes: Mapping[Place, int]) -> dict[str, Tensor]:
@@ -170,15 +187,33 @@ class FakeRuns:
 
 def _shapes(module: nn.Module, inputs: Mapping[str, Tensor]) -> Shapes | None:
     try:
-        with torch.no_grad(), quiet_torch():
+        with torch.no_grad(), quiet_torch(), _Checked():
             outputs = run_named(module, inputs, ALL)
     except Exception:  # the model's own code, or what it returns
         return None
     return tuple(tensor.shape for tensor in outputs.values())
 
 
-def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) -> SettledSizes:
-    """The inputs, where only those leading dimensions are one batch that the code needs equal.
+class _Checked(TorchFunctionMode):
+    """Refuses keys and values of different lengths, which the attention of CPUs computes with: it
+    reads beyond the shorter.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            given = {**dict(zip(("query", "key", "value"), args, strict=False)), **(kwargs or {})}
+            if given["key"].shape[-2] != given["value"].shape[-2]:
+                raise ValueError("keys and values of different lengths")
+        return func(*args, **(kwargs or {}))
+
+
+def _with_batches(
+    code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]
+) -> tuple[SettledSizes, Sequence[Place]]:
+    """The inputs, where only those leading dimensions are one batch that the code needs equal, and
+    those leading dimensions that are fixed.
 
     Args:
         asked: dimensions of which the user said something, which need no note.
@@ -189,10 +224,10 @@ def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) 
     size = code.size(guessed[0]) if guessed else 1
     others = _static(specs, code, size)
     if size < 2 or len(units) + len(others) < 2 or code.base is None:
-        return SettledSizes(specs)
+        return SettledSizes(specs), ()
     groups, fixed = _batches(code, units, others, size)
     if not groups:
-        return SettledSizes(specs)
+        return SettledSizes(specs), ()
     first = next((g for g in groups if guessed[0] in g), groups[0])
     names = {place: BATCH for place in first}
     notes = []
@@ -206,20 +241,10 @@ def _with_batches(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place]) 
             )
     if joined := [place for place in first if place not in (*guessed, *asked)]:
         notes.append(_joined(joined, BATCH))
-    notes += [
-        f"dimension {dim} of {name} is fixed at {size}: only in the example it equals {BATCH}; "
-        f"--dynamic {name}:{dim}=MIN..MAX lets it vary"
-        for name, dim in fixed
-        if (name, dim) not in asked
-    ]
     widest = max(LARGEST_BATCH, size)
-
-    def settled(place: Place, dim: DimSpec) -> DimSpec:
-        if place in names:
-            return DimSpec(names[place], size, 1, widest, given=size)
-        return DimSpec.static(size) if place in fixed else dim
-
-    return SettledSizes(with_example_sizes(_mapped(specs, settled)), tuple(notes))
+    dims = {p: DimSpec(own, size, 1, widest, given=size) for p, own in names.items()}
+    dims |= dict.fromkeys(fixed, DimSpec.static(size))
+    return SettledSizes(with_example_sizes(_with(specs, dims)), tuple(notes)), fixed
 
 
 def _batches(
@@ -346,9 +371,7 @@ def _without_pinned(
         size = code.size(group[0])
         for other in {size, size + 1, 2 * size} - set(pinned.values()):
             if code.at({**dict.fromkeys(rest, other), **pinned}) is not None:
-                specs = _mapped(
-                    specs, lambda p, dim, at=pinned: DimSpec.static(at[p]) if p in at else dim
-                )
+                specs = _with(specs, {p: DimSpec.static(at) for p, at in pinned.items()})
                 break
     return with_example_sizes(specs)
 
@@ -361,7 +384,7 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
     """
     notes = []
     for name, dim in named_dims(specs).items():
-        group = _places(specs, name)
+        group = tuple(_places(specs, name))
         size = code.size(group[0])
         sizes = _near(dim, size)
         alike = [(p,) for p in _static(specs, code, size) if p not in asked]
@@ -373,7 +396,7 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
         if found is None:
             continue
         joined = [place for place in found if place not in group]
-        specs = _mapped(specs, lambda p, old, ps=joined, new=dim: new if p in ps else old)
+        specs = _with(specs, dict.fromkeys(joined, dim))
         notes.append(_joined(joined, name))
     return SettledSizes(with_example_sizes(specs), tuple(notes))
 
@@ -402,11 +425,10 @@ def _static(specs: Sequence[InputSpec], code: _Code, size: int) -> list[Place]:
     ]
 
 
-def _mapped(
-    specs: tuple[InputSpec, ...], changed: Callable[[Place, DimSpec], DimSpec]
-) -> tuple[InputSpec, ...]:
+def _with(specs: tuple[InputSpec, ...], dims: Mapping[Place, DimSpec]) -> tuple[InputSpec, ...]:
+    """The inputs with some dimensions replaced."""
     return tuple(
-        replace(s, dims=tuple(changed((s.name, n), dim) for n, dim in enumerate(s.dims)))
+        replace(s, dims=tuple(dims.get((s.name, n), dim) for n, dim in enumerate(s.dims)))
         for s in specs
     )
 

@@ -152,7 +152,7 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
                     f"the model wants {names[symbol]} and {dim.name} to be equal "
                     f"({spec.name}, dimension {index})",
                     (names[symbol], dim.name),
-                    hint=f"Fix one of them: --dynamic {spec.name}:{index}={dim.size}.",
+                    hint=f"Give them one name: --dynamic {spec.name}:{index}={names[symbol]}.",
                 )
             if symbols.setdefault(dim.name, symbol) != symbol:
                 raise CaptureError(

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow
+from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow, tie
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code
@@ -126,7 +126,7 @@ def trace(
 def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | None:
     """The inputs with dimensions that the refusal allows."""
     if isinstance(error, FrozenDimensionError):
-        return fix(specs, error.names)
+        return tie(specs, error.names) or fix(specs, error.names)
     if isinstance(error, RefusedError) and error.refusal.kind in WRONG_SIZES:
         stepped = in_steps(specs, partial(_takes, source, specs), error.refusal.place)
         return stepped or fewer(specs, f"with a size that varies, {error.refusal.in_short}")

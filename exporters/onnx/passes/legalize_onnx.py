@@ -421,6 +421,12 @@ def _repeated(program: ProgramView, node: Node) -> Node:
     return insert(graph, aten.reshape.default, (repeated, shape), like=node)
 
 
+def _uncounted(program: ProgramView, node: Node) -> Node:
+    """Rows so often as a tensor says: torch.onnx does not take their number, which is the sum."""
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "output_size"}
+    return insert(program.graph, node.target, node.args, kwargs, like=node, replaces=True)
+
+
 def _broadcasts(node: Node) -> bool:
     """Whether a call of attention has other dims than batch, heads, tokens and size in common; one
     with dropout is refused later.
@@ -1099,6 +1105,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
     aten.repeat_interleave.self_int: _repeated,
+    aten.repeat_interleave.self_Tensor: _uncounted,
     aten.lstm_cell.default: partial(_in_places_of_items, form=_lstm_cell),
     **dict.fromkeys(_MAXIMA, partial(_in_places_of_items, form=adaptive_max)),
     **dict.fromkeys(_MEANS, partial(_made_of, form=adaptive_mean)),
@@ -1147,4 +1154,5 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.repeat_interleave.self_int: _repeats_by_size_or_nothing,
+    aten.repeat_interleave.self_Tensor: lambda node: "output_size" in node.kwargs,
 }
