@@ -101,7 +101,7 @@ class FactorySource(Source):
         return module
 
     @cached_property
-    def keeps_dtypes(self) -> bool:  # type: ignore[override]  # computed once
+    def keeps_dtypes(self) -> bool:
         """Whether its code casts values to what its weights are in: a model wholly in fp64 that
         takes inputs in fp32, or one with weights in 16 bits that does not run in fp32.
         """
