@@ -189,7 +189,7 @@ def test_a_wrong_pass_in_low_precision_fails() -> None:
 def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
     scale = 3e5
     reference = low_reference("fp16", scale=scale)
-    assert reference.floor.culprit.startswith("values leave fp16's range at blocks.0 (max ")
+    assert reference.floor.culprit.startswith("values leave fp16's range at blocks.0 ")
     exported = program(encoder(scale=scale))
     run_pipeline([UnifyDtype(to="fp16")], exported, PassContext())
     run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)

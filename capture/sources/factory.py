@@ -91,17 +91,18 @@ class FactorySource(Source):
 
     def _with_own_inputs(self, module: nn.Module) -> nn.Module:
         """A module that keeps its dtypes gets inputs in those of its example."""
-        dtypes = {name: t.dtype for name, t in self._example.items() if t.dtype in HALVES}
+        dtypes = {name: t.dtype for name, t in self._example.items() if t.is_floating_point()}
 
         def cast(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {n: v.to(dtypes[n]) if n in dtypes else v for n, v in named.items()}
+            others = {n: named[n].to(d) for n, d in dtypes.items() if named[n].dtype != d}
+            return args, {**named, **others}
 
         if dtypes and self.keeps_dtypes and self.call is None:
             module.register_forward_pre_hook(cast, with_kwargs=True)
         return module
 
     @cached_property
-    def keeps_dtypes(self) -> bool:  # type: ignore[override]  # computed once
+    def keeps_dtypes(self) -> bool:
         """Whether its code casts values to what its weights are in: a model wholly in fp64 that
         takes inputs in fp32, or one with weights in 16 bits that does not run in fp32.
         """

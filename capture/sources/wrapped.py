@@ -45,5 +45,9 @@ class WrappedSource(Source):
         return self._model.in_memory
 
     @property
+    def keeps_dtypes(self) -> bool:
+        return self._model.keeps_dtypes
+
+    @property
     def maps_mixed(self) -> bool:
         return self._model.maps_mixed

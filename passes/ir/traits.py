@@ -80,26 +80,21 @@ _ROWS = (
     (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
     (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
     # Torch's kernels take fp32 and fp64 alone, on the CPU or at all.
-    (Trait.WIDE, "cdist cholesky cholesky_inverse cholesky_solve complex det geqrf inverse istft"),
-    (
-        Trait.WIDE,
-        "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh",
-    ),
-    (
-        Trait.WIDE,
-        "linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_ldl_factor",
-    ),
-    (Trait.WIDE, "linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu"),
-    (Trait.WIDE, "linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp"),
-    (Trait.WIDE, "linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet"),
-    (Trait.WIDE, "linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals"),
-    (Trait.WIDE, "linalg_tensorinv linalg_tensorsolve logdet lu_solve lu_unpack matrix_exp"),
-    (Trait.WIDE, "nanquantile ormqr pinverse polar qr quantile slogdet stft svd triangular_solve"),
-    (Trait.WIDE, "view_as_complex avg_pool3d histc"),
-    *(
-        (Trait.WIDE, f"fft_{kind}fft fft_{kind}fft2 fft_{kind}fftn")
-        for kind in ("", "i", "r", "ir", "h", "ih")
-    ),
+    (Trait.WIDE, "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh"),
+    (Trait.WIDE, "_linalg_slogdet _linalg_solve_ex _linalg_svd avg_pool3d cdist cholesky"),
+    (Trait.WIDE, "cholesky_inverse cholesky_solve complex det geqrf histc inverse istft"),
+    (Trait.WIDE, "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig"),
+    (Trait.WIDE, "linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product"),
+    (Trait.WIDE, "linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex"),
+    (Trait.WIDE, "linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex"),
+    (Trait.WIDE, "linalg_lu_solve linalg_matrix_exp linalg_matrix_power linalg_matrix_rank"),
+    (Trait.WIDE, "linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex"),
+    (Trait.WIDE, "linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv"),
+    (Trait.WIDE, "linalg_tensorsolve logdet lu_solve lu_unpack matrix_exp nanquantile ormqr"),
+    (Trait.WIDE, "pinverse polar qr quantile slogdet stft svd triangular_solve view_as_complex"),
+    (Trait.WIDE, "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn fft_rfft fft_rfft2"),
+    (Trait.WIDE, "fft_rfftn fft_irfft fft_irfft2 fft_irfftn fft_hfft fft_hfft2 fft_hfftn"),
+    (Trait.WIDE, "fft_ihfft fft_ihfft2 fft_ihfftn"),
     # What reads sizes alone, or nothing.
     (Trait.METADATA, "empty_like full_like new_empty new_full new_ones new_zeros ones_like"),
     (Trait.METADATA, "rand_like randn_like sym_numel sym_size sym_storage_offset zeros_like"),

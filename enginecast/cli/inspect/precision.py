@@ -313,8 +313,8 @@ class _Trial:
             run = true_dtype_check(
                 program, model.cases, reference, self.profile, model.output_names
             )
-        except EnginecastError as error:  # eager does not run in this dtype
-            return replace(option, trouble=error.message)
+        except EnginecastError as refused:  # eager does not run in this dtype
+            return replace(option, trouble=refused.message)
         pooled = [pool_output(run.measured, name) for name in output_names(run.measured)]
         error = max((p.relative for p in pooled), default=0.0)
         if any(p.nonfinite for p in pooled) or not math.isfinite(error):
