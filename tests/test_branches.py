@@ -117,6 +117,14 @@ class RaisesElse(nn.Module):
         return x
 
 
+class RaisesBehind(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isfinite().all():  # HERE
+            return x + 1
+        where = x.isnan().nonzero()
+        raise ValueError(f"not finite at {where}")
+
+
 class Clamps(nn.Module):
     """As BART and others do for fp16."""
 
@@ -144,7 +152,7 @@ class Forever(nn.Module):
                 return x
 
 
-@pytest.mark.parametrize("make", [Raises, RaisesLate, RaisesElse, Forever])
+@pytest.mark.parametrize("make", [Raises, RaisesLate, RaisesElse, RaisesBehind, Forever])
 def test_paths_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> None:
     row = Row(make, dict, dict, "if")
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
@@ -158,6 +166,22 @@ class Tries(nn.Module):
         except ZeroDivisionError:
             scale = 1.0
         return x * scale
+
+
+class Tells(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any():
+            print("not a number", x.shape)
+        if (x.abs() > 1e30).any():
+            raise OverflowError
+        return x + 1
+
+
+def test_a_branch_that_computes_nothing_has_no_path_to_verify(tmp_path: Path) -> None:
+    made = export(Tells(), tmp_path / "bundle", example={"x": torch.randn(3, 4)})
+    report = (made.root / "report.json").read_text(encoding="utf-8")
+    assert "unverified branch" not in report
+    assert "(if (x.abs() > 1e30).any(): raise) is not in the engine" in report
 
 
 def test_what_is_tried_has_two_paths(tmp_path: Path) -> None:

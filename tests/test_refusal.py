@@ -10,6 +10,7 @@ import torch
 from models import llama_config
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.utils.rnn import pack_padded_sequence
 from transformers import LlamaModel
 
 from enginecast.capture.inputs.derive.derive import derive, from_facts
@@ -110,6 +111,17 @@ class Held(nn.Module):
         return found
 
 
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(6, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x[None], x.argmax()[None].cpu(), batch_first=True)
+        state: Tensor = self.layer(packed)[1]  # culprit
+        return state
+
+
 def casting() -> nn.Module:
     """Weights in bf16 but for the time of a call, as diffusers' layerwise casting holds them."""
     model = Held()
@@ -203,6 +215,7 @@ def test_the_message_names_place_code_reason_and_way_out() -> None:
     [
         (Narrows, Narrows, "torch.narrow reads a size or index out of a tensor", "tensor.item()"),
         (Chooses, Chooses, "Python needs a plain number here", "as an int"),
+        (Packs, Packs, "a recurrent layer runs on packed sequences", "lengths - 1"),
         (casting, casting, "the model casts weights of its modules", "Give it without that"),
     ],
 )

@@ -4,7 +4,7 @@ There is nothing to compute on such a path, and nothing to compare with eager.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 
@@ -19,3 +19,24 @@ def raises(body: Sequence[ast.stmt]) -> bool:
     if isinstance(last, ast.Assert):  # assert False
         return isinstance(last.test, ast.Constant) and not last.test.value
     return isinstance(last, ast.Raise) and last.exc is not None
+
+
+def checks(tree: ast.AST) -> frozenset[ast.If]:
+    """The branches of which one path ends with an error, in the branch or in what follows it."""
+    return frozenset(
+        found
+        for node in ast.walk(tree)
+        for _, block in ast.iter_fields(node)
+        if isinstance(block, list)
+        for place, statement in enumerate(block)
+        if isinstance(statement, ast.If)
+        for found in _checks_of(statement, block[place + 1 :])
+    )
+
+
+def _checks_of(node: ast.If, rest: Sequence[ast.stmt]) -> Iterator[ast.If]:
+    """Those among an `if` and its `elif`s, which `rest` follows."""
+    if raises(node.body) or raises(node.orelse or rest):
+        yield node
+    if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
+        yield from _checks_of(node.orelse[0], rest)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 
@@ -160,6 +161,11 @@ MORE: tuple[tuple[str, tuple[str, str]], ...] = (
     ),
 )
 """By what torch says: a reason and hint that tell more than those of the kind."""
+PACKED = (
+    "a recurrent layer runs on packed sequences (pack_padded_sequence)",
+    "Run it on the padded batch, and take the state of each row at its own length:"
+    " y[torch.arange(len(y)), lengths - 1].",
+)
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
 """Kinds of which the reason is too general to stand alone."""
@@ -239,7 +245,7 @@ def explain(error: BaseException) -> Refusal:
     file, line = next((place for place in places if place is not None), ("", 0))
     texts = list(map(str, chain))
     more = (each for said, each in MORE if any(said in text for text in texts))
-    reason, hint = next(more, REASONS[kind])
+    reason, hint = PACKED if any(map(_is_packed, chain)) else next(more, REASONS[kind])
     reason = reason.format(op=_operator(error))
     described = violations(str(error))
     if kind == "specialized-dimension" and described:
@@ -430,6 +436,18 @@ def _reader(error: BaseException) -> SourceLocation | None:
             found = next((p for p in SourceLocation.in_text(texts) if is_model_code(p.file)), found)
         trace = trace.tb_next
     return found
+
+
+def _is_packed(error: BaseException) -> bool:
+    """Whether it comes from a recurrent layer of torch's that got packed sequences."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        is_layer = isinstance(frame.f_locals.get("self"), nn.RNNBase)
+        if is_layer and isinstance(frame.f_locals.get("batch_sizes"), Tensor):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _operator(error: BaseException) -> str:

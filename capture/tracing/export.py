@@ -196,7 +196,7 @@ def capture(
         branches=found.strategy.branches(),
         dropping=found.strategy.dropping(),
         settled=found.strategy.settled(),
-        decided=traced.decided,
+        decided=traced.decided | found.strategy.idle(),
         guards=found.strategy.guards,
         other_sizes=(*broken, *swept),
         size_checks=checks,

@@ -29,7 +29,7 @@ from enginecast.capture.python.locations import (
     real_path,
 )
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.python.raising import raises
+from enginecast.capture.python.raising import checks
 from enginecast.capture.python.recompile import SourceUnavailable, first_line, source_of, swapped
 from enginecast.errors import CaptureError
 
@@ -133,8 +133,8 @@ def find_predicates(
         file = real_path(source.file)
         lines = {line for known, line in places if known == file}
         spots = {(line, column) for (known, line), column in settled if known == file}
-        wrap = _Wrap(file, lines, predicates, spots)
         definition = source.definition
+        wrap = _Wrap(file, lines, predicates, spots, checks(definition))
         # A line that reads a value and tests none has one path.
         span = range(first_line(definition), (definition.end_lineno or 0) + 1)
         found |= {SourceLocation(wrap.file, line) for line in lines if line in span}
@@ -166,15 +166,17 @@ class _Wrap(ast.NodeTransformer):
         lines: Collection[int],
         predicates: list[Predicate],
         settled: Collection[tuple[int, int]],
+        checks: frozenset[ast.If],
     ) -> None:
         self.file = file
         self._lines = lines
         self._predicates = predicates
         self._settled = settled
+        self._checks = checks
         self._is_in_test = False
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if raises(node.body) or raises(node.orelse):  # one path is an error: nothing to compare
+        if node in self._checks:  # one path is an error: nothing to compare
             self._visit_with_test(node)
             return node
         return self._with_test(node, "branch")

@@ -219,7 +219,8 @@ def _assert(site: Site, test: Any) -> bool:
 
 def _code_at(site: Site) -> str:
     """The source of a check, which says what is checked."""
-    return linecache.getline(site.file, site.line).strip().removesuffix(":")
+    code = linecache.getline(site.file, site.line).strip()
+    return f"{code} raise" if code.endswith(":") else code
 
 
 def append(values: Any, value: Any) -> Any:

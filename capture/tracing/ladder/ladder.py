@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.converters.convert import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.operators.selections import noting_selections
-from enginecast.capture.control_flow.operators.sites import PYTHON, SETTLED, Site
+from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
@@ -285,6 +285,12 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
         stayed = [site for site in sites if site.became == PYTHON]
         return frozenset((SourceLocation(s.file, s.line).resolved, s.column) for s in stayed)
 
+    def idle() -> frozenset[SourceLocation]:
+        lines: dict[SourceLocation, set[str]] = {}
+        for site in sites:
+            lines.setdefault(SourceLocation(site.file, site.line), set()).add(site.became)
+        return frozenset(place.resolved for place, became in lines.items() if became == {NOTHING})
+
     def why(refusal: Refusal) -> str:
         """The reason why the line that was refused was left as it is; else what torch says."""
         left = (
@@ -302,6 +308,7 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
         branches=branches,
         dropping=dropping,
         settled=settled,
+        idle=idle,
         why=why,
     )
 

@@ -63,6 +63,8 @@ class TracingStrategy:
     """Likewise, of what drops a tensor on one path, which the program keeps on both."""
     settled: Callable[[], frozenset[Spot]] = frozenset
     """Likewise, what stayed Python, for what it asks is known while tracing."""
+    idle: Callable[[], frozenset[SourceLocation]] = frozenset
+    """Likewise, lines whose branches compute nothing, as those that warn: no path is compared."""
     why: Callable[[Refusal], str] = attrgetter("in_short")
     """Why it does not help, once it was refused too."""
 
