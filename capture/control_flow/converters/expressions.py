@@ -94,9 +94,10 @@ class _Casts(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        is_free = isinstance(node.func, ast.Name) and node.func.id not in self._names
-        if is_free and node.func.id in CASTS and len(node.args) == 1 and not node.keywords:
-            return place_at(glue(f"{node.func.id}_", *node.args), node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        is_cast = name in CASTS and name not in self._names
+        if is_cast and len(node.args) == 1 and not node.keywords:
+            return place_at(glue(f"{name}_", *node.args), node)
         return node
 
 
