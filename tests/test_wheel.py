@@ -76,7 +76,7 @@ def put_model(packages: Path) -> None:
     (about / "INSTALLER").write_text("pip\n")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)  # 45 s of CPU
 def test_readme_runs_where_it_tells_to_install(wheel: Path, checkout: Path, tmp_path: Path) -> None:
     packages = with_everything(tmp_path / "env")
     put_model(packages)
