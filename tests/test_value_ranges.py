@@ -40,7 +40,7 @@ class Step(nn.Module):
 
 class Choose(nn.Module):
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
-        return torch.gather(x, 0, index) * 2
+        return torch.gather(x, 0, index) * 2 + x
 
 
 class Masked(nn.Module):
