@@ -392,8 +392,8 @@ def _settled(
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
     if source.given_program() is None:
-        inputs, said = note_uses(captured.program, captured.inputs, given or source.example())
-        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *said))
+        inputs, uses = note_uses(captured.program, captured.inputs, given or source.example())
+        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *uses))
     captured = judge_sizes(source, captured, wanted)
     stated = sum_checks(captured.inputs)
     captured = replace(captured, size_checks=(*captured.size_checks, *stated))

@@ -70,9 +70,9 @@ def prepare_script(
             hint="Use --target onnxruntime.",
         )
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
+    specs, given, settled = input_specs(source, options.inputs, options.dynamic)
     specs, values = fit_values(source, specs, given or source.example())
-    for note in (*sizes, *values):
+    for note in (*settled, *values):
         steps.say(note)
     if fixed:
         narrowed = fix(specs, tuple(named_dims(specs)))
