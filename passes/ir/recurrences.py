@@ -18,7 +18,9 @@ from torch.utils import _pytree as pytree
 from enginecast.library_names import aten, private
 
 _OPS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-_CALLS = dict(zip((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _OPS, strict=True))
+_CALLS: dict[Any, Any] = dict(
+    zip((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _OPS, strict=True)
+)
 _CALLS |= {op: op for op in _OPS}
 
 

@@ -107,8 +107,8 @@ def common_size(predicate: Any, one: Any, other: Any) -> Any:
         if eval(first, dict(_FUNCTIONS), at) == eval(second, dict(_FUNCTIONS), at):
             continue
         is_true = None if test is None else bool(eval(taken, dict(_FUNCTIONS), at))
-        wrong = {True: other, False: one}.get(is_true)
-        fitting = [each for each in fitting if is_true is not None and each is not wrong]
+        right = None if is_true is None else one if is_true else other
+        fitting = [each for each in fitting if each is right]
         if not fitting:
             return None
     return fitting[0]

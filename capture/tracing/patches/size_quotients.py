@@ -23,7 +23,7 @@ _ROUNDED: dict[str, Callable[[Any, int], Any]] = {
 @contextmanager
 def whole_quotients() -> Iterator[None]:
     """Within the block, remember of a quotient which size was divided by what."""
-    plain = SymInt.__truediv__
+    plain: Callable[[Any, Any], Any] = SymInt.__truediv__
 
     def divided(size: Any, by: Any) -> Any:
         found = plain(size, by)
