@@ -269,7 +269,7 @@ def test_no_deprecation_of_torch_reaches_who_loads_it(
         return plain(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.jit, "load", deprecated)
-    enginecast.load(bundle).close()
+    enginecast.load(bundle, allow_code=True).close()
     assert [str(warning.message) for warning in recwarn] == []
 
 
