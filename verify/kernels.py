@@ -45,6 +45,8 @@ from enginecast.verify.sequence import LANES, in_sequence
 
 SAMPLES = 2
 """Number of noisy runs of each case in a round."""
+ROUNDED_SAMPLES = 8
+"""The same in 16 bits, where few rows of attention turn on one rounding, each in some runs."""
 WORK = 3e9
 """Elements of a case's inputs times parameters, summed over the cases that are run."""
 EDGE_WORK = 1e11
@@ -161,6 +163,13 @@ def ordered_outputs(
     return _outputs(Ordered(program, inputs, len(LANES)), names)
 
 
+def rounded_outputs(
+    program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
+) -> list[list[dict[str, Tensor]]]:
+    """The outputs of each case for each noise sample, of a program in fp16 or bf16."""
+    return _outputs(Rounded(program, inputs, ROUNDED_SAMPLES, 0), names)
+
+
 def _outputs(run: "Samples", names: Sequence[str]) -> list[list[dict[str, Tensor]]]:
     with torch.no_grad():
         outputs = [named(results, names) for results in run.results()]
@@ -214,8 +223,8 @@ class Ordered(Samples):
             return _called(node, args, kwargs)
 
 
-class Noisy(Samples):
-    """Noise in every value."""
+class Seeded(Samples):
+    """Draws the errors."""
 
     def __init__(
         self,
@@ -226,6 +235,22 @@ class Noisy(Samples):
     ) -> None:
         super().__init__(program, cases, samples)
         self._generator = torch.Generator().manual_seed(seed)
+
+
+class Rounded(Seeded):
+    """Rounds every value in 16 bits to it or to a neighbor, as another kernel may."""
+
+    def sampled(self, node: Node, found: Any, sample: int) -> Any:
+        is_half = isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16)
+        if not is_half or has(node, *_STAYS):
+            return found
+        noise = torch.rand(found.shape, generator=self._generator).sub_(0.5)
+        noise.mul_(2 * torch.finfo(found.dtype).eps)
+        return torch.where(found.isfinite(), (found * (1 + noise)).to(found.dtype), found)
+
+
+class Noisy(Seeded):
+    """Noise in every value."""
 
     def sampled(self, node: Node, found: Any, sample: int) -> Any:
         if not isinstance(found, Tensor):
