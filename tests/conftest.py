@@ -116,6 +116,16 @@ def share_decompositions(tables: Any) -> None:
     tables.create_onnx_friendly_decomposition_table = shared
 
 
+@pytest.fixture(scope="session", autouse=True)
+def doctor_imports_one_library() -> Iterator[None]:
+    """All take ten seconds; commands in processes of their own import all."""
+    from enginecast.doctor import imports
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(imports, "LIBRARIES", imports.LIBRARIES[:1])
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed from the test's name, so that a test does not depend on which ran before it."""

@@ -181,3 +181,14 @@ def test_doctor_finds_each_library_that_does_not_import_once(
     first, second = imports.broken_libraries()
     assert first.message.startswith("broken_a 9.8.7 is installed but does not import: ImportError")
     assert second.message == "Python crashed while it imported kills (exit code -6)"
+
+
+def test_doctor_does_not_wait_for_a_library_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, "never_ends", "import time\nwhile True:\n    time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(imports, "LIBRARIES", ("never_ends", "json"))
+    monkeypatch.setattr(imports, "SECONDS", 2.0)
+    (only,) = imports.broken_libraries()
+    assert only.message.startswith("after 2 seconds the import of never_ends had not ended")

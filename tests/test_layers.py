@@ -241,8 +241,9 @@ NAMES_TARGETS = {
     "verify/emulate/profiles.py",  # names of its own, some of which are the same
     "verify/engine.py",  # a package's
     "enginecast/library_names.py",
+    "enginecast/installation.py",  # which extra brings a package
     "enginecast/doctor/checks.py",
-    "enginecast/doctor/tensorrt.py",
+    "enginecast/doctor/imports.py",  # packages
     "enginecast/serving/backends.py",  # which backend of Triton runs a target
     "enginecast/cli/inspect/inspect.py",  # a key of its JSON
 }

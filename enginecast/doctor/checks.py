@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -155,16 +156,18 @@ def examine(*, imports: bool = False) -> Report:
         imports: import the other libraries, too, in processes of their own; takes seconds.
     """
     packages = _packages()
-    onnxruntime, problems = _import("onnxruntime")
-    torch, torch_problems = _import("torch")
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        broken = beside.submit(broken_libraries) if imports else None
+        onnxruntime, problems = _import("onnxruntime")
+        torch, torch_problems = _import("torch")
     providers = tuple(onnxruntime.get_available_providers()) if onnxruntime else ()
     cuda = torch.version.cuda if torch else None
     gpus = tuple(_gpus(torch)) if torch else ()
     problems += torch_problems
     problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
     found = None
-    if imports:
-        problems += [Problem(one.message, one.hint) for one in broken_libraries()]
+    if broken is not None:
+        problems += [Problem(one.message, one.hint) for one in broken.result()]
         version = installed("torch").get("torch")
         found = examine_tensorrt(version, cuda)
         problems += tensorrt_problems(found, version, cuda)

@@ -33,38 +33,57 @@ LIBRARIES = (
     "xformers",
 )
 """What the commands import, and what torch, transformers and diffusers import where it is there."""
-SECONDS = 300.0
+SECONDS = 120.0
+"""For all of them; with a warm disk they take 5 to 10."""
 _CODE = "import sys; from enginecast.doctor.imports import report; report(sys.argv[1:])"
 
 
 def broken_libraries() -> list[MissingError]:
     """One error for each installed library that does not import, with the command that repairs it.
 
-    Takes seconds: torch and transformers are imported.
+    Takes seconds, two minutes at most: torch and transformers are imported.
     """
     here = [name for name in LIBRARIES if _installed(name.partition(".")[0])]
     paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-c", _CODE, *here],
         env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        check=False,
-        timeout=SECONDS,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    in_time = True
+    try:
+        printed, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        in_time = False
+        process.kill()
+        printed, _ = process.communicate()
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     broken: dict[str, MissingError] = {}
     for one in lines:  # the first failure is the cause: others meet what is half imported
         if "what" in one:
             broken.setdefault(one["of"], MissingError(one["what"], hint=one["hint"]))
-    if done.returncode and lines:
-        name = lines[-1]["library"]
-        broken[name] = MissingError(
-            f"Python crashed while it imported {name} (exit code {done.returncode})",
-            hint=f"pip install --force-reinstall --no-deps {name.partition('.')[0]}",
-        )
+    if process.returncode and here:
+        name = lines[-1]["library"] if lines else here[0]
+        broken[name] = _crashed(name, process.returncode) if in_time else _slow(name)
     return list(broken.values())
+
+
+def _crashed(name: str, code: int) -> MissingError:
+    return MissingError(
+        f"Python crashed while it imported {name} (exit code {code})",
+        hint=f"pip install --force-reinstall --no-deps {name.partition('.')[0]}",
+    )
+
+
+def _slow(name: str) -> MissingError:
+    return MissingError(
+        f"after {SECONDS:.0f} seconds the import of {name} had not ended; what comes after it was "
+        "not tried",
+        hint=f"python -X importtime -c 'import {name}' shows what takes the time",
+    )
 
 
 def report(libraries: list[str]) -> None:

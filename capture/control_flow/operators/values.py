@@ -11,9 +11,9 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.types import py_sym_types
-from torch.utils._sympy.printers import PythonPrinter
 
 from enginecast.capture.control_flow.operators.sites import Site
+from enginecast.library_names import private
 
 MOST_SIZES = 4096
 """Most sizes for which two expressions are compared one by one."""
@@ -117,7 +117,8 @@ def common_size(predicate: Any, one: Any, other: Any) -> Any:
 def _code(value: Any) -> CodeType:
     """A number, or a symbolic one, as Python code over the names of its symbols."""
     expression = value.node.expr if isinstance(value, py_sym_types) else value
-    return compile(str(PythonPrinter().doprint(expression)), "<size>", "eval")
+    plain: Any = private("torch.utils._sympy.printers.PythonPrinter", "a condition on sizes")
+    return compile(str(plain().doprint(expression)), "<size>", "eval")
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
