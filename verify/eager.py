@@ -115,14 +115,20 @@ def reference_outputs(exact: Runs, cases: Sequence[Case]) -> Outputs:
     """The fp64 outputs of every case, computed by the `reference_program` of the captured program.
 
     Raises:
-        VerificationError: an assertion of the program does not hold in a case.
+        AssertionFailedError: an assertion of the program does not hold in a case.
+        VerificationError: the program does not run in a case.
     """
     inputs = [case.inputs for case in cases]
     try:
         outputs = exact.outputs(inputs)
     except AssertionFailedError as error:
-        case = cases[error.case].name
-        raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
+        case = cases[error.case]
+        raise AssertionFailedError(
+            f"case {case.name!r}: {error.message}",
+            error.case,
+            hint=error.hint,
+            inputs=case.inputs,
+        ) from error
     except EnginecastError:
         raise
     except (IndexError, RuntimeError, ValueError) as error:  # an operator's, as eager would get it

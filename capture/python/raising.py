@@ -1,10 +1,16 @@
 """Branches that only raise: `if x.isnan().any(): raise ValueError(...)` is a check of the inputs.
 
-There is nothing to compute on such a path, and nothing to compare with eager.
+There is nothing to compute on such a path, and nothing to compare with eager, unless a caller
+catches the error and goes on.
 """
 
 import ast
+import functools
+import linecache
+import sys
 from collections.abc import Iterator, Sequence
+
+from enginecast.capture.python.locations import SourceLocation, is_model_code
 
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 
@@ -40,3 +46,38 @@ def _checks_of(node: ast.If, rest: Sequence[ast.stmt]) -> Iterator[ast.If]:
         yield node
     if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
         yield from _checks_of(node.orelse[0], rest)
+
+
+def caught_at() -> str:
+    """The innermost place, among the model's functions that run now, which catches an error and
+    goes on; empty if there is none.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_model_code(file) and frame.f_lineno in _caught(file):
+            return str(SourceLocation(file, frame.f_lineno))
+        frame = frame.f_back
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _caught(file: str) -> frozenset[int]:
+    """The lines of a file on which an error does not end what a function computes."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(
+        line
+        for node in ast.walk(tree)
+        if _goes_on(node)
+        for part in node.body
+        for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
+    )
+
+
+def _goes_on(node: ast.AST) -> bool:
+    if isinstance(node, ast.Try):
+        return not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
+    return isinstance(node, ast.With) and any("suppress" in ast.unparse(i) for i in node.items)

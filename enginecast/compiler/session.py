@@ -34,6 +34,7 @@ from enginecast.compiler.engines import (
     run_engine,
     unsealed,
 )
+from enginecast.compiler.fit_values import error_of
 from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs, with_more_calibration
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.generation import Run, check, generated, generation_note
@@ -75,6 +76,7 @@ from enginecast.errors import (
 )
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
@@ -354,6 +356,7 @@ class ExportSession:
         except VerificationError as error:
             if model.watched:  # other values may take other paths
                 raise
+            _refuse_caught(model.source, error)
             cases = in_example_values(model.cases, model.source.example())
             if model.branches:  # on values, which assertions are, too
                 places, settled = model.branches, model.settled
@@ -564,6 +567,20 @@ class ExportSession:
             model, reference, config, self.request, self.staging, self.steps, explored, must
         ).best()
         return engine, (*engine.notes, *explored.verified, *notes)
+
+
+def _refuse_caught(source: Source, error: EnginecastError) -> None:
+    """Refuse a program of which an assertion fails where eager runs.
+
+    Raises:
+        VerificationError: the model's code catches the error, and goes on.
+    """
+    failed = error.inputs if isinstance(error, AssertionFailedError) else None
+    if failed is not None and not error_of(source.eager(), failed):
+        raise VerificationError(
+            f"{error.message}, and eager runs on the same inputs",
+            hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
+        ) from error
 
 
 def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ from enginecast.capture.control_flow.operators.values import (
     sizes,
     truth,
 )
+from enginecast.capture.python.raising import caught_at
 from enginecast.library_names import aten, higher_order
 
 MOST_ROUNDS = 100_000
@@ -205,7 +206,16 @@ def raise_if(place: int, test: Any, raising: Callable[..., None], state: State) 
 
 
 def _assert(site: Site, test: Any) -> bool:
-    """Whether `test` holds; of an open one, the program checks that."""
+    """Whether `test` holds; of an open one, the program checks that.
+
+    Raises:
+        RewriteRefused: the model goes on where it does not hold.
+    """
+    caught = caught_at() if is_open(test) else ""
+    if caught and isinstance(test, Tensor):
+        raise site.refuse(f"its error is caught at {caught}, and what follows is another path")
+    if caught:
+        return bool(test)
     if isinstance(test, Tensor) and is_open(test):
         site.done("_assert_async")
         aten._assert_async.msg(as_predicate(test), _code_at(site))
