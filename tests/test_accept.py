@@ -15,7 +15,7 @@ import enginecast
 from enginecast.errors import BundleError, EnginecastWarning, UsageError
 from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
 from enginecast.runtime.engine import Engine
-from enginecast.verify.accept import accepted_before, parse_accept
+from enginecast.verify.accept import Acceptance, accepted_before, parse_accept
 from enginecast.verify.edges import edge_failures
 from enginecast.verify.floor import Floor
 from enginecast.verify.metrics import measure
@@ -101,7 +101,37 @@ def test_integers_are_never_accepted() -> None:
     assert judge(measured, floor, where=where, engine_ran=True).outcome == "rejected"
 
 
-@pytest.mark.parametrize("text", ["", "/zeros", "y=", "y=0", "y=2", "y=nan", "y=much"])
+@pytest.mark.parametrize(
+    ("text", "output", "case", "bound"),
+    [
+        ("head/logits", "head/logits", "", None),
+        ("head/logits=2e-5", "head/logits", "", 2e-5),
+        ("head/logits/zeros", "head/logits", "zeros", None),
+        ("p=b", "p=b", "", None),
+        ("p=b/n 4 (net.py:3)=0.1", "p=b", "n 4 (net.py:3)", 0.1),
+        ("p=0.5", "p=0.5", "", None),
+        ("head/n 4 (net.py:3)", "head", "n 4 (net.py:3)", None),
+        ("1", "1", "", None),
+    ],
+)
+def test_names_may_hold_what_separates_them(
+    text: str, output: str, case: str, bound: float | None
+) -> None:
+    """The keys of a dict that a model returns are its outputs' names."""
+    known = ["head", "head/logits", "p=b", "p=0.5", "1"]
+    asked = parse_accept(text, known, ["zeros", "logits", "n 4 (net.py:3)"])
+    assert asked == Acceptance(output, case, bound)
+    excess = Excess(output=output, case="zeros", error=1e-5, limit=1e-7, bound=2e-5)
+    accepted = Verdict(
+        outcome="verified",
+        engine="ran",
+        where=Where(provider="CPUExecutionProvider", device="x86_64", versions={}),
+        excesses=(msgspec.structs.replace(excess, accepted=asked.name, case=case or "zeros"),),
+    )
+    assert accepted_before(accepted) == (Acceptance(output, case, 2e-5),)
+
+
+@pytest.mark.parametrize("text", ["", "/zeros", "/zeros=0.1", "=0.1", "y=0", "y=2", "y=nan"])
 def test_what_is_no_name_or_bound(text: str) -> None:
     with pytest.raises(UsageError, match="expected OUTPUT"):
         parse_accept(text)

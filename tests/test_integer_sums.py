@@ -27,7 +27,14 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.sessions import integer_sums
-from enginecast.runtime.sessions.integer_sums import ANY_CPU, EXACT, SUMS, products_saturate
+from enginecast.runtime.sessions.integer_sums import (
+    ANY_CPU,
+    EXACT,
+    SUMS,
+    misfit,
+    products_saturate,
+)
+from enginecast.runtime.sessions.session import PROVIDERS
 from enginecast.verify.emulate.emulate import emulate
 from enginecast.verify.emulate.pairs import PAIRS, pair_sums
 from enginecast.verify.emulate.profiles import WITHOUT_VNNI, get_profile
@@ -107,6 +114,16 @@ def test_engines_of_extreme_weights_hold_on_every_cpu(name: str, tmp_path: Path)
     _, needs, exact, without = lowered("any_cpu=false")
     assert needs == EXACT
     assert relative_error(without, exact) > 0.1
+
+
+def test_stored_integers_need_no_sums(tmp_path: Path) -> None:
+    x = torch.rand(3, 64, generator=torch.Generator().manual_seed(1))
+    spec = "plan-int8{mode=storage heads=true max_error=0.45},int8-matmul"
+    before = captured(nn.Linear(64, 16).eval().requires_grad_(False), x)
+    after, _ = rewritten(before, spec, calibrated(before, x))
+    ready, _ = rewritten(after, lowering("onnxruntime-cpu"))
+    made = lower_to_onnx(LoweringRequest(ready, tmp_path, ("out",), {}), "onnxruntime-cpu")
+    assert (made.quantized, made.requires) == ("int8", {SUMS: ANY_CPU})
 
 
 def test_two_products_are_added_in_16_bits() -> None:
@@ -314,6 +331,18 @@ def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
     with loaded:
         assert loaded.record.file == "stored.onnx"
         np.testing.assert_array_equal(loaded(**X)["y"], np.full((2, 3), 3 * 3 * 127.0))
+
+
+@pytest.mark.usefixtures("saturating")
+def test_a_gpu_is_not_judged_by_its_host() -> None:
+    """MatMulInteger of signed values on CUDA, of which a manifest says nothing."""
+    cpu, gpu = (PROVIDERS[device] for device in ("cpu", "cuda"))
+    products, on_gpu = {"MatMulInteger"}, engine(quantized="int8", providers=gpu)
+    assert not misfit(on_gpu)
+    assert not misfit(on_gpu, products, gpu[0])
+    assert misfit(on_gpu, products, cpu[0])
+    on_cpu = engine(quantized="int8", providers=cpu)
+    assert all(misfit(on_cpu, products, provider) for provider in ("", *gpu))  # falls back to it
 
 
 def test_where_sums_are_exact_the_first_engine_is_taken(

@@ -4,7 +4,6 @@ Only an error of floats can be accepted: not what is infinite or NaN, not anothe
 not integers, and not what is wrong with the program.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,35 +52,41 @@ def name_of(output: str, case: str) -> str:
     return f"{output}/{case}" if case else output
 
 
-def parse_accept(text: str) -> Acceptance:
+def parse_accept(text: str, outputs: Sequence[str] = (), cases: Sequence[str] = ()) -> Acceptance:
     """What a text accepts: "score", "score/tiny values" or "score=2e-5".
+
+    Args:
+        outputs: the known names, which may hold "/" and "=" themselves.
 
     Raises:
         UsageError: it names no output, or its bound is no number between 0 and 1.
     """
+    known = {name_of(output, case): (output, case) for case in (*cases, "") for output in outputs}
     name, equals, number = text.rpartition("=")
-    name, bound = (name, number) if equals else (text, "")
-    output, _, case = name.partition("/")
-    try:
-        found = float(bound) if equals else None
-    except ValueError:
-        found = math.nan
-    if not output or (found is not None and not 0 < found < 1):
+    bound = _as_number(number) if equals and text not in known else None
+    name = text if bound is None else name
+    output, case = known.get(name) or name.partition("/")[::2]
+    if not output or (bound is not None and not 0 < bound < 1):
         raise UsageError(
             f"--accept {text}: expected OUTPUT, OUTPUT/CASE or one of them with a bound between 0"
             " and 1, such as 'score/tiny values=2e-5'"
         )
-    return Acceptance(output, case, found)
+    return Acceptance(output, case, bound)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def accepted_before(verdict: Verdict) -> tuple[Acceptance, ...]:
     """What was accepted when a verdict was reached."""
-    found = (
-        (*excess.accepted.partition("/")[::2], excess.bound)
-        for excess in verdict.excesses
-        if excess.accepted
+    return tuple(
+        Acceptance(e.output, "" if e.accepted == e.output else e.case, e.bound)
+        for e in verdict.accepted
     )
-    return tuple(Acceptance(*each) for each in found)
 
 
 def check_names(accept: Sequence[Acceptance], outputs: Iterable[str], cases: Iterable[str]) -> None:

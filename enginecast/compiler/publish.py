@@ -28,7 +28,6 @@ from enginecast.passes.quantize.plan.file import write_plan
 from enginecast.runtime.bundle.manifest import Fusion, Manifest, Padding, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verify.accept import accepted_before
 from enginecast.verify.bisect.culprit import Bisection
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verify.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
@@ -199,8 +198,7 @@ def publish(
             made = unsealed(staging.folder, candidate.manifest, files)
             timing = measure(candidate, made, sum(steps.seconds.values()))
     with steps("publish"):
-        floor = candidate.reference.floor
-        floor = replace(floor, accept=accepted_before(candidate.runs[0].verdict))
+        floor = replace(candidate.reference.floor, accept=())  # each engine's verdict says it
         reference = replace(candidate.reference, floor=floor)
         left_out = write_reference(staging.folder / REFERENCE_NAME, reference)
         first = sum(sizes[name] for name in candidate.artifacts[0].files)

@@ -380,9 +380,10 @@ class ExportSession:
         Raises:
             UsageError: there is no such output or case.
         """
-        accept = tuple(map(parse_accept, self.request.accept))
         outputs = list(reference.cases[0].outputs)
-        check_names(accept, outputs, [c.name for c in (*reference.cases, *reference.edges)])
+        cases = [case.name for case in (*reference.cases, *reference.edges)]
+        accept = tuple(parse_accept(text, outputs, cases) for text in self.request.accept)
+        check_names(accept, outputs, cases)
         return replace(reference, floor=replace(reference.floor, accept=accept))
 
     def _rewrite(

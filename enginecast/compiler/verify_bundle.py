@@ -155,14 +155,20 @@ def _reference(
         from enginecast.compiler.recompare import reference_of_model
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
-        floor = replace(made.reference.floor, accept=accepted_before(engine.verdict))
-        reference = replace(made.reference, floor=floor)
+        reference = _accepting(made.reference, engine)
         return reference, made.notes, made.problems, made.with_kernels
     stored = engine.folder / REFERENCE_NAME
     if not stored.is_file():
         hint = "Give the model: --model MODEL."
         raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
-    return read_reference(stored), (), (), None
+    return _accepting(read_reference(stored), engine), (), (), None
+
+
+def _accepting(reference: Reference, engine: Engine) -> Reference:
+    """The reference with what was accepted of this engine: others of the bundle share the file."""
+    return replace(
+        reference, floor=replace(reference.floor, accept=accepted_before(engine.verdict))
+    )
 
 
 def _judged(

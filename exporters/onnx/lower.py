@@ -218,10 +218,13 @@ def _quantized(model: ir.Model) -> Literal["", "fp8", "int8"]:
 
 def _sums(model: ir.Model) -> dict[str, str]:
     """Whether every CPU has the sums of the engine's integer products: `integer_sums`."""
+    products = [node for node in model.graph.all_nodes() if node.op_type in MULTIPLY]
+    if not products and _quantized(model) == "int8":
+        return {SUMS: ANY_CPU}
     needs = {
         ANY_CPU if _fits(node.inputs[place], node.op_type) else EXACT
-        for node in model.graph.all_nodes()
-        if node.op_type in MULTIPLY and not _is_signed(node)
+        for node in products
+        if not _is_signed(node)
         for place in MULTIPLY[node.op_type]
     }
     return {SUMS: max(needs)} if needs else {}

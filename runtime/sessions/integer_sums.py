@@ -20,6 +20,7 @@ import onnxruntime
 
 from enginecast.errors import MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.sessions.session import PROVIDERS
 
 SUMS, ANY_CPU, EXACT = "int8_sums", "16 bits", "32 bits"
 """The key in `EngineRecord.requires`, and its values."""
@@ -34,6 +35,7 @@ MULTIPLY = {
 }
 """ONNX operators that multiply unsigned activations, and which of their inputs are weights."""
 
+_CPU = PROVIDERS["cpu"][0]
 _PRODUCT = bytes.fromhex(
     "080712003a5c0a180a01610a0162120179220d4d61744d756c496e74656765721201675a130a0161120e0a0c0802"
     "12080a0208100a0208405a130a0162120e0a0c080312080a0208400a02081062130a0179120e0a0c080612080a02"
@@ -71,15 +73,19 @@ def _is_exact(weights: list[int]) -> bool:
     return bool((found == 255 * 32 * sum(weights)).all())
 
 
-def misfit(record: EngineRecord, operators: Set[str] | None = None) -> str:
+def misfit(record: EngineRecord, operators: Set[str] | None = None, provider: str = "") -> str:
     """Why this CPU would compute an engine wrong; empty: it does not.
 
     Args:
         operators: those of the file; None: not known.  A bundle from before `int8_sums` was written
             counts as one that needs exact sums if they multiply.
+        provider: what is to run it; empty: what it was made for.
     """
     if record.quantized != "int8":
         return ""
+    made_for = record.providers[0] if record.providers else _CPU
+    if _CPU not in (made_for, provider) and SUMS not in record.requires:
+        return ""  # a GPU multiplies signed values
     if operators is not None and MULTIPLY.keys().isdisjoint(operators):
         return ""
     fits = record.requires.get(SUMS) == ANY_CPU
@@ -91,13 +97,13 @@ def misfit(record: EngineRecord, operators: Set[str] | None = None) -> str:
     )
 
 
-def require_exact_sums(record: EngineRecord, operators: Set[str]) -> None:
+def require_exact_sums(record: EngineRecord, operators: Set[str], provider: str) -> None:
     """Refuse an engine whose sums saturate here.
 
     Raises:
         MissingError: with the way out.
     """
-    if reason := misfit(record, operators):
+    if reason := misfit(record, operators, provider):
         raise MissingError(
             f"{record.file}: {reason}",
             hint="Export it again with --precision int8: its weights of 7 bits run on every CPU."

@@ -121,7 +121,7 @@ class OrtSession(Session):
         profile = _profiled(options) if counts_ops else None
         content = bundle.read(record.file)
         operators = check_onnx(content, record.file, weight_files(bundle, record.weights))
-        require_exact_sums(record, operators)
+        require_exact_sums(record, operators, providers[0])
         # By the folder that was checked, and not by its name; no other file is opened.
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.folder))
         session = create_session(record.file, providers, threads, options, content=content)
