@@ -43,7 +43,7 @@ def with_base(folder: Path) -> Path:
 def with_everything(folder: Path) -> Path:
     """An environment that sees all that is installed here, below what is installed in itself."""
     packages = bare(folder)
-    here = Path(metadata.distribution("numpy").locate_file("")).resolve()
+    here = Path(str(metadata.distribution("numpy").locate_file(""))).resolve()
     (packages / "everything.pth").write_text(f"{here}\n")
     pip = folder / "bin" / "pip"
     pip.write_text(PIP.format(folder / "bin" / "python"))

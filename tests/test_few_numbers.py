@@ -44,15 +44,20 @@ class Net(nn.Module):
         self.head, self.wrong = head, wrong
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.last, self.linear = nn.Conv2d(8, 4, 1), nn.Linear(8, 2)
-        self.norm.running_mean.normal_()
-        self.norm.running_var.uniform_(0.5, 2.0)
+        mean, spread, bias = self.norm.running_mean, self.norm.running_var, self.first.bias
+        assert mean is not None
+        assert spread is not None
+        assert bias is not None
+        mean.normal_()
+        spread.uniform_(0.5, 2.0)
         if wrong == "bias":
-            self.first.bias.data[3] = 0
+            bias.data[3] = 0
         self.norm.eps = 1e-6 if wrong == "eps" else 1e-5
 
     def low(self, x: Tensor) -> Tensor:
+        changes: dict[str, Callable[[Tensor], Tensor]]
         changes = {"half": half, "tf32": tf32, "moved": lambda x: x + 2e-5}
-        return changes.get(self.wrong, lambda x: x)(x)
+        return changes[self.wrong](x) if self.wrong in changes else x
 
     def mean(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
         n = x[0].numel() if len(dims) > 2 else x.shape[2] * x.shape[3]
@@ -71,7 +76,8 @@ def confidence(net: Net, x: Tensor) -> Tensor:
 
 
 def two_scores(net: Net, x: Tensor) -> Tensor:
-    return net.linear(net.low(net.mean(x, (2, 3))))
+    scores: Tensor = net.linear(net.low(net.mean(x, (2, 3))))
+    return scores
 
 
 def spread(net: Net, x: Tensor) -> Tensor:

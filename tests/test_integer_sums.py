@@ -308,10 +308,10 @@ def test_an_engine_is_refused_where_its_sums_saturate(
         enginecast.load(path)
     assert "Export it again with --precision int8" in refused.value.hint
     save_file(X, tmp_path / "x.safetensors")
-    ways = (["run", "--inputs", tmp_path / "x.safetensors", "-o", tmp_path / "y"], ["verify"])
-    for command, *options in ways:
+    read, written = str(tmp_path / "x.safetensors"), str(tmp_path / "y")
+    for command, *options in (["run", "--inputs", read, "-o", written], ["verify"]):
         with pytest.raises(SystemExit) as ended:
-            main([command, str(path), *map(str, options)])
+            main([command, str(path), *options])
         assert ended.value.code == 3
         assert "where they saturate" in capsys.readouterr().err
 

@@ -195,7 +195,9 @@ class Sharp(nn.Module):
         self.score.weight = nn.Parameter(torch.eye(2), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.score(x) * 1000).softmax(-1) @ torch.tensor([[3.0, -1.0], [-2.0, 4.0]])
+        weights = (self.score(x) * 1000).softmax(-1)
+        found: torch.Tensor = weights @ torch.tensor([[3.0, -1.0], [-2.0, 4.0]])
+        return found
 
 
 @pytest.mark.parametrize(

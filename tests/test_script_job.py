@@ -266,7 +266,7 @@ def test_no_deprecation_of_torch_reaches_who_loads_it(
 
     def deprecated(*args: object, **options: object) -> object:
         warnings.warn("`torch.jit.load` is deprecated", FutureWarning, stacklevel=2)
-        return plain(*args, **options)  # type: ignore[arg-type]
+        return plain(*args, **options)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(torch.jit, "load", deprecated)
     enginecast.load(bundle, allow_code=True).close()

@@ -28,7 +28,8 @@ def onnx_mean(x: Tensor) -> Tensor:
 
 
 def errors(found: Tensor, exact: Tensor) -> np.ndarray:
-    return np.abs((found.double() / exact - 1).numpy())
+    off: np.ndarray = np.abs((found.double() / exact - 1).numpy())
+    return off
 
 
 def test_orders_cover_onnx_runtime_on_a_blank_image() -> None:

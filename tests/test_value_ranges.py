@@ -1,6 +1,7 @@
 """Which integers an engine takes: what the model takes, and not what the example held."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ class Bags(nn.Module):
 
 def test_values_beside_those_that_must_fit_are_searched() -> None:
     """The table has ten rows; offsets have to begin with 0."""
-    example = {"ids": torch.arange(8), "offsets": torch.tensor([0, 4])}
+    example: dict[str, Any] = {"ids": torch.arange(8), "offsets": torch.tensor([0, 4])}
     with pytest.raises(UsageError, match=r"--values ids=0\.\.1000: the model fails on 1000"):
         prepared(Bags(), values=("ids=0..1000",), **example)
     assert limits(prepared(Bags(), **example)) == {"ids": (0, 9), "offsets": (0, 4)}

@@ -26,7 +26,7 @@ LENGTHS = (1, 2, 7, 8, 9, 16, 64)
 
 def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
     source = open_source(module, example=example)
-    specs, _ = input_specs(source, None, dynamic)
+    specs = input_specs(source, None, dynamic).specs
     return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="rewrite")
 
 
@@ -47,9 +47,11 @@ class Paths(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] <= 8:
-            return self.product(x).transpose(1, 2)
+            short: Tensor = self.product(x).transpose(1, 2)
+            return short
         joined = torch.cat([self.product(x[:, :8]), x[:, 8:] * 2], 1)
-        return joined.transpose(1, 2).contiguous()
+        turned: Tensor = joined.transpose(1, 2).contiguous()
+        return turned
 
 
 class Padded(nn.Module):

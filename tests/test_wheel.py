@@ -91,8 +91,8 @@ def test_readme_runs_where_it_tells_to_install(wheel: Path, checkout: Path, tmp_
 
     # The servers that README speaks of: without torch, from the wheel alone.
     base = with_base(tmp_path / "base")
-    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "base" / "bin" / "python"]
-    command = [*pip, "install", "--quiet", "--no-deps", wheel]
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "base" / "bin" / "python")]
+    command = [*pip, "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(command, check=True, env=os.environ | USER)
     assert not (base / "torch").exists()
     server = Place(checkout, tmp_path / "base" / "bin", USER)

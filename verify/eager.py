@@ -481,7 +481,8 @@ def _with_orders(
                 continue
             size = terms.get(case.name, {}).get(name, 0.0) / math.sqrt(max(exact.size, 1))
             most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
-            wanted = exact.astype(np.float64) if np.isfinite(exact).all() else plain
+            is_finite = bool(np.isfinite(exact).all())
+            wanted: Array = (exact if is_finite else plain).astype(np.float64)
             off = np.stack(several).astype(np.float64) - wanted
             orders[name] = wanted + np.clip(off, -most, most)
         found.append(replace(case, orders=orders))

@@ -10,7 +10,8 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from enginecast.passes.ir.source import module_path, source_line
-from enginecast.verify.kernels import LANES, Noisy, Ordered, Samples
+from enginecast.verify.kernels import Noisy, Ordered, Samples
+from enginecast.verify.sequence import LANES
 
 
 def place_of_loss(program: ExportedProgram, inputs: Mapping[str, Tensor], position: int) -> str:
@@ -34,14 +35,15 @@ def place_of_loss(program: ExportedProgram, inputs: Mapping[str, Tensor], positi
             moved[node] = max(by, moved.get(node, 0.0))
     specs = program.graph_signature.output_specs
     names = [spec.arg.name for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
-    node = next((n for n in program.graph.nodes if n.name == names[position]), None)
+    at: Node | None = next((n for n in program.graph.nodes if n.name == names[position]), None)
     worst, gain = None, 0.0
-    while node is not None and node in moved:
-        before = max(node.all_input_nodes, key=lambda n: moved.get(n, 0.0), default=None)
-        rise = moved[node] - (moved.get(before, 0.0) if before is not None else 0.0)
+    while at is not None and at in moved:
+        read = at.all_input_nodes
+        before = max(read, key=lambda each: moved.get(each, 0.0)) if read else None
+        rise = moved[at] - (moved.get(before, 0.0) if before is not None else 0.0)
         if rise > gain:
-            worst, gain = node, rise
-        node = before
+            worst, gain = at, rise
+        at = before
     return "" if worst is None else _described(worst)
 
 

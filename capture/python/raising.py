@@ -9,6 +9,7 @@ import functools
 import linecache
 import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 
@@ -52,7 +53,7 @@ def caught_at() -> str:
     """The innermost place, among the model's functions that run now, which catches an error and
     goes on; empty if there is none.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if is_model_code(file) and frame.f_lineno in _caught(file):
@@ -71,13 +72,13 @@ def _caught(file: str) -> frozenset[int]:
     return frozenset(
         line
         for node in ast.walk(tree)
-        if _goes_on(node)
+        if isinstance(node, ast.Try | ast.With) and _goes_on(node)
         for part in node.body
         for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
     )
 
 
-def _goes_on(node: ast.AST) -> bool:
+def _goes_on(node: ast.Try | ast.With) -> bool:
     if isinstance(node, ast.Try):
         return not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
-    return isinstance(node, ast.With) and any("suppress" in ast.unparse(i) for i in node.items)
+    return any("suppress" in ast.unparse(item) for item in node.items)

@@ -248,7 +248,7 @@ def _write_reports(
     if plan is not None:
         write_model_plan(folder / PLAN_NAME, plan, model.source)
     steps.log(f"verdict: {report.verdict.outcome} {'; '.join(report.verdict.reasons)}")
-    asked = {"model": model.source.name, "threads": request.threads}
+    asked: dict[str, Any] = {"model": model.source.name, "threads": request.threads}
     asked |= {"drop_guilty": request.drop_guilty, "accept": tuple(request.accept), "seed": SEED}
     asked |= asdict(candidate.config) | asdict(request.options)
     sections: list[Section] = [

@@ -247,10 +247,10 @@ def _packages() -> tuple[Package, ...]:
     """What this package's own metadata asks for, without the tools of its developers; nothing
     where it runs from a folder and is not installed.
     """
-    found, wanted = [], list[str]()
+    found, texts = [], list[str]()
     with suppress(metadata.PackageNotFoundError):
-        wanted = metadata.requires("enginecast") or []
-    for text in wanted:
+        texts = metadata.requires("enginecast") or []
+    for text in texts:
         requirement = _REQUIREMENT.match(text)
         if requirement is None or requirement["extra"] in _DEVELOPMENT:
             continue

@@ -81,8 +81,7 @@ def quantized_lstm(
         [S, B, D * H]; the last state and cell, [D, B, H] both; fp32.
     """
     return lstm_by(
-        *(product, x, hidden, cell),
-        *(weight, weight_scale, recurrence, recurrence_scale, bias),
+        product, x, hidden, cell, weight, weight_scale, recurrence, recurrence_scale, bias
     )
 
 

@@ -9,7 +9,7 @@ from enum import Flag, auto
 from typing import Any, Literal
 
 import torch
-from torch.library import CustomOpDef
+from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, and not in its __all__
 
 
 class Trait(Flag):

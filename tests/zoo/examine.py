@@ -146,8 +146,8 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
         try:
             name, options = _place(model, row, place), _options(model, folder)
             source = open_model(name, options)
-            specs, given = input_specs(source, options.inputs, options.dynamic)
-            _run_eager(source.eager(), specs, given)
+            known = input_specs(source, options.inputs, options.dynamic)
+            _run_eager(source.eager(), known.specs, known.given)
         except Exception as error:  # whatever the model's code raises
             reasons.append(f"{type(error).__name__}: {error}")
             if isinstance(error, EnginecastError) or len(reasons) > 2:
@@ -155,7 +155,7 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
             continue
         if place.is_dir():
             (folder / "model").symlink_to(place.name)
-        return source, specs
+        return source, known.specs
     raise NotRunError(reasons[0])
 
 

@@ -130,8 +130,12 @@ class Observer:
         if self.rules.spread:
             return self.rules.spread
         names = tuple(self._reference[0].outputs)
-        cases = zip(self.cases, self.masks, self._reference, self._before, strict=True)
-        runs = [CaseRuns(case.name, mask, *known, known[1]) for case, mask, *known in cases]
+        runs = [
+            CaseRuns(case.name, mask, wanted, before, before)
+            for case, mask, wanted, before in zip(
+                self.cases, self.masks, self._reference, self._before, strict=True
+            )
+        ]
         samples = rounded_outputs(program, [case.inputs for case in self.cases], names)
         found = {}
         for name in names:

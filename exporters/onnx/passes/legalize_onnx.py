@@ -424,7 +424,8 @@ def _repeated(program: ProgramView, node: Node) -> Node:
 def _uncounted(program: ProgramView, node: Node) -> Node:
     """Rows so often as a tensor says: torch.onnx does not take their number, which is the sum."""
     kwargs = {name: value for name, value in node.kwargs.items() if name != "output_size"}
-    return insert(program.graph, node.target, node.args, kwargs, like=node, replaces=True)
+    op = aten.repeat_interleave.self_Tensor
+    return insert(program.graph, op, node.args, kwargs, like=node, replaces=True)
 
 
 def _broadcasts(node: Node) -> bool:
