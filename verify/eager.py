@@ -483,7 +483,7 @@ def _with_orders(
             most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
             is_finite = bool(np.isfinite(exact).all())
             wanted: Array = (exact if is_finite else plain).astype(np.float64)
-            off = np.stack(several).astype(np.float64) - wanted
+            off = np.subtract(np.stack(several), wanted, dtype=np.float64)
             orders[name] = wanted + np.clip(off, -most, most)
         found.append(replace(case, orders=orders))
     return tuple(found)
