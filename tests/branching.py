@@ -1,5 +1,6 @@
 """Modules whose control flow is harder to rewrite than one `if`; all take x: float32 [rows, 4]."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -382,6 +383,28 @@ class Grows(Counts):
         return x
 
 
+class CatchesCheck(Counts):
+    def checked(self, x: Tensor) -> Tensor:
+        if x.sum() > 1000:  # HERE
+            raise ValueError("too large")
+        return x + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.checked(x)
+        except ValueError:
+            return x * 10
+
+
+class SuppressesCheck(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError):
+            if x.sum() > 1000:  # HERE
+                raise ValueError("too large")
+            x = x + 1
+        return x * 2
+
+
 REFUSED = {
     RebindsName: "a branch binds 'factor' of an enclosing function anew",
     SetsAttribute: "sets self.calls",
@@ -397,4 +420,6 @@ REFUSED = {
     GrowsUnevenly: "grows by tensors whose sizes differ",
     TriesOneWay: "catches exceptions",
     Grows: "x has the shape",
+    CatchesCheck: r"its error is caught at .*branching.py:\d+, and what follows is another path",
+    SuppressesCheck: r"its error is caught at .*branching.py:\d+",
 }

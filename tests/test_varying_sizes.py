@@ -163,12 +163,19 @@ def test_recurrent_layers_stay_whole_over_any_number_of_steps(name: str) -> None
         check(found, module, x=torch.randn(3, length, 4))
 
 
-def test_a_recurrent_engine_of_any_length_is_one_node(tmp_path: Path) -> None:
-    module, example = Last(nn.LSTM(4, 6, batch_first=True)).eval(), {"x": torch.randn(2, 5, 4)}
+ENGINES: dict[str, Callable[[], nn.Module]] = {
+    "LSTM": lambda: nn.LSTM(4, 6, batch_first=True),
+    "RNN": lambda: nn.RNN(4, 6, nonlinearity="relu", bidirectional=True, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_recurrent_engine_of_any_length_is_one_node(kind: str, tmp_path: Path) -> None:
+    module, example = Last(ENGINES[kind]()).eval(), {"x": torch.randn(2, 5, 4)}
     options = ModelOptions(dynamic=("x:1=1..16",))
     done = export(ExportRequest(module, tmp_path / "bundle", example=example, options=options))
     assert done.report.verdict.outcome == "verified"
-    assert done.ops["LSTM"] == 1
+    assert done.ops[kind] == 1
     assert not {"Loop", "Scan", "If"} & {*done.ops}
 
 

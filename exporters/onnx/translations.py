@@ -578,6 +578,50 @@ def _lstm(
     return op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows, state, cell
 
 
+def _rnn(activation: str) -> Callable[..., tuple[Any, Any]]:
+    """The translation of such layers, of which torch has none."""
+
+    def translate(
+        x: Any,
+        start: Any,
+        weights: Sequence[Any],
+        has_biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both_ways: bool,
+        batch_first: bool,
+    ) -> tuple[Any, Any]:
+        directions = 2 if both_ways else 1
+        count = 4 if has_biases else 2
+        rows = op.Transpose(x, perm=[1, 0, 2]) if batch_first else x
+        axis = op.Constant(value_ints=[0])
+        ends = []
+        for first in range(0, layers * directions, directions):
+            places = [place * count for place in range(first, first + directions)]
+            kinds = [[weights[place + kind] for place in places] for kind in range(count)]
+            held = [op.Concat(*(op.Unsqueeze(w, axis) for w in kind), axis=0) for kind in kinds]
+            bias = op.Concat(held[2], held[3], axis=1) if has_biases else None
+            before = op.Slice(start, [first], [first + directions], axis)
+            found, last = op.RNN(
+                *(rows, held[0], held[1], bias, None, before),
+                activations=[activation] * directions,
+                direction="bidirectional" if both_ways else "forward",
+                hidden_size=kinds[1][0].shape[-1],
+            )
+            by_row = op.Transpose(found, perm=[0, 2, 1, 3])  # from [S, directions, B, H]
+            rows = op.Reshape(by_row, op.Constant(value_ints=[0, 0, -1]))
+            ends.append(last)
+        rows = op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows
+        return rows, op.Concat(*ends, axis=0)
+
+    return translate
+
+
+_translation(aten.rnn_tanh.input)(_rnn("Tanh"))
+_translation(aten.rnn_relu.input)(_rnn("Relu"))
+
+
 _HOP = "torch.onnx._internal.exporter._torchlib.ops.hop"
 
 
