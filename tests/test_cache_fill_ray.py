@@ -326,7 +326,7 @@ def test_workers_share_what_there_is() -> None:
 
 def test_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingError, match="needs Ray Data") as caught, local_ray(1, 0):
+    with pytest.raises(MissingError, match="--engine ray needs ray") as caught, local_ray(1, 0):
         raise AssertionError
     assert caught.value.hint == install_command("ray")
 

@@ -11,7 +11,7 @@ import torch
 from exports import cast
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect import endless
+from enginecast.capture.control_flow.detect import recorder
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.errors import CaptureError
@@ -157,7 +157,7 @@ def test_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(endless, "LONGEST_TRACE", 1.0)
+    monkeypatch.setattr(recorder, "LONGEST_RUN", 1.0)
     (tmp_path / "endless_factory.py").write_text(SOURCE, encoding="utf-8")
     ran = cast(capsys, "export", "endless_factory:spin", "-o", "bundle")
     assert ran.code == 2

@@ -37,7 +37,8 @@ def names(extra: str = "") -> set[str]:
 
 def run(*words: object, rest: str = MAIN, missing: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """Run a command where no library of an extra can be imported."""
-    code = CODE.format(missing=missing or tuple(EXTRAS), rest=rest)
+    refused = missing or tuple(EXTRAS.keys() - {"torch_tensorrt"})  # no test has it
+    code = CODE.format(missing=refused, rest=rest)
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
     )

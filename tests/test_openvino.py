@@ -70,7 +70,7 @@ def test_without_openvino_an_export_says_how_to_get_it(
         capsys, "export", "torch.nn:Identity", "-o", tmp_path / "out", "--target", "openvino"
     )
     assert done.code == 3
-    assert "--target openvino needs OpenVINO, which is not installed" in done.err
+    assert "--target openvino needs openvino, which is not installed" in done.err
     assert install_command("openvino") in done.err
 
 

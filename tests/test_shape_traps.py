@@ -120,7 +120,6 @@ def line(mark: str) -> str:
             ["--dynamic", "x:1=2..9", "--dynamic", "x:2=2..9"],
             ["x_1=4, x_2=5", line("square")],
         ),
-        ("square", ["--dynamic", "x:1=2..9"], ["x_1=5", line("square")]),
         ("branch", ["--fallback", "none", "--dynamic", "x:0=1..9"], ["batch <= 5", line("branch")]),
         (
             "fixed",
@@ -195,9 +194,17 @@ def test_equal_sizes_in_the_example_do_not_tie_dimensions(capsys: Capture) -> No
     done = export(capsys, "plain", *options)
     reported = " ".join(done.err.split())
     assert done.code == 2, reported  # the sum ties the last sizes, and they were asked for apart
-    assert "x [batch=4, x_1=7]; y [batch=4, y_1=8]" in reported, reported
+    assert "x [batch=5, x_1=7]; y [4, y_1=8]" in reported, reported
     with engine_of(export(capsys, "plain", "--dynamic", "x:0=1..9")) as engine:
-        assert engine.inputs[0].shape == engine.inputs[1].shape == ("batch", 7)
+        assert engine.inputs[0].shape == ("batch", 7)
+        assert engine.inputs[1].shape == ("y_0", 7)
+
+
+def test_a_dimension_that_the_code_needs_equal_varies_with_the_one_asked_for(
+    capsys: Capture,
+) -> None:
+    with engine_of(export(capsys, "square", "--dynamic", "x:1=2..9")) as engine:
+        assert engine.inputs[0].shape == ("batch", "x_1", "x_1")
 
 
 @pytest.mark.parametrize(

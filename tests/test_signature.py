@@ -318,7 +318,7 @@ def test_a_signature_is_for_digests(root: Path, tmp_path: Path) -> None:
 
 def test_without_the_library(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "model_signing", None)
-    with pytest.raises(MissingError, match="model-signing") as caught:
+    with pytest.raises(MissingError, match="needs model_signing") as caught:
         load(root, trust=keys(tmp_path)[1])
     assert install_command("signing") in caught.value.hint
 

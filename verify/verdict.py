@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Excess, Outcome, OutputVerdict, Verdict, Where
 from enginecast.verify.accept import ExcessReason, described, sort_out, way_out
-from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
+from enginecast.verify.floor import LARGEST_FLOOR, LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verify.metrics import (
     BEYOND,
     Comparison,
@@ -193,7 +193,7 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
             f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, but the"
             f" plan allows {floor.max_error:.2g} (--max-error)"
         )
-    elif same_dtype and excess < TOO_GOOD and used > LARGE * UNIT_ROUNDOFF[floor.dtype]:
+    elif same_dtype and excess < TOO_GOOD and _tells(used, floor.dtype):
         failures.append(
             f"output {name!r} has {times(excess)} the error of {floor.owner} (relative L2"
             f" {pooled.relative:.2g}, floor {used:.2g}): the noise floor does not fit this model"
@@ -202,6 +202,11 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
     if not failures:
         failures += _part_failures(measured, floor, name)
     return _Judged(name, pooled, used, limit, tuple(failures), kernels)
+
+
+def _tells(used: float, dtype: str) -> bool:
+    """Whether a floor is so large that no engine has less error by luck, and still a measure."""
+    return LARGE * UNIT_ROUNDOFF[dtype] < used <= LARGEST_FLOOR[dtype]
 
 
 def _wrong_values(measured: Comparison, floor: Floor, name: str, kernels: bool) -> Iterator[str]:

@@ -55,6 +55,8 @@ def caught_at() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torch.export"):
+            return ""  # above it is who traces the model
         file = frame.f_code.co_filename
         if is_model_code(file) and frame.f_lineno in _caught(file):
             return str(SourceLocation(file, frame.f_lineno))
