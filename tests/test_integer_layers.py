@@ -431,6 +431,27 @@ class Tagger(nn.Module):
         return last
 
 
+class Bare(nn.Module):
+    """Gives what its recurrent layer gives."""
+
+    def __init__(self, cells: nn.Module) -> None:
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.cells(x)[0]
+        return found
+
+
+def test_a_recurrent_layer_is_no_head() -> None:
+    x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
+    program = captured(loud(lambda: Bare(nn.LSTM(12, 16, batch_first=True))), x)
+    after, _ = rewritten(program, f"{PLAN},int8-matmul", calibrated(program, x))
+    plan = plan_of(after)
+    assert plan is not None
+    assert {p.module: p.choice for p in plan.layers} == {"cells": "w8a8-dynamic"}
+
+
 def check_error(found: Tensor, exact: Tensor, simulated: Tensor) -> None:
     """An int8 program differs from the exact one, by little, and as was foretold."""
     error = relative_error(found, exact)

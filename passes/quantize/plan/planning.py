@@ -495,7 +495,8 @@ def _reasons(
         yield declared
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
-    if layer.kind != "embedding" and not options.heads and _reaches_output(layer.node):
+    is_head = layer.kind not in ("embedding", "lstm", "gru", "rnn")
+    if is_head and not options.heads and _reaches_output(layer.node):
         yield f"{_HEAD}: its error is the output's error (heads=true quantizes it)"
     if _is_small_stem(layer, options) and _reads_input(layer.node, weights):
         yield "the first convolution: it reads the input itself, and is small"
