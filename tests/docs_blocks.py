@@ -128,7 +128,9 @@ def run(block: Block, place: Place) -> bool:
 def shell(block: Block, script: str, place: Place) -> str:
     """What a script prints; a PageError where it fails."""
     folder = place.folder
-    environment = os.environ | {
+    # `make test` sets PYTHONSAFEPATH for itself; a reader's Python imports from its folder, too.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = inherited | {
         "PATH": f"{place.bin}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
