@@ -27,8 +27,8 @@ from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
-from enginecast.verify.emulate.emulate import emulate
-from enginecast.verify.emulate.profiles import PROFILES, Profile
+from enginecast.verification.emulate.emulate import emulate
+from enginecast.verification.emulate.profiles import PROFILES, Profile
 
 
 def main() -> None:

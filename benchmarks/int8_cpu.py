@@ -33,7 +33,7 @@ from transformers import T5EncoderModel
 from enginecast import load
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
-from enginecast.verify.metrics import measure, row_mask
+from enginecast.verification.metrics import measure, row_mask
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from rig import BASE, Rig, Sizes, prompts

@@ -40,7 +40,7 @@ from enginecast.errors import EnginecastError
 from enginecast.runtime.device.machine import processor
 from enginecast.runtime.sessions.onnxruntime import create_session
 from enginecast.runtime.sessions.settings import Settings
-from enginecast.verify.metrics import measure, row_mask
+from enginecast.verification.metrics import measure, row_mask
 
 HERE = Path(__file__).parent
 PEERS = {
@@ -62,7 +62,7 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
 """Ours, by what `enginecast.compile` gets."""
 SETTINGS = {"openvino of one size": Settings(threads=1, fixed_sizes=True)}
 """With which one is loaded that is not loaded as it is by default."""
-SOURCES = ("enginecast", "capture", "passes", "exporters", "verify", "runtime")
+SOURCES = ("enginecast", "capture", "passes", "exporters", "verification", "runtime")
 """What samples depend on; engines on all but the last."""
 Sample = Callable[[], float]
 """Runs once; gives the CPU seconds of it."""

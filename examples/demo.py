@@ -35,7 +35,7 @@ from enginecast.passes.presets import preset
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import encode_prompts
-from enginecast.verify.metrics import times
+from enginecast.verification.metrics import times
 
 ROOT = Path("demo")
 MODEL = ROOT / "t5-small-outliers"

@@ -11,12 +11,12 @@ from torch.export import ExportedProgram
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.verify.bisect.bisect import Subject, bisect
-from enginecast.verify.bisect.culprit import Bisection
-from enginecast.verify.eager import make_reference
-from enginecast.verify.program.observer import Observer
-from enginecast.verify.reference import Reference
-from enginecast.verify.report.data import PassCheck
+from enginecast.verification.bisect.bisect import Subject, bisect
+from enginecast.verification.bisect.culprit import Bisection
+from enginecast.verification.eager import make_reference
+from enginecast.verification.program.observer import Observer
+from enginecast.verification.reference import Reference
+from enginecast.verification.report.data import PassCheck
 
 BLOCKS = 6
 

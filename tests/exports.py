@@ -32,7 +32,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import Bundle, digest
-from enginecast.verify.report.data import Report
+from enginecast.verification.report.data import Report
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from enginecast.doctor.checks import Report as Examination
 from enginecast.pipelines.record import PipelineRecord
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.tensor_files import StoredDtype
-from enginecast.verify.report.data import Report
+from enginecast.verification.report.data import Report
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 FILES: dict[str, type] = {"manifest": Manifest, "report": Report}

@@ -13,7 +13,7 @@ from enginecast.runtime.bundle.manifest import (
 )
 from enginecast.runtime.sessions.settings import Settings
 from enginecast.runtime.tuned import Machine
-from enginecast.verify.emulate.data import Emulation
+from enginecast.verification.emulate.data import Emulation
 
 Shapes = dict[str, list[int]]
 Outcome = Literal["verified", "verified-by-emulation", "rejected"]

@@ -30,7 +30,7 @@ from safetensors import safe_open
 from enginecast.compiler.verify_bundle import verify_bundle
 from enginecast.errors import EnginecastError
 from enginecast.runtime.load import load
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "mutations.json"

@@ -15,8 +15,8 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import insert
 from enginecast.passes.ir.source import module_path
 from enginecast.runtime.bundle.manifest import Where
-from enginecast.verify.eager import make_reference
-from enginecast.verify.reference import Reference
+from enginecast.verification.eager import make_reference
+from enginecast.verification.reference import Reference
 
 aten = torch.ops.aten
 Edit = Callable[[ExportedProgram], None]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from enginecast.runtime.bundle.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
-from enginecast.verify.report.data import (
+from enginecast.verification.report.data import (
     Drawing,
     GraphNode,
     LayerTime,

@@ -1,4 +1,4 @@
-"""Small modules and their programs for the tests of verify/."""
+"""Small modules and their programs for the tests of verification/."""
 
 from copy import deepcopy
 from dataclasses import dataclass

@@ -15,12 +15,12 @@ import enginecast
 from enginecast.errors import BundleError, EnginecastWarning, UsageError
 from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
 from enginecast.runtime.engine import Engine
-from enginecast.verify.accept import Acceptance, accepted_before, parse_accept
-from enginecast.verify.edges import edge_failures
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import measure
-from enginecast.verify.reference import ReferenceCase
-from enginecast.verify.verdict import judge, verdict_line
+from enginecast.verification.accept import Acceptance, accepted_before, parse_accept
+from enginecast.verification.edges import edge_failures
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import measure
+from enginecast.verification.reference import ReferenceCase
+from enginecast.verification.verdict import judge, verdict_line
 
 VALUES = np.linspace(0.5, 2.0, 12).reshape(3, 4)
 

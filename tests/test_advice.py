@@ -25,7 +25,7 @@ from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.precision.low_values import low_values
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.boundaries import largest_values
+from enginecast.verification.boundaries import largest_values
 
 NONE = ModelOptions()
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"

@@ -20,7 +20,7 @@ from enginecast.exporters.onnx.readers import READERS
 from enginecast.exporters.onnx.translations import FEW_TOKENS, MANY_ROWS
 from enginecast.passes.ir.base import PassContext
 from enginecast.testing import capture, check_mutations, compare, run_passes
-from enginecast.verify.emulate.kernels import KERNELS
+from enginecast.verification.emulate.kernels import KERNELS
 
 ops = torch.ops.enginecast
 SIZE = 8

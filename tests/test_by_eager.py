@@ -13,10 +13,10 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
-from enginecast.verify.eager import as_arrays, make_reference
-from enginecast.verify.program.observer import Observer
-from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import judge
+from enginecast.verification.eager import as_arrays, make_reference
+from enginecast.verification.program.observer import Observer
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import judge
 
 Function = Callable[[Tensor], Tensor]
 

@@ -18,7 +18,7 @@ from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.load import load
-from enginecast.verify import reference as reference_module
+from enginecast.verification import reference as reference_module
 
 
 def emulated(folder: Path) -> Path:

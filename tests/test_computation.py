@@ -11,7 +11,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.light_values import value_digest
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
-from enginecast.verify.boundaries import _digest
+from enginecast.verification.boundaries import _digest
 
 
 class Model(nn.Module):

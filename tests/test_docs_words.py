@@ -18,7 +18,16 @@ BRITISH = (
 WORDS = re.compile(rf"{NEVER}|\b(?:{BRITISH})\b", re.IGNORECASE)
 ALLOWED = {"specialise", "specialised"}
 """A rung of the ladder, and so a value of `--fallback`."""
-FOLDERS = ("enginecast", "capture", "passes", "exporters", "verify", "runtime", "cache", "docs")
+FOLDERS = (
+    "enginecast",
+    "capture",
+    "passes",
+    "exporters",
+    "verification",
+    "runtime",
+    "cache",
+    "docs",
+)
 FILES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
     *(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case, verification_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.verify.eager import fp64_outputs, in_fp64, make_reference
-from enginecast.verify.metrics import Outputs
+from enginecast.verification.eager import fp64_outputs, in_fp64, make_reference
+from enginecast.verification.metrics import Outputs
 
 
 class Upcasts(nn.Module):

@@ -20,10 +20,10 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx import stable
-from enginecast.verify.eager import aligned_weights, capture_failures
-from enginecast.verify.edges import edge_failures, least_error
-from enginecast.verify.metrics import Array
-from enginecast.verify.reference import ReferenceCase
+from enginecast.verification.eager import aligned_weights, capture_failures
+from enginecast.verification.edges import edge_failures, least_error
+from enginecast.verification.metrics import Array
+from enginecast.verification.reference import ReferenceCase
 
 X = InputSpec("x", "tensor", torch.float32, (DimSpec.static(4), DimSpec.static(8)))
 PLAIN = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -26,9 +26,9 @@ from enginecast.exporters.registry import TARGETS, target_of
 from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.presets import preset
-from enginecast.verify.emulate.data import Emulation, overflow_sentence, tightest
-from enginecast.verify.emulate.emulate import emulate
-from enginecast.verify.emulate.profiles import PROFILES, get_profile
+from enginecast.verification.emulate.data import Emulation, overflow_sentence, tightest
+from enginecast.verification.emulate.emulate import emulate
+from enginecast.verification.emulate.profiles import PROFILES, get_profile
 
 WITHOUT_SKIP = "unify-dtype{to=fp16},canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention"
 HIDDEN_UNIT, TRIGGER = 7, 9

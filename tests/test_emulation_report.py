@@ -13,10 +13,16 @@ from reports import report
 from rich.console import Console
 from test_emulate import Wrapped
 
-from enginecast.verify.emulate.data import Emulation, Overflow, StoredValues, WeightLoss, tightest
-from enginecast.verify.report.data import Report
-from enginecast.verify.report.report import write_report
-from enginecast.verify.report.tables import print_report
+from enginecast.verification.emulate.data import (
+    Emulation,
+    Overflow,
+    StoredValues,
+    WeightLoss,
+    tightest,
+)
+from enginecast.verification.report.data import Report
+from enginecast.verification.report.report import write_report
+from enginecast.verification.report.tables import print_report
 
 Capture = pytest.CaptureFixture[str]
 

@@ -39,7 +39,7 @@ from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import Sampling, not_heeded
 from enginecast.serving.repository import write_repository
-from enginecast.verify.generation import follow, read_continued, read_encoded
+from enginecast.verification.generation import follow, read_continued, read_encoded
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.verify.eager import (
+from enginecast.verification.eager import (
     as_arrays,
     edge_reference,
     make_reference,
@@ -19,12 +19,12 @@ from enginecast.verify.eager import (
     reference_program,
     with_all_kernels,
 )
-from enginecast.verify.edges import edge_failures
-from enginecast.verify.engine import where_it_ran
-from enginecast.verify.reference import Reference
-from enginecast.verify.runs import Runs
-from enginecast.verify.sequence import LANES, in_sequence
-from enginecast.verify.verdict import judge
+from enginecast.verification.edges import edge_failures
+from enginecast.verification.engine import where_it_ran
+from enginecast.verification.reference import Reference
+from enginecast.verification.runs import Runs
+from enginecast.verification.sequence import LANES, in_sequence
+from enginecast.verification.verdict import judge
 
 
 def half(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from enginecast.capture.sources.source import open_source
 from enginecast.compiler.fit_values import fit_values
 from enginecast.compiler.prepare import input_specs
 from enginecast.errors import InputError
-from enginecast.verify.reference import read_reference
+from enginecast.verification.reference import read_reference
 
 IDS = torch.tensor([[1, 7, 7, 2, 3, 4, 5, 6, 8], [9, 7, 7, 1, 2, 3, 4, 5, 6]])
 WEIGHT = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))

@@ -16,10 +16,10 @@ from small_programs import NAMES, cases, encoder, program
 from torch import Tensor, nn
 
 from enginecast.errors import VerificationError
-from enginecast.verify.eager import make_reference
-from enginecast.verify.emulate.emulate import true_dtype_check
-from enginecast.verify.emulate.profiles import get_profile
-from enginecast.verify.verdict import judge
+from enginecast.verification.eager import make_reference
+from enginecast.verification.emulate.emulate import true_dtype_check
+from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.verdict import judge
 
 
 def test_the_reference_knows_which_output_follows_the_mask() -> None:

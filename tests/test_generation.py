@@ -64,7 +64,7 @@ from enginecast.runtime.generation import (
     tokens,
     without,
 )
-from enginecast.verify.generation import GENERATION_NAME, follow, read_continued
+from enginecast.verification.generation import GENERATION_NAME, follow, read_continued
 
 
 @pytest.fixture(scope="module")

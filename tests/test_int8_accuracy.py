@@ -14,7 +14,7 @@ from rig import BASE, Rig, Sizes, prompts
 
 from enginecast import compile as compile_model
 from enginecast import load
-from enginecast.verify.metrics import Metrics, measure, row_mask
+from enginecast.verification.metrics import Metrics, measure, row_mask
 
 SMALL = Sizes(width=128, inner=256, heads=2, head_size=64, vocabulary=512)
 LARGEST = 0.3

@@ -22,14 +22,14 @@ from enginecast.passes.ir.interpret import (
     schedule,
 )
 from enginecast.passes.ir.source import module_path
-from enginecast.verify.boundaries import (
+from enginecast.verification.boundaries import (
     Snapshot,
     is_module_output,
     largest_values,
     leaving,
     snapshots,
 )
-from enginecast.verify.eager import reference_program
+from enginecast.verification.eager import reference_program
 
 
 def snapshot(exported: ExportedProgram, inputs: Mapping[str, Tensor]) -> Snapshot:

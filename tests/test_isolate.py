@@ -14,7 +14,7 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import erase_dead, insert, structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.boundaries import Snapshot, isolated, snapshots
+from enginecast.verification.boundaries import Snapshot, isolated, snapshots
 
 aten = torch.ops.aten
 INPUTS = [case.inputs for case in cases()]

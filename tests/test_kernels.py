@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.verify.eager import make_reference, with_all_kernels
-from enginecast.verify.engine import where_it_ran
-from enginecast.verify.kernels import UNIT, noisy_outputs
-from enginecast.verify.metrics import pool_output
-from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import judge
+from enginecast.verification.eager import make_reference, with_all_kernels
+from enginecast.verification.engine import where_it_ran
+from enginecast.verification.kernels import UNIT, noisy_outputs
+from enginecast.verification.metrics import pool_output
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import judge
 
 WEIGHT = torch.randn(64, generator=torch.Generator().manual_seed(1))
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {

@@ -50,16 +50,16 @@ MAY_IMPORT = {
     )
 }
 ENGINE_SIDE = [
-    "enginecast.verify.metrics",
-    "enginecast.verify.engine",
-    "enginecast.verify.verdict",
-    "enginecast.verify.floor",
-    "enginecast.verify.reference",
-    "enginecast.verify.report.report",
-    "enginecast.verify.report.data",
-    "enginecast.verify.emulate.profiles",
-    "enginecast.verify.emulate.data",
-    "enginecast.verify.report.report",
+    "enginecast.verification.metrics",
+    "enginecast.verification.engine",
+    "enginecast.verification.verdict",
+    "enginecast.verification.floor",
+    "enginecast.verification.reference",
+    "enginecast.verification.report.report",
+    "enginecast.verification.report.data",
+    "enginecast.verification.emulate.profiles",
+    "enginecast.verification.emulate.data",
+    "enginecast.verification.report.report",
 ]
 RUNS_TORCH = {
     "device/torch_threads.py",
@@ -238,8 +238,8 @@ NAMES_TARGETS = {
     "passes/plan_fp8.py",
     "enginecast/ops/traits.py",
     "enginecast/ops/whole_rms_norm.py",
-    "verify/emulate/profiles.py",  # names of its own, some of which are the same
-    "verify/engine.py",  # a package's
+    "verification/emulate/profiles.py",  # names of its own, some of which are the same
+    "verification/engine.py",  # a package's
     "enginecast/library_names.py",
     "enginecast/installation.py",  # which extra brings a package
     "enginecast/doctor/checks.py",

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 COLUMNS = ("output", "error / eager fp32's", "SQNR dB", "worst place")
 ROWS = (

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from enginecast.errors import VerificationError
-from enginecast.verify.metrics import BEYOND, SQNR_CAP, masked_outputs, measure, pool, row_mask
+from enginecast.verification.metrics import (
+    BEYOND,
+    SQNR_CAP,
+    masked_outputs,
+    measure,
+    pool,
+    row_mask,
+)
 
 
 def sample(*shape: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
-from enginecast.verify.program.observer import Observer
+from enginecast.verification.program.observer import Observer
 
 WIDTH = 16
 OUTLIER = 1e5

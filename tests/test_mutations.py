@@ -9,7 +9,7 @@ import pytest
 from exports import Exports
 from mutations import Edit, change_epsilon, drop_mask, nothing, outcome, perturb_weight, weights
 
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
 FAMILIES = ("t5", "bert", "vit", "plain")
 MASKS = {"t5": "attention_mask", "bert": "attention_mask", "plain": "keep"}

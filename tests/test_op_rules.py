@@ -11,7 +11,7 @@ from enginecast.exporters.tensorrt.torch_converters import CONVERTERS
 from enginecast.ops.rules import Rules
 from enginecast.ops.traits import OWN, Family
 from enginecast.passes.lower import decompose_fused, decompose_quantized
-from enginecast.verify.emulate.kernels import KERNELS, QUANTIZED
+from enginecast.verification.emulate.kernels import KERNELS, QUANTIZED
 
 
 def unanswered(

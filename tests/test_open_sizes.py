@@ -21,7 +21,7 @@ from enginecast.compiler.prepare import input_specs
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verify.eager import reference_program
+from enginecast.verification.eager import reference_program
 
 pytestmark = pytest.mark.all_sizes
 

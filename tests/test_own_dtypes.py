@@ -12,7 +12,7 @@ from enginecast.passes.canonicalize import _holds_exactly
 from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.precision.low_values import low_values
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.floor import LIMIT, least_floor
+from enginecast.verification.floor import LIMIT, least_floor
 
 W = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
 EYE = 8 * torch.eye(8)

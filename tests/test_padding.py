@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from enginecast.verify.reference import moved, other_padding, padded_case
+from enginecast.verification.reference import moved, other_padding, padded_case
 
 MASK = np.array([[1, 1, 1], [1, 0, 0]])
 

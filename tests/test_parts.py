@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from enginecast.runtime.bundle.manifest import Verdict, Where
-from enginecast.verify.eager import with_losses
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, masked_outputs
-from enginecast.verify.reference import Reference, ReferenceCase
-from enginecast.verify.verdict import judge
+from enginecast.verification.eager import with_losses
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, masked_outputs
+from enginecast.verification.reference import Reference, ReferenceCase
+from enginecast.verification.verdict import judge
 
 WHERE = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
 GENERATOR = np.random.default_rng(4)

@@ -28,13 +28,13 @@ from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import insert
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.boundaries import Snapshot
-from enginecast.verify.emulate.emulate import true_dtype_check
-from enginecast.verify.emulate.profiles import get_profile
-from enginecast.verify.metrics import BEYOND
-from enginecast.verify.program.observer import Observer
-from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import judge
+from enginecast.verification.boundaries import Snapshot
+from enginecast.verification.emulate.emulate import true_dtype_check
+from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.metrics import BEYOND
+from enginecast.verification.program.observer import Observer
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import judge
 
 aten = torch.ops.aten
 

@@ -17,10 +17,10 @@ from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.quantize import layers as quantize_layers
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Where
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, measure, pool_output
-from enginecast.verify.reference import Reference, read_reference, write_reference
-from enginecast.verify.verdict import QUANTIZED_LIMIT, judge
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, measure, pool_output
+from enginecast.verification.reference import Reference, read_reference, write_reference
+from enginecast.verification.verdict import QUANTIZED_LIMIT, judge
 
 PIPELINE = "plan-int8{max_error=0.2},int8-matmul"
 OUTPUT = "last_hidden_state"

@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from enginecast.errors import BundleError
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import compare
-from enginecast.verify.reference import Reference, ReferenceCase, read_reference, write_reference
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import compare
+from enginecast.verification.reference import (
+    Reference,
+    ReferenceCase,
+    read_reference,
+    write_reference,
+)
 
 SIZES = {"small": 2, "large": 64, "middle/odd": 16}
 

@@ -11,9 +11,9 @@ from reports import report
 from rich.console import Console
 
 from enginecast.runtime.bundle.manifest import Outcome
-from enginecast.verify.report.data import Report
-from enginecast.verify.report.report import to_json, write_report
-from enginecast.verify.report.tables import print_report
+from enginecast.verification.report.data import Report
+from enginecast.verification.report.report import to_json, write_report
+from enginecast.verification.report.tables import print_report
 
 
 def printed(shown: Report) -> str:

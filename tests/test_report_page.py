@@ -14,9 +14,9 @@ from reports import full, report
 from enginecast.compiler.report_details import origin_of, reported_plan
 from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.verify.report.comparison import Side, compare
-from enginecast.verify.report.comparison_page import comparison_page_of
-from enginecast.verify.report.page import page_of
+from enginecast.verification.report.comparison import Side, compare
+from enginecast.verification.report.comparison_page import comparison_page_of
+from enginecast.verification.report.page import page_of
 
 WIDTHS = (390, 800, 1300)
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

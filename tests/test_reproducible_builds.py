@@ -125,7 +125,7 @@ def test_the_wheel_holds_the_packages_and_runs(places: tuple[Place, Place], tmp_
 
 def _tracked() -> set[str]:
     """The wheel's paths of all that git tracks in the packaged folders."""
-    folders = ["enginecast", "capture", "passes", "exporters", "verify", "runtime", "cache"]
+    folders = ["enginecast", "capture", "passes", "exporters", "verification", "runtime", "cache"]
     command = ["git", "ls-files", "--cached", "--", *folders]
     names = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     return {

@@ -49,7 +49,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
 from enginecast.passes.ir.sites import SKIPPED
 from enginecast.passes.registry import build
-from enginecast.verify.program.observer import Observer
+from enginecast.verification.program.observer import Observer
 
 WIDTH = 16
 DECODER = {**TEXT, **GROUPED, "intermediate_size": 48, "max_position_embeddings": 80}

@@ -6,7 +6,7 @@ from programs import captured
 from torch import nn
 
 from enginecast.passes.ir.interpret import Run
-from enginecast.verify.runs import Runs
+from enginecast.verification.runs import Runs
 
 A, B, C = ({"input": torch.full((2, 3), float(n))} for n in (1, 2, -3))
 

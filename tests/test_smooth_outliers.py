@@ -36,7 +36,7 @@ from enginecast.passes.ir.edit import aten, insert, weight_expressions
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
 from enginecast.passes.registry import build
-from enginecast.verify.program.observer import Observer
+from enginecast.verification.program.observer import Observer
 
 ALWAYS = "smooth-outliers{alpha=0.6}"
 FUSED = "canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"

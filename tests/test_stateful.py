@@ -28,8 +28,8 @@ from enginecast.runtime import Stepper
 from enginecast.runtime.bundle.manifest import STATE_NAME
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
-from enginecast.verify.stepping import step_failures
+from enginecast.verification.reference import REFERENCE_NAME, read_reference
+from enginecast.verification.stepping import step_failures
 
 STATE = ModelOptions(state="inputs")
 

@@ -25,9 +25,9 @@ from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.emulate.emulate import emulate
-from enginecast.verify.emulate.profiles import get_profile
-from enginecast.verify.program.observer import Observer
+from enginecast.verification.emulate.emulate import emulate
+from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.program.observer import Observer
 
 NAMES = ("Branches", "NormInBranch", "Constants", "Counted", "Recurrent", "OwnLength", "Cut")
 _PREPARED: dict[str, Prepared] = {}

@@ -12,8 +12,8 @@ import enginecast
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import from_example
 from enginecast.compiler.cases import with_telling_values
-from enginecast.verify.eager import reference_program
-from enginecast.verify.runs import Runs
+from enginecast.verification.eager import reference_program
+from enginecast.verification.runs import Runs
 
 pytestmark = pytest.mark.all_sizes
 

@@ -19,7 +19,7 @@ from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.runtime.load import load
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
+from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
-from enginecast.verify.choices import TieReference, choice_nodes, tie_reference
-from enginecast.verify.eager import as_arrays, make_reference
-from enginecast.verify.engine import where_it_ran
-from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import judge
+from enginecast.verification.choices import TieReference, choice_nodes, tie_reference
+from enginecast.verification.eager import as_arrays, make_reference
+from enginecast.verification.engine import where_it_ran
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import judge
 
 KEPT = 4
 Choose = Callable[[Tensor], Tensor]

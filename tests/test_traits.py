@@ -18,7 +18,7 @@ from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.effects import is_pure, is_random
 from enginecast.passes.ir.traits import Trait, has, is_identity, listed, traits_of
 from enginecast.passes.precision.dtype_classes import Class, classify
-from enginecast.verify.boundaries import fill_values
+from enginecast.verification.boundaries import fill_values
 
 aten = torch.ops.aten
 

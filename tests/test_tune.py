@@ -22,8 +22,8 @@ from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
-from enginecast.verify.engine import verify_engine as judged
-from enginecast.verify.reference import Reference
+from enginecast.verification.engine import verify_engine as judged
+from enginecast.verification.reference import Reference
 
 Capture = pytest.CaptureFixture[str]
 NO_ARENA = Settings(arena=False)

@@ -8,9 +8,9 @@ import pytest
 
 from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import Verdict, Where
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, Comparison, measure, times
-from enginecast.verify.verdict import judge, verdict_line
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, Comparison, measure, times
+from enginecast.verification.verdict import judge, verdict_line
 
 WHERE = Where(provider="CPUExecutionProvider", device="x86_64", versions={"onnxruntime": "1.31.1"})
 GENERATOR = np.random.default_rng(11)

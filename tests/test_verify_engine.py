@@ -9,10 +9,10 @@ import pytest
 
 from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.engine import Engine
-from enginecast.verify.engine import runs_natively, verify_engine
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, compare
-from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verification.engine import runs_natively, verify_engine
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, compare
+from enginecast.verification.reference import Reference, ReferenceCase
 
 GENERATOR = np.random.default_rng(2)
 

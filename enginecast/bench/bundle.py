@@ -31,7 +31,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.settings import Settings
 from enginecast.runtime.values.arrays import Array
-from enginecast.verify.metrics import compare, pool
+from enginecast.verification.metrics import compare, pool
 
 ROUNDS = 15
 SECONDS = 60.0

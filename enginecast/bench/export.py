@@ -17,8 +17,8 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.session import NodeTimes
 from enginecast.runtime.values.arrays import Array
-from enginecast.verify.engine import feeds_of
-from enginecast.verify.report.data import LayerTime, Profile
+from enginecast.verification.engine import feeds_of
+from enginecast.verification.report.data import LayerTime, Profile
 
 SHARE = 0.1
 """Part of the export's time that it may take."""

@@ -10,8 +10,8 @@ from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.prompts import encode_prompts, read_prompts
 from enginecast.runtime.values.arrays import Array
-from enginecast.verify.engine import feeds_of
-from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verification.engine import feeds_of
+from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from enginecast.runtime.tuned import (
     tuned_path,
     write_tuned,
 )
-from enginecast.verify.engine import verify_engine
-from enginecast.verify.reference import REFERENCE_NAME
+from enginecast.verification.engine import verify_engine
+from enginecast.verification.reference import REFERENCE_NAME
 
 FIRST = 5
 """Rounds of the first heat."""

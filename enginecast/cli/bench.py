@@ -26,7 +26,7 @@ from enginecast.cli.terminal.output import (
     say,
 )
 from enginecast.runtime.sessions.settings import Settings
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.bench.bundle import Bench, Row

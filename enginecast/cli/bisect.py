@@ -17,10 +17,10 @@ from enginecast.cli.terminal.output import (
     say,
 )
 from enginecast.errors import UsageError, VerificationError
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
-    from enginecast.verify.bisect.culprit import Bisection
+    from enginecast.verification.bisect.culprit import Bisection
 
 
 @grouped
@@ -41,7 +41,7 @@ def bisect(
     from enginecast.compiler.rewrite import rewrite
     from enginecast.compiler.steps import Steps
     from enginecast.passes.registry import build
-    from enginecast.verify.bisect.culprit import Bisection
+    from enginecast.verification.bisect.culprit import Bisection
 
     model = model_flags.found(model)
     request = passes.request(model, model_flags.options())
@@ -102,7 +102,7 @@ def _show(found: "Bisection", why: Sequence[str], console: Console) -> None:
 
 
 def _times(value: float | None) -> str:
-    from enginecast.verify.metrics import BEYOND, times
+    from enginecast.verification.metrics import BEYOND, times
 
     if value is None:
         return "-"

@@ -34,7 +34,7 @@ from enginecast.cli.terminal.output import (
 )
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.pipelines.export import PipelineExport

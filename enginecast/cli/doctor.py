@@ -11,7 +11,7 @@ from enginecast.cli.options.groups import AsJson
 from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.doctor.checks import CPU_FEATURES, Problem, Report
 from enginecast.installation import install_command, unavailable
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 
 def doctor(

@@ -174,7 +174,7 @@ def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> A
 
 def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
     """Everything but the notes that were shown when they were made; of quiet the verdict alone."""
-    from enginecast.verify.report.tables import print_report, print_verdict
+    from enginecast.verification.report.tables import print_report, print_verdict
 
     console, report = results(), done.report
     if quiet:

@@ -28,7 +28,7 @@ from enginecast.cli.terminal.output import (
     standard_output,
 )
 from enginecast.errors import UsageError
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -202,7 +202,7 @@ def _save(program: "ExportedProgram", path: Path) -> Path:
 
 def show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> None:
     """Print tables; where progress goes if texts go to standard output, to be piped on."""
-    from enginecast.verify.metrics import times
+    from enginecast.verification.metrics import times
 
     console = results() if diffs is None and ir is None else progress()
     rows = []

@@ -20,7 +20,7 @@ from enginecast.errors import EnginecastError
 from enginecast.passes.ir.text import diff_ir, print_ir
 from enginecast.passes.registry import build
 from enginecast.plugins import OURS, forget, own_files
-from enginecast.verify.reference import Reference
+from enginecast.verification.reference import Reference
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

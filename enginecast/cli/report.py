@@ -12,14 +12,14 @@ from enginecast.cli.options.groups import AsJson, grouped, require_folder
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import BundleError, UsageError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 SHOWN = 24
 """Lines of a table on a terminal."""
 
 if TYPE_CHECKING:
     from enginecast.runtime.bundle.reader import Bundle
-    from enginecast.verify.report.comparison import Comparison, Side
+    from enginecast.verification.report.comparison import Comparison, Side
 
 
 @grouped
@@ -38,9 +38,9 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show the report of a bundle, or compare two."""
-    from enginecast.verify.report.comparison import compare
-    from enginecast.verify.report.comparison_page import comparison_page_of
-    from enginecast.verify.report.page import page_of
+    from enginecast.verification.report.comparison import compare
+    from enginecast.verification.report.comparison_page import comparison_page_of
+    from enginecast.verification.report.page import page_of
 
     if output is not None:
         require_folder(output)
@@ -71,7 +71,7 @@ def _drawing(*folders: Path) -> Iterator[None]:
     Raises:
         BundleError: they cannot be drawn.
     """
-    from enginecast.verify.report.report import JSON_NAME
+    from enginecast.verification.report.report import JSON_NAME
 
     try:
         yield
@@ -95,8 +95,8 @@ def _side(path: Path) -> "Side":
     BundleError: the folder holds no report that can be read, or a bundle of another version.
     """
     from enginecast.runtime.bundle.reader import open_bundle
-    from enginecast.verify.report.comparison import Side
-    from enginecast.verify.report.report import read_report
+    from enginecast.verification.report.comparison import Side
+    from enginecast.verification.report.report import read_report
 
     if not (path / MANIFEST_NAME).is_file():
         return Side(str(path), read_report(path), None)
@@ -110,15 +110,15 @@ def _checked(bundle: "Bundle") -> bytes | None:
     Raises:
         BundleError: it was changed.
     """
-    from enginecast.verify.report.report import JSON_NAME
+    from enginecast.verification.report.report import JSON_NAME
 
     is_listed = any(one.name == JSON_NAME for one in bundle.manifest.files)
     return bundle.read(JSON_NAME) if is_listed else None
 
 
 def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:
-    from enginecast.verify.report.report import HTML_NAME
-    from enginecast.verify.report.tables import print_report
+    from enginecast.verification.report.report import HTML_NAME
+    from enginecast.verification.report.tables import print_report
 
     page = output if output is not None else Path(side.path) / HTML_NAME
     if as_json:

@@ -22,7 +22,7 @@ from enginecast.cli.terminal.output import (
     results_apart,
     say,
 )
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.bench.tune import Row, Tuning

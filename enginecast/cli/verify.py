@@ -40,7 +40,7 @@ def verify(
 ) -> None:
     """Compare a bundle with eager again, on this machine's hardware."""
     from enginecast.compiler.verify_bundle import verify_bundle
-    from enginecast.verify.report.tables import print_verdict
+    from enginecast.verification.report.tables import print_verdict
 
     check = verify_bundle(
         bundle,

@@ -46,8 +46,8 @@ from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verify.eager import shape_only_outputs
-from enginecast.verify.runs import Runs
+from enginecast.verification.eager import shape_only_outputs
+from enginecast.verification.runs import Runs
 
 SEED = 0
 """Seed of the verification inputs, fixed so that equal calls give equal bundles."""

@@ -10,10 +10,10 @@ from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, SiteKey
 from enginecast.passes.ir.pipeline import PassRun
-from enginecast.verify.bisect.bisect import Subject, bisect
-from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave, why_dropped
-from enginecast.verify.eager import Case
-from enginecast.verify.reference import Reference
+from enginecast.verification.bisect.bisect import Subject, bisect
+from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave, why_dropped
+from enginecast.verification.eager import Case
+from enginecast.verification.reference import Reference
 
 ROUNDS = 3
 """Most rounds of dropping guilty sites: a case that the search did not run may show others."""

@@ -19,11 +19,11 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.errors import EnginecastError, VerificationError
-from enginecast.verify.eager import Forward, as_arrays, capture_failures, eager_outputs
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array
-from enginecast.verify.reference import Reference, ReferenceCase
-from enginecast.verify.runs import Runs
+from enginecast.verification.eager import Forward, as_arrays, capture_failures, eager_outputs
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array
+from enginecast.verification.reference import Reference, ReferenceCase
+from enginecast.verification.runs import Runs
 
 SEED = 0
 MOST_PATHS = 8

@@ -32,10 +32,10 @@ from enginecast.runtime.bundle.manifest import (
 from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verify.choices import TieReference
-from enginecast.verify.eager import FEW
-from enginecast.verify.emulate.emulate import TrueDtypeRun
-from enginecast.verify.engine import (
+from enginecast.verification.choices import TieReference
+from enginecast.verification.eager import FEW
+from enginecast.verification.emulate.emulate import TrueDtypeRun
+from enginecast.verification.engine import (
     compare_edges,
     edges_of,
     measure_engine,
@@ -44,10 +44,10 @@ from enginecast.verify.engine import (
     verify_engine,
     where_it_ran,
 )
-from enginecast.verify.floor import KERNELS, LIMIT
-from enginecast.verify.metrics import Comparison
-from enginecast.verify.reference import Reference, ReferenceCase
-from enginecast.verify.verdict import judge
+from enginecast.verification.floor import KERNELS, LIMIT
+from enginecast.verification.metrics import Comparison
+from enginecast.verification.reference import Reference, ReferenceCase
+from enginecast.verification.verdict import judge
 
 LOW = ("float16", "bfloat16")
 NOT_FOLLOWED = (

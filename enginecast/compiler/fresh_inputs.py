@@ -14,9 +14,9 @@ from enginecast.errors import VerificationError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers
 from enginecast.runtime.engine import Engine
-from enginecast.verify.eager import as_arrays
-from enginecast.verify.engine import EXACT, as_declared
-from enginecast.verify.metrics import compare
+from enginecast.verification.eager import as_arrays
+from enginecast.verification.engine import EXACT, as_declared
+from enginecast.verification.metrics import compare
 
 MORE = 24
 """Inputs that scales are made from besides the verification inputs."""

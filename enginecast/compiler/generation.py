@@ -24,11 +24,11 @@ from enginecast.errors import EnginecastError, VerificationError, first_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.manifest import GenerationCheck
 from enginecast.runtime.engine import Engine
-from enginecast.verify.engine import runs_natively, where_it_ran
-from enginecast.verify.floor import LIMIT, Floor, least_floor
-from enginecast.verify.generation import Continued, Numbers, continued, follow
-from enginecast.verify.metrics import Array, Metrics, measure, pool, ratio, times
-from enginecast.verify.verdict import judge
+from enginecast.verification.engine import runs_natively, where_it_ran
+from enginecast.verification.floor import LIMIT, Floor, least_floor
+from enginecast.verification.generation import Continued, Numbers, continued, follow
+from enginecast.verification.metrics import Array, Metrics, measure, pool, ratio, times
+from enginecast.verification.verdict import judge
 
 STEPS = 64
 """Tokens that are generated for each prompt."""

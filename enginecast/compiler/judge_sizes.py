@@ -44,17 +44,17 @@ from enginecast.capture.tracing.ladder.shapes import (
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.analyses.work import work_of
 from enginecast.runtime.size_checks import holds
-from enginecast.verify.eager import (
+from enginecast.verification.eager import (
     as_arrays,
     capture_failures,
     eager_outputs,
     reference_outputs,
     reference_program,
 )
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array
-from enginecast.verify.reference import Reference, ReferenceCase
-from enginecast.verify.runs import Runs
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array
+from enginecast.verification.reference import Reference, ReferenceCase
+from enginecast.verification.runs import Runs
 
 SEED = 0
 STYLES: tuple[Style, ...] = ("normal", "shifted")

@@ -96,8 +96,8 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.passes.unify_dtype import KeepHalves, in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.verify import lost_digits
-from enginecast.verify.eager import (
+from enginecast.verification import lost_digits
+from enginecast.verification.eager import (
     aligned_weights,
     capture_failures,
     eager_outputs,
@@ -107,9 +107,9 @@ from enginecast.verify.eager import (
     reference_program,
     with_all_kernels,
 )
-from enginecast.verify.metrics import BEYOND, Array
-from enginecast.verify.reference import Reference
-from enginecast.verify.runs import Runs
+from enginecast.verification.metrics import BEYOND, Array
+from enginecast.verification.reference import Reference
+from enginecast.verification.runs import Runs
 
 SORTING = frozenset(
     {

@@ -28,10 +28,10 @@ from enginecast.passes.quantize.plan.file import write_plan
 from enginecast.runtime.bundle.manifest import Fusion, Manifest, Padding, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verify.bisect.culprit import Bisection
-from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
-from enginecast.verify.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
-from enginecast.verify.report.report import HTML_NAME, JSON_NAME, write_report
+from enginecast.verification.bisect.culprit import Bisection
+from enginecast.verification.reference import REFERENCE_NAME, Reference, write_reference
+from enginecast.verification.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
+from enginecast.verification.report.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.version import __version__
 
 LOG_NAME = "build.log"

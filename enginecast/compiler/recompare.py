@@ -31,8 +31,8 @@ from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
-from enginecast.verify.program.quantized_floor import planned_reference
-from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verification.program.quantized_floor import planned_reference
+from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from enginecast.doctor.checks import Report as Machine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.verify.report.data import Origin, Plan, PlannedLayer
+from enginecast.verification.report.data import Origin, Plan, PlannedLayer
 from enginecast.version import __version__
 
 EPOCH = "SOURCE_DATE_EPOCH"

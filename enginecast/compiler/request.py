@@ -33,7 +33,7 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
-from enginecast.verify.accept import parse_accept
+from enginecast.verification.accept import parse_accept
 
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 

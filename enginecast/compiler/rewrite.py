@@ -18,17 +18,17 @@ from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.lower.drop_assertions import DropAssertions
 from enginecast.passes.registry import build
 from enginecast.passes.rescale_residual import RescaleResidual
-from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave
-from enginecast.verify.eager import range_culprit
-from enginecast.verify.emulate.data import overflow_sentence
-from enginecast.verify.emulate.emulate import TrueDtypeRun, true_dtype_check
-from enginecast.verify.emulate.profiles import WITHOUT_VNNI, get_profile
-from enginecast.verify.metrics import output_names, pool_output
-from enginecast.verify.program.changes import Changes
-from enginecast.verify.program.observer import Observer
-from enginecast.verify.program.quantized_floor import PlannedFloor
-from enginecast.verify.reference import Reference
-from enginecast.verify.report.data import PassCheck
+from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
+from enginecast.verification.eager import range_culprit
+from enginecast.verification.emulate.data import overflow_sentence
+from enginecast.verification.emulate.emulate import TrueDtypeRun, true_dtype_check
+from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verification.metrics import output_names, pool_output
+from enginecast.verification.program.changes import Changes
+from enginecast.verification.program.observer import Observer
+from enginecast.verification.program.quantized_floor import PlannedFloor
+from enginecast.verification.reference import Reference
+from enginecast.verification.report.data import PassCheck
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ from enginecast.exporters.torchscript.lower import branches
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verify.eager import edge_reference, fp64_outputs, make_reference
-from enginecast.verify.reference import Reference
+from enginecast.verification.eager import edge_reference, fp64_outputs, make_reference
+from enginecast.verification.reference import Reference
 
 
 class SizesDecideError(CaptureError):

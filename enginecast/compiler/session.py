@@ -85,12 +85,12 @@ from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
-from enginecast.verify.accept import check_names, parse_accept
-from enginecast.verify.emulate.widened import widened_cases
-from enginecast.verify.floor import Floor
-from enginecast.verify.generation import write_continued
-from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import verdict_line
+from enginecast.verification.accept import check_names, parse_accept
+from enginecast.verification.emulate.widened import widened_cases
+from enginecast.verification.floor import Floor
+from enginecast.verification.generation import write_continued
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import verdict_line
 
 OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
 """Kinds of refusals that sizes may be the reason of."""

@@ -19,11 +19,11 @@ from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.manifest import STATE_NAME, StepCheck
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.stepping import Stepper
-from enginecast.verify.eager import as_arrays
-from enginecast.verify.engine import as_declared, runs_natively, where_it_ran
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, measure, output_names, pool_output, ratio, times
-from enginecast.verify.verdict import judge
+from enginecast.verification.eager import as_arrays
+from enginecast.verification.engine import as_declared, runs_natively, where_it_ran
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, measure, output_names, pool_output, ratio, times
+from enginecast.verification.verdict import judge
 
 
 @dataclass(frozen=True)

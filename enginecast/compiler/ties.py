@@ -18,15 +18,15 @@ from enginecast.exporters.registry import target_of
 from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verify.choices import (
+from enginecast.verification.choices import (
     Choices,
     TieReference,
     choice_nodes,
     tie_reference,
     with_choice_outputs,
 )
-from enginecast.verify.engine import as_declared
-from enginecast.verify.reference import Reference
+from enginecast.verification.engine import as_declared
+from enginecast.verification.reference import Reference
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.bundle.staging import bundle_around, write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.verify.accept import accepted_before
-from enginecast.verify.engine import runs_natively, verify_engine
-from enginecast.verify.generation import follow, read_continued, read_encoded
-from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
-from enginecast.verify.stepping import step_failures
-from enginecast.verify.verdict import verdict_line
+from enginecast.verification.accept import accepted_before
+from enginecast.verification.engine import runs_natively, verify_engine
+from enginecast.verification.generation import follow, read_continued, read_encoded
+from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verification.stepping import step_failures
+from enginecast.verification.verdict import verdict_line
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 

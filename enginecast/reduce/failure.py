@@ -8,7 +8,7 @@ from enginecast.errors import EnginecastError
 from enginecast.passes.ir.base import Pass
 from enginecast.reduce.specimen import Specimen
 from enginecast.testing import Comparison, Outcome, run_passes
-from enginecast.verify.metrics import BEYOND
+from enginecast.verification.metrics import BEYOND
 
 KEPT = 0.1
 """Of the error over its floor, what must be left of a broken promise: rounding breaks some, too."""

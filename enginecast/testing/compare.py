@@ -17,11 +17,11 @@ from enginecast.passes.ir.interpret import output_names
 from enginecast.plugins import defect_of
 from enginecast.testing.captured import Captured
 from enginecast.testing.outcome import Outcome
-from enginecast.verify.eager import capture_failures, make_reference, reference_program
-from enginecast.verify.program.observer import PROMISES, Observer
-from enginecast.verify.reference import Reference
-from enginecast.verify.report.data import PassCheck
-from enginecast.verify.runs import Runs
+from enginecast.verification.eager import capture_failures, make_reference, reference_program
+from enginecast.verification.program.observer import PROMISES, Observer
+from enginecast.verification.reference import Reference
+from enginecast.verification.report.data import PassCheck
+from enginecast.verification.runs import Runs
 
 
 def compare(outcome: Outcome, cases: Sequence[Tensor | tuple[Tensor, ...]] = ()) -> PassCheck:
@@ -30,7 +30,7 @@ def compare(outcome: Outcome, cases: Sequence[Tensor | tuple[Tensor, ...]] = ())
     What is compared is what an export compares: the program as captured with eager, and the program
     after the passes with fp64 and with what was there before.  `exact` passes have to be bit-equal,
     `reordered` ones no farther from fp64 than before, and `precision` ones no farther than eager is
-    in that dtype, up to `enginecast.verify.floor.LIMIT`.
+    in that dtype, up to `enginecast.verification.floor.LIMIT`.
 
     Args:
         cases: more inputs, each one tensor or a tuple of them; of other sizes and ranges of values.

@@ -1,6 +1,6 @@
 """Compare a published engine with eager over its declared ranges, on values of many kinds.
 
-Nothing here comes from `enginecast.verify`: a defect there must not hide here.  An element is wrong
+Nothing here comes from `enginecast.verification`: a defect there must not hide here.  An element is wrong
 where eager in the engine's dtype and in fp64 agree with each other to well within its difference
 from both, and where eager does not itself move as far when its inputs move by a rounding.
 """

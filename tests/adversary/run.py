@@ -80,7 +80,7 @@ def _row(case: Case, file: Path, late: bool, code: int | None) -> Row:
 def commit() -> str:
     """The last commit that changed a source of the package."""
     root = Path(__file__).parent.parent.parent
-    sources = ["capture", "passes", "exporters", "verify", "runtime", "enginecast"]
+    sources = ["capture", "passes", "exporters", "verification", "runtime", "enginecast"]
     command = ["git", "log", "-1", "--format=%h", "--", *sources]
     return subprocess.run(command, capture_output=True, text=True, cwd=root).stdout.strip()
 

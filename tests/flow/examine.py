@@ -1,6 +1,7 @@
 """One model through the export, and its bundle against eager on inputs the export did not see.
 
-Nothing of the second comparison comes from `enginecast.verify`: a defect there must not hide here.
+Nothing of the second comparison comes from `enginecast.verification`: a defect there must not
+hide here.
 """
 
 import copy

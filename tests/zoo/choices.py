@@ -1,8 +1,8 @@
 """Eager with the choices of an engine, where its values tie: what `topk` takes is not promised.
 
-Nothing here comes from `enginecast.verify`.  The engine's file is run with the places that each
-TopK gives as further outputs; eager's calls of topk, in turn, take these, if every value that they
-choose is as good as the one that eager would have chosen.
+Nothing here comes from `enginecast.verification`.  The engine's file is run with the places that
+each TopK gives as further outputs; eager's calls of topk, in turn, take these, if every value that
+they choose is as good as the one that eager would have chosen.
 """
 
 from collections.abc import Mapping, Sequence

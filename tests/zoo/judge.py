@@ -1,6 +1,6 @@
 """Compare a published bundle with eager fp32, on inputs and by a measure of its own.
 
-Nothing here comes from `enginecast.verify`: a defect there must not hide here.
+Nothing here comes from `enginecast.verification`: a defect there must not hide here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,8 @@ from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest, P
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
-from enginecast.verify.report.layout import print_table
-from enginecast.verify.verdict import verdict_line
+from enginecast.verification.report.layout import print_table
+from enginecast.verification.verdict import verdict_line
 
 
 def show_bundle(path: Path, *, as_json: bool) -> None:

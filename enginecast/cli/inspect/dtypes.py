@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from enginecast.passes.precision.census import Census, Held, take_census
 from enginecast.passes.precision.inf_clamps import MEANING
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 KEEPS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """What a class of transformers names as to be kept in float32 when it is loaded in float16; the

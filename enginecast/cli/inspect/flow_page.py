@@ -20,7 +20,7 @@ from enginecast.cli.terminal.output import say
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.prepare import Prepared
 from enginecast.errors import CaptureError, EnginecastError
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, 
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.planning import form_in_words
 from enginecast.passes.registry import build
-from enginecast.verify.emulate.data import Emulation
-from enginecast.verify.report.layout import print_table
-from enginecast.verify.report.tables import print_emulation
+from enginecast.verification.emulate.data import Emulation
+from enginecast.verification.report.layout import print_table
+from enginecast.verification.report.tables import print_emulation
 
 
 @dataclass(frozen=True)

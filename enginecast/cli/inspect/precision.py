@@ -33,16 +33,16 @@ from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Where
-from enginecast.verify.boundaries import largest_values
-from enginecast.verify.eager import mask_of
-from enginecast.verify.emulate.data import Emulation
-from enginecast.verify.emulate.emulate import emulate, true_dtype_check
-from enginecast.verify.emulate.profiles import Profile, get_profile
-from enginecast.verify.floor import LARGEST_FLOOR
-from enginecast.verify.metrics import output_names, pool_output
-from enginecast.verify.reference import Reference
-from enginecast.verify.report.layout import print_table
-from enginecast.verify.verdict import judge
+from enginecast.verification.boundaries import largest_values
+from enginecast.verification.eager import mask_of
+from enginecast.verification.emulate.data import Emulation
+from enginecast.verification.emulate.emulate import emulate, true_dtype_check
+from enginecast.verification.emulate.profiles import Profile, get_profile
+from enginecast.verification.floor import LARGEST_FLOOR
+from enginecast.verification.metrics import output_names, pool_output
+from enginecast.verification.reference import Reference
+from enginecast.verification.report.layout import print_table
+from enginecast.verification.verdict import judge
 
 PRECISIONS = ("fp16", "mixed", "bf16", "fp32")
 """The cheapest first; of those that are as cheap the one that loses less."""

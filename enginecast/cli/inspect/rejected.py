@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from enginecast.cli.terminal.output import print_json, results, say
-from enginecast.verify.report.report import HTML_NAME, JSON_NAME, read_report
-from enginecast.verify.report.tables import print_report
+from enginecast.verification.report.report import HTML_NAME, JSON_NAME, read_report
+from enginecast.verification.report.tables import print_report
 
 
 def show_rejected(path: Path, *, as_json: bool) -> None:

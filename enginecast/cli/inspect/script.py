@@ -9,7 +9,7 @@ from rich.console import Console
 from enginecast.capture.sources.source import Source
 from enginecast.cli.terminal.output import say
 from enginecast.exporters.torchscript.lower import branches, graph_ops
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 
 @dataclass(frozen=True)

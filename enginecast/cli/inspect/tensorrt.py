@@ -30,7 +30,7 @@ from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, newest_version
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 NOT_RUN = "not yet run on real TensorRT by us"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from enginecast.cli.terminal.output import errors, print_json, results, say
 from enginecast.passes.registry import PASSES, all_passes
 from enginecast.plugins import Broken, defect_of, package_of
-from enginecast.verify.report.layout import print_table
+from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.passes.ir.base import Pass

@@ -1,0 +1,227 @@
+"""The tables of a report, and their terminal form."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from enginecast.runtime.bundle.manifest import Fusion, OutputVerdict, Verdict
+from enginecast.verification.emulate.data import Emulation, StoredValues, WeightLoss, tightest
+from enginecast.verification.metrics import BEYOND, times
+from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
+from enginecast.verification.report.layout import print_table
+from enginecast.verification.verdict import verdict_line
+
+SHOWN = 3
+"""Modules in the table on a terminal, and that are named in a cell; report.json has all."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a table shows of each of its rows; the first column names them."""
+
+    title: str
+    cell: Callable[[Any], str]
+    page_only: bool = False
+    """Where there is room."""
+    is_bad: Callable[[Any], bool] = lambda row: False
+    """Whether the page marks the cell."""
+    is_wide: bool = False
+    """Whether it holds sentences."""
+    value: Callable[[Any], float | None] = lambda row: None
+    """What the page sorts by; None: by the text."""
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table for the terminal and for the page."""
+
+    rows: Sequence[Any]
+    columns: Sequence[Column]
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the verdict and, where there are any, the tables of passes and fusions."""
+    print_verdict(report.verdict, report.floor_dtype, console)
+    for target, verdict in report.others.items():
+        _print_line(f"{target}: {verdict_line(verdict, report.floor_dtype)}", console)
+    if report.passes:
+        _print_table(passes_table(report.passes), console)
+    if report.fusions:
+        _print_table(fusions_table(report.fusions), console)
+    if report.emulation is not None:
+        print_emulation(report.emulation, console)
+    for line in (*report.layers, *report.notes):
+        _print_line(line, console)
+
+
+def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: bool = True) -> None:
+    """Print how every output was judged (in a table), then the verdict and its reasons."""
+    if tables:
+        _print_table(outputs_table(verdict.outputs, dtype), console)
+    is_rejected = verdict.outcome == "rejected"
+    _print_line(verdict_line(verdict, dtype), console, "bold red" if is_rejected else "bold green")
+    for reason in verdict.reasons[1:] if is_rejected else verdict.reasons:
+        _print_line(f"  {reason}", console)
+
+
+def print_emulation(emulation: Emulation, console: Console) -> None:
+    """Print the modules with the least headroom, and where values overflow first."""
+    heading = f"as {emulation.profile} computes: {emulation.summary}"
+    console.print(heading, markup=False, highlight=False, soft_wrap=True)
+    _print_table(modules_table(tightest(emulation, SHOWN), "least headroom"), console)
+
+
+def _print_line(line: str, console: Console, style: str | None = None) -> None:
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_table(table: ReportTable, console: Console) -> None:
+    shown = [column for column in table.columns if not column.page_only]
+    rows = [[column.cell(row) for column in shown] for row in table.rows]
+    print_table(console, [column.title for column in shown], rows)
+
+
+def _of(name: str, form: str = "{}") -> Callable[[Any], str]:
+    """A cell with an attribute of its row; a dash for None."""
+
+    def cell(row: Any) -> str:
+        value = getattr(row, name)
+        return "-" if value is None else form.format(value)
+
+    return cell
+
+
+def outputs_table(outputs: Sequence[OutputVerdict], dtype: str) -> ReportTable:
+    columns = (
+        Column("output", _of("name")),
+        Column(
+            f"error / eager {dtype}'s",
+            lambda row: "no finite values" if row.ratio is None else times(row.ratio),
+            is_bad=lambda row: row.ratio is None or row.ratio > row.limit,
+        ),
+        Column("limit", lambda row: "-" if row.limit is None else times(row.limit)),
+        Column("relative L2", _of("error", "{:.2e}")),
+        Column("floor", _of("floor", "{:.2e}"), page_only=True),
+        Column("cosine", _of("cosine", "{:.7f}")),
+        Column("prompt cosine", _of("prompt_cosine", "{:.7f}")),
+        Column("SQNR dB", _of("sqnr_db", "{:.1f}")),
+        Column("largest difference", _of("max_abs", "{:.2e}"), page_only=True),
+        Column("pad rows", _of("pad_error", "{:.2e}")),
+    )
+    return ReportTable(outputs, columns)
+
+
+def passes_table(passes: Sequence[PassCheck]) -> ReportTable:
+    columns = (
+        Column("pass", _of("name")),
+        Column("promise", _of("promise"), page_only=True),
+        Column("done", _of("rewritten")),
+        Column("left", _of("left_alone")),
+        Column("seconds", _of("seconds", "{:.2f}"), page_only=True),
+        Column(
+            "error",
+            _error,
+            is_bad=lambda row: bool(row.failure) or row.worst_error is None,
+        ),
+        Column(
+            "worst place",
+            _worst_place,
+            is_wide=True,
+        ),
+        Column("found", _found, page_only=True, is_wide=True),
+    )
+    return ReportTable(passes, columns)
+
+
+def _worst_place(check: PassCheck) -> str:
+    """Where the worst error is; empty where all is equal."""
+    return "" if check.worst_error == 0 else f"{check.worst_place} {check.worst_source}".strip()
+
+
+def _error(check: PassCheck) -> str:
+    """The worst error of a pass as people read it."""
+    error = check.worst_error
+    if error is None:
+        text = "not finite"
+    elif error >= BEYOND:  # of something that is zero in fp64; of NaN in reports of version 1
+        text = "beyond measure"
+    else:
+        text = "equal" if error == 0 else f"{error:.2e}"
+    return f"{text} BROKEN" if check.failure else text
+
+
+def _found(check: PassCheck) -> str:
+    named = ", ".join(check.moved[:SHOWN])
+    more = len(check.moved) - SHOWN
+    named = f"{named} and {more} more" if more > 0 else named
+    moved = f"other values now leave {named}" if check.moved else ""
+    return "\n".join(filter(None, (check.failure, moved)))
+
+
+def fusions_table(fusions: Sequence[Fusion]) -> ReportTable:
+    names = ("kind", "expected", "program", "engine", "runtime")
+    columns = [Column("fusion" if name == "kind" else name, _of(name)) for name in names]
+    missing = Column("missing", lambda row: "\n".join(row.missing), is_wide=True)
+    return ReportTable(fusions, (*columns, missing))
+
+
+def modules_table(modules: Sequence[StoredValues], title: str) -> ReportTable:
+    columns = (
+        Column(title, lambda row: f"{row.module or 'the model itself'} {row.source}".strip()),
+        Column("largest", _of("max_abs", "{:.4g}")),
+        Column("bits", _of("headroom_bits", "{:.1f}"), is_bad=lambda row: row.overflow > 0),
+        Column("overflow", _of("overflow"), is_bad=lambda row: row.overflow > 0),
+        Column("clamped", _of("clamped"), is_bad=lambda row: row.clamped > 0),
+        Column("subnormal", _of("subnormal", "{:.2%}"), page_only=True),
+        Column("energy lost", _of("energy_lost", "{:.2e}"), page_only=True),
+        Column("SQNR dB", _of("sqnr_db", "{:.1f}")),
+        Column("op", _of("op"), page_only=True),
+    )
+    return ReportTable(modules, columns)
+
+
+def weights_table(weights: Sequence[WeightLoss]) -> ReportTable:
+    columns = (
+        Column("weight", _of("name")),
+        Column("largest", _of("max_abs", "{:.4g}")),
+        Column("overflow", _of("overflow"), is_bad=lambda row: row.overflow > 0),
+        Column("subnormal", _of("subnormal", "{:.2%}")),
+        Column("energy lost", _of("energy_lost", "{:.2e}")),
+    )
+    return ReportTable(weights, columns)
+
+
+def plan_table(layers: Sequence[PlannedLayer]) -> ReportTable:
+    columns = (
+        Column("layer", lambda row: row.module or row.kind),
+        Column("choice", _choice),
+        Column("shape", lambda row: " x ".join(map(str, row.shape))),
+        Column("before", lambda row: size(row.bytes_before), value=lambda row: row.bytes_before),
+        Column("after", lambda row: size(row.bytes), value=lambda row: row.bytes),
+        Column("error", _of("error", "{:.2e}")),
+        Column("end to end", _of("end_to_end", "{:.2e}")),
+        Column("gain", _gain, value=lambda row: row.gain),
+        Column("why", _of("reason"), is_wide=True),
+    )
+    return ReportTable(layers, columns)
+
+
+def _choice(layer: PlannedLayer) -> str:
+    if layer.choice == "keep":
+        return "keep"
+    bits = f", {layer.bits} bits" if layer.bits != 8 else ""
+    return f"{layer.choice}{bits}, a scale a {layer.scaling}"
+
+
+def _gain(layer: PlannedLayer) -> str:
+    return "-" if layer.gain is None else f"{layer.gain:.2f}x {layer.gain_from}".strip()
+
+
+def size(count: int) -> str:
+    """Bytes as people read them, in powers of 1024."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} B"
