@@ -17,7 +17,8 @@ from transformers import T5EncoderModel
 import enginecast.cli.inspect.precision as advice_module
 from enginecast.capture.sources.source import open_source
 from enginecast.cli.inspect.precision import Advice, Option, advise
-from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, PassContext, Site

@@ -5,6 +5,7 @@ import threading
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from enginecast.compiler import session
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import ExportSession, export
-from enginecast.errors import BundleError, LoweringError, MissingError, UsageError
+from enginecast.errors import BundleError, CaptureError, LoweringError, MissingError, UsageError
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
 from enginecast.exporters.target import LoweringRequest
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
@@ -276,11 +277,11 @@ def test_there_is_no_fall_back_to_another_target(
         raise RefusedError(refusal)
 
     monkeypatch.setattr(session, "prepare", refuse)
-    monkeypatch.setattr(ExportSession, "_after_refusal", lambda *_: "went on")
-    monkeypatch.setattr(session, "publish", lambda candidate, *_: candidate)
+    goes_on = LoweringError("went on")
+    monkeypatch.setattr(ExportSession, "_of_script", Mock(side_effect=goes_on))
     example = {"input": torch.rand(2, 3)}
-    went_on: object = export(ExportRequest(nn.Linear(3, 3), tmp_path / "a", example=example))
-    assert went_on == "went on"
+    with pytest.raises(CaptureError, match="TorchScript does not help: went on"):
+        export(ExportRequest(nn.Linear(3, 3), tmp_path / "a", example=example))
     with pytest.raises(RefusedError):
         export(ExportRequest(nn.Linear(3, 3), tmp_path / "b", "aotinductor", example=example))
 

@@ -15,7 +15,8 @@ from enginecast.api import compile as export
 from enginecast.capture.inputs.examples import EDGES, edge_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.source import open_source
-from enginecast.compiler.prepare import prepare, reference_of
+from enginecast.compiler.prepare import prepare
+from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.compiler.fresh_inputs import failures_on_fresh_inputs
+from enginecast.compiler.fresh_inputs import FreshInputs
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.compiler.verify_bundle import verify_bundle
@@ -902,7 +902,8 @@ def test_fresh_inputs_are_those_that_the_model_takes_and_are_compared_whole(
     monkeypatch.setattr(f"{fresh}.as_declared", lambda _, arrays: arrays)
     drawn, criteria = Drawn(found), SimpleNamespace(reference=SimpleNamespace(masked=frozenset()))
     plan: Any = SimpleNamespace(layers=[1], max_error=0.1)
-    why = failures_on_fresh_inputs(drawn.prepared(), plan, cast(Any, criteria), cast(Any, drawn))
+    running: Any = SimpleNamespace(engine=drawn, criteria=criteria, is_twin=False)
+    why = FreshInputs(drawn.prepared(), plan).examine(running).wrong
     assert said in "".join(why)
     assert bool(why) == bool(said)
     assert 1 <= drawn.ran < 24

@@ -251,7 +251,7 @@ NAMES_RUNG = {
     "enginecast/compiler/request.py",
     "enginecast/compiler/recompare.py",
     "enginecast/compiler/scripted.py",
-    "enginecast/compiler/session.py",
+    "enginecast/compiler/attempts.py",
     "enginecast/cli/options/groups.py",
     "runtime/bundle/manifest.py",
 }

@@ -17,7 +17,7 @@ from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, printed
 from enginecast.compiler.judge_sizes import judge_sizes
-from enginecast.compiler.prepare import input_specs
+from enginecast.compiler.open_model import input_specs
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds

@@ -8,7 +8,8 @@ import torch
 from exports import Exports
 
 from enginecast.capture.sources.source import open_source
-from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
 from enginecast.capture.tracing.ladder.strategy import RefusedError
@@ -340,11 +341,15 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
     def unstorable(*_: object) -> NoReturn:
         raise LoweringError("TorchScript cannot store the model: strides() of nothing")
 
-    monkeypatch.setattr(ExportSession, "_of_module", unstorable)
-    request = ExportRequest("model")
-    session = ExportSession(request, request.resolve(), None, None, Steps())  # type: ignore[arg-type]
+    def refuse(*_: object) -> NoReturn:
+        raise RefusedError(refusal)
+
+    monkeypatch.setattr(ExportSession, "_of_script", unstorable)
+    monkeypatch.setattr(ExportSession, "_of_program", refuse)
+    request, source = ExportRequest("model"), take_module(nn.Linear(2, 2), {})
+    session = ExportSession(request, request.resolve(), source, None, Steps())  # type: ignore[arg-type]
     with pytest.raises(CaptureError) as caught:
-        session._after_refusal(RefusedError(refusal))
+        session.candidate()
     assert "model.py:7" in caught.value.message
     assert "TorchScript does not help: TorchScript cannot store" in caught.value.message
 

@@ -12,7 +12,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import capture
-from enginecast.compiler.prepare import input_specs
+from enginecast.compiler.open_model import input_specs
 
 TABLES: dict[int, Tensor] = {}
 

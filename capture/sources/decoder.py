@@ -121,8 +121,13 @@ class Kept(DynamicLayer):  # type: ignore[misc] # it has no types
 class DecoderSource(WrappedSource):
     """A language model of another source, as a step of `generate`."""
 
+    task = TEXT_GENERATION
     ids, mask = IDS, MASK
     """Names of the inputs of new tokens, and of the mask of all tokens."""
+    start: tuple[int, ...] = ()
+    """Ids that every text begins with; none where a prompt is read."""
+    not_heeded: tuple[str, ...] = ()
+    """Fields of the generation config that decide what is read first, and are not heeded."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

@@ -169,6 +169,9 @@ class CrossDecoderSource(DecoderSource):
         """The other part."""
         return EncoderSource(self._model)
 
+    def parts(self) -> Mapping[str, Source]:
+        return {ENCODER: self.encoder}
+
     @cached_property
     def sides(self) -> Sides:
         """What each layer keeps.
@@ -241,7 +244,7 @@ class CrossDecoderSource(DecoderSource):
         return ()
 
     @property
-    def start(self) -> tuple[int, ...]:
+    def start(self) -> tuple[int, ...]:  # type: ignore[override] # of the base, it is known
         """Ids that every text begins with.
 
         Raises:
@@ -277,10 +280,7 @@ class CrossDecoderSource(DecoderSource):
         return getattr(self.model_class, "generate", None) is not GenerationMixin.generate
 
     @property
-    def not_heeded(self) -> tuple[str, ...]:
-        """Fields of the generation config that decide what the decoder reads first, and are not
-        heeded.
-        """
+    def not_heeded(self) -> tuple[str, ...]:  # type: ignore[override]
         given = getattr(self.generation_config, "forced_decoder_ids", None)
         skipped = bool(given) and self.has_own_generate and not self._forced
         return ("forced_decoder_ids",) if skipped else ()

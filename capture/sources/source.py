@@ -84,6 +84,12 @@ class Source(ABC):
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
     longest_text: int | None = None
     """Tokens at which a text is cut, where that is fewer than the model takes."""
+    task: str = ""
+    """What its engines are called in turn for; empty: each call stands by itself."""
+
+    def parts(self) -> Mapping[str, "Source"]:
+        """The parts of the model that are engines of their own, by the folders of their bundles."""
+        return {}
 
     @property
     def padding_side(self) -> Side:

@@ -23,6 +23,8 @@ from enginecast.errors import SourceError, UsageError
 
 INPUTS = "inputs"
 STATES = (INPUTS,)
+STATE = "state"
+"""The task of such a source."""
 BEFORE, AFTER = "state_", "next_"
 
 
@@ -34,6 +36,8 @@ class StatefulSource(WrappedSource):
         buffers: the buffers that its calls write to, by name, with their initial values.
         calls: inputs of calls in turn, and the state that each of them found.
     """
+
+    task = STATE
 
     def __init__(
         self,

@@ -37,7 +37,8 @@ def bisect(
     loading()
     from enginecast.compiler.culprits import find_culprits, is_wrong
     from enginecast.compiler.engines import criteria_of
-    from enginecast.compiler.prepare import prepare, reference_of
+    from enginecast.compiler.prepare import prepare
+    from enginecast.compiler.reference import reference_of
     from enginecast.compiler.rewrite import rewrite
     from enginecast.compiler.steps import Steps
     from enginecast.passes.registry import build

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from enginecast.cli.terminal.output import say, show_error, standard_output
 from enginecast.cli.terminal.watch import watch
-from enginecast.compiler.prepare import Prepared, reference_of
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import computed_dtype
 from enginecast.compiler.rewrite import run_passes
 from enginecast.compiler.steps import Steps

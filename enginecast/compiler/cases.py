@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -38,7 +38,7 @@ from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
-from enginecast.compiler.fit_values import error_of
+from enginecast.compiler.eager import Eager
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
@@ -134,8 +134,8 @@ def that_eager_takes(
     is_bound = any(spec.marks or not spec.is_free for spec in specs)
     if not is_bound and not any(map(_sized_by_values, program.graph.nodes)):
         return tuple(cases)
-    module = source.eager(torch.float32)
-    taken = (case if case.name.startswith(GIVEN) else _taken(module, specs, case) for case in cases)
+    eager = Eager(source.eager())
+    taken = (case if case.name.startswith(GIVEN) else _taken(eager, specs, case) for case in cases)
     return tuple(case for case in taken if case is not None)
 
 
@@ -145,14 +145,14 @@ def _sized_by_values(node: Node) -> bool:
     return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes)
 
 
-def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case | None:
+def _taken(eager: Eager, specs: Sequence[InputSpec], case: Case) -> Case | None:
     sizes, is_marked = sizes_of(specs, case), case.name.startswith(MARKED)
     drawn = (
         sample(specs, sizes, SEED + DRAWS * 1000 + draw, is_marked=is_marked)
         for draw in range(DRAWS)
     )
     for inputs in chain([case.inputs], drawn):
-        if not error_of(module, inputs):  # else at values that nobody promised it takes
+        if eager.takes(inputs):  # else at values that nobody promised it takes
             return case if inputs is case.inputs else Case(case.name, inputs)
     return None if is_marked else case
 

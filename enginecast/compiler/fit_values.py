@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.fitting import is_sorted
 from enginecast.capture.inputs.specs import Draws, InputSpec
-from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
-from enginecast.errors import EnginecastError, first_line
+from enginecast.compiler.eager import Eager
 from enginecast.library_names import aten
 
 SEED = 70_000
@@ -56,23 +54,6 @@ SAID: Mapping[Draws, str] = {
 }
 
 
-def error_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
-    """The first line of the error that eager raises on some inputs; empty if it runs.
-
-    Raises:
-        EnginecastError: one of ours, such as that a loop does not end.
-    """
-    given = {name: tensor.clone() for name, tensor in inputs.items()}
-    try:
-        with torch.no_grad(), quiet_torch(), Recorder(module, given):  # which ends endless loops
-            module(**given)
-    except EnginecastError:
-        raise
-    except Exception as error:  # the model's own code
-        return first_line(error) or type(error).__name__
-    return ""
-
-
 def fit_values(
     source: Source, specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
@@ -89,7 +70,7 @@ def fit_values(
     is_heavy = sum(source.weight_elements().values()) > HEAVY
     if not names or any(s.name not in example for s in specs) or (floats_alone and is_heavy):
         return specs, ()
-    fit = _Fit(source.eager(), specs, example)
+    fit = _Fit(Eager(source.eager()), specs, example)
     why = fit.error(specs)
     if not why:
         return specs, ()
@@ -118,9 +99,9 @@ class _Fit:
     """Runs eager on draws in the sizes of the example."""
 
     def __init__(
-        self, module: nn.Module, specs: Sequence[InputSpec], example: Mapping[str, Tensor]
+        self, eager: Eager, specs: Sequence[InputSpec], example: Mapping[str, Tensor]
     ) -> None:
-        self._module = module
+        self._eager = eager
         self._sizes = {
             dim.name: size
             for spec in specs
@@ -134,7 +115,7 @@ class _Fit:
         if all(spec.dtype.is_floating_point and spec.is_free for spec in specs):
             tries = 1  # what is wrong with one draw of floats is wrong with most
         drawn = (sample(specs, self._sizes, SEED + n) for n in range(tries))
-        return next(filter(None, (error_of(self._module, inputs) for inputs in drawn)), "")
+        return next(filter(None, (self._eager.error(inputs) for inputs in drawn)), "")
 
 
 def _freest_first(spec: InputSpec) -> Iterator[InputSpec]:

@@ -4,16 +4,15 @@ A scale that was made from an input fits that input; a larger value in the next 
 more inputs are drawn to make scales from, and others to compare the engine on.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from enginecast.capture.inputs.examples import Case, sample
 from enginecast.compiler.cases import FAILS, SEED, in_example_values, sizes_of
-from enginecast.compiler.engines import Criteria
+from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
 from enginecast.errors import VerificationError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers
-from enginecast.runtime.engine import Engine
 from enginecast.verification.eager import as_arrays
 from enginecast.verification.engine import EXACT, as_declared
 from enginecast.verification.metrics import compare
@@ -35,43 +34,54 @@ def with_more_calibration(prepared: Prepared) -> Prepared:
     return replace(prepared, calibration=_drawn(prepared, _FIRST, MORE))
 
 
-def failures_on_fresh_inputs(
-    prepared: Prepared, plan: QuantizationPlan | None, criteria: Criteria, engine: Engine
-) -> tuple[str, ...]:
-    """Say where an engine with static scales loses more than its plan allows on inputs that no
-    scale was made from.
+@dataclass(frozen=True)
+class FreshInputs(Check):
+    """An engine with static scales loses no more than its plan allows on inputs that no scale was
+    made from.
     """
-    if plan is None or not any(is_product_of_integers(layer) for layer in plan.layers):
-        return ()
-    worst: dict[str, float] = {}
-    for case in _drawn(prepared, _FIRST_FRESH, FRESH):
-        arrays = as_arrays(case.inputs)
-        [wanted] = prepared.plain.outputs([case.inputs])
-        found = engine.run(as_declared(engine, arrays), check_finite=False, pad_rows=EXACT)
-        mask = None if prepared.mask_input is None else arrays[prepared.mask_input]
-        try:
-            errors = compare(
-                found, as_arrays(wanted), attention_mask=mask, masked=criteria.reference.masked
+
+    prepared: Prepared
+    plan: QuantizationPlan | None
+
+    def examine(self, running: Running) -> Examined:
+        prepared, plan = self.prepared, self.plan
+        if running.is_twin or plan is None:
+            return Examined()
+        if not any(is_product_of_integers(layer) for layer in plan.layers):
+            return Examined()
+        worst: dict[str, float] = {}
+        for case in _drawn(prepared, _FIRST_FRESH, FRESH):
+            arrays = as_arrays(case.inputs)
+            [wanted] = prepared.plain.outputs([case.inputs])
+            fed = as_declared(running.engine, arrays)
+            found = running.engine.run(fed, check_finite=False, pad_rows=EXACT)
+            mask = None if prepared.mask_input is None else arrays[prepared.mask_input]
+            masked = running.criteria.reference.masked
+            try:
+                errors = compare(found, as_arrays(wanted), attention_mask=mask, masked=masked)
+            except VerificationError as error:
+                return Examined((f"on inputs that no scale was made from: {error.message}",))
+            for name, one in errors.items():
+                if one.nonfinite:  # no part of its error
+                    wrong = (
+                        f"output {name!r} has {one.nonfinite} values that are not finite where the"
+                        " model's are, or the other way round, on inputs that no scale was made"
+                        " from: give more of them (--inputs), or keep layers"
+                        " (--skip-modules-pattern)"
+                    )
+                    return Examined((wrong,))
+                if one.wrong is None:
+                    worst[name] = max(worst.get(name, 0.0), one.worst_row)
+        return Examined(
+            tuple(
+                f"output {name!r} has a row with a relative L2 error of {error:.2g} on inputs that"
+                f" no scale was made from, but the plan allows {plan.max_error:.2g} (--max-error):"
+                " what is beyond the calibration inputs saturates; give more of them (--inputs),"
+                " or keep layers (--skip-modules-pattern)"
+                for name, error in worst.items()
+                if error > plan.max_error
             )
-        except VerificationError as error:
-            return (f"on inputs that no scale was made from: {error.message}",)
-        for name, one in errors.items():
-            if one.nonfinite:  # no part of its error
-                return (
-                    f"output {name!r} has {one.nonfinite} values that are not finite where the"
-                    " model's are, or the other way round, on inputs that no scale was made from:"
-                    " give more of them (--inputs), or keep layers (--skip-modules-pattern)",
-                )
-            if one.wrong is None:
-                worst[name] = max(worst.get(name, 0.0), one.worst_row)
-    return tuple(
-        f"output {name!r} has a row with a relative L2 error of {error:.2g} on inputs that no scale"
-        f" was made from, but the plan allows {plan.max_error:.2g} (--max-error): what is beyond"
-        " the calibration inputs saturates; give more of them (--inputs), or keep layers"
-        " (--skip-modules-pattern)"
-        for name, error in worst.items()
-        if error > plan.max_error
-    )
+        )
 
 
 def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
@@ -86,6 +96,7 @@ def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
     example = prepared.source.example()
     most: tuple[Case, ...] = ()
     for cases in (drawn, in_example_values(drawn, example)):
+        # Each is run alone, for all at once may not fit into memory.
         taken = tuple(case for case in cases if _takes(prepared, case))
         if len(taken) == count:
             return taken
@@ -94,9 +105,7 @@ def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
 
 
 def _takes(prepared: Prepared, case: Case) -> bool:
-    """Whether the program takes the values of a case: each is run alone, for all at once may not
-    fit into memory.
-    """
+    """Whether the program takes the values of a case."""
     try:
         prepared.plain.outputs([case.inputs])
     except FAILS:

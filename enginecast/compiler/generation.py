@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,18 +17,42 @@ from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
-from enginecast.capture.sources.decoder import IDS, LOGITS, MASK, DecoderSource
+from enginecast.capture.sources.decoder import (
+    IDS,
+    LOGITS,
+    MASK,
+    TEXT_GENERATION,
+    DecoderSource,
+)
 from enginecast.capture.sources.encoder_decoder import ENCODER_MASK, CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.compiler.cases import SEED
+from enginecast.compiler.checks import Check, Examined, Running
+from enginecast.compiler.engines import open_part
 from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.steps import Steps
+from enginecast.compiler.task import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, VerificationError, first_line
 from enginecast.passes.ir.text import DTYPES
-from enginecast.runtime.bundle.manifest import GenerationCheck
+from enginecast.runtime.bundle.manifest import (
+    Generation,
+    GenerationCheck,
+    Manifest,
+    State,
+    StepCheck,
+)
+from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
+from enginecast.runtime.generation import not_heeded
 from enginecast.verification.engine import runs_natively, where_it_ran
 from enginecast.verification.floor import LIMIT, Floor, least_floor
-from enginecast.verification.generation import Continued, Numbers, continued, follow
+from enginecast.verification.generation import (
+    Continued,
+    Numbers,
+    continued,
+    follow,
+    write_continued,
+)
 from enginecast.verification.metrics import Array, Metrics, measure, pool, ratio, times
 from enginecast.verification.verdict import judge
 
@@ -56,6 +82,60 @@ class Run:
     """The encoder's inputs; empty without an encoder."""
     own: Literal["", "same", "new tokens", "other"]
     """See `GenerationCheck`."""
+
+
+class GenerationTask(Task):
+    """A step of a language model, whose cache goes from call to call."""
+
+    def describe(self, source: Source) -> dict[str, Any]:
+        assert isinstance(source, DecoderSource)  # sources name their task
+        pairs = zip(source.past, source.present, strict=True)
+        generation = Generation(
+            task=TEXT_GENERATION,
+            encoder=next(iter(source.parts()), ""),
+            start_ids=source.start,
+            padding_id=source.own_padding,
+            ending_ids=source.endings,
+            **source.settings,
+            suppress_ids=source.ids_of("suppress_tokens"),
+            begin_suppress_ids=source.ids_of("begin_suppress_tokens"),
+            forced_first_ids=source.ids_of("forced_bos_token_id"),
+            forced_last_ids=source.ids_of("forced_eos_token_id"),
+            restarts=source.restarts,
+            not_heeded=(*not_heeded(source.generation_config), *source.not_heeded),
+        )
+        states = tuple(State(input=before, output=after, grows=2) for before, after in pairs)
+        return {"generation": generation, "states": states}
+
+    def checks(
+        self,
+        prepared: Prepared,
+        floor: Floor,
+        folder: Path,
+        steps: Steps,
+        parts: Mapping[str, Part],
+    ) -> tuple[Check, ...]:
+        source = prepared.source
+        assert isinstance(source, DecoderSource)
+        [encoder] = parts.values() or [None]
+        with steps("generate"):
+            read = None if encoder is None else encoder.prepared
+            run = generated(prepared, source, floor, read)
+            write_continued(folder, run.model, run.encoded)
+        return (Generates(run, None if encoder is None else encoder.bundle),)
+
+    def with_result(
+        self, manifest: Manifest, found: GenerationCheck | StepCheck
+    ) -> tuple[Manifest, str]:
+        assert isinstance(found, GenerationCheck)
+        assert manifest.generation is not None
+        ties = f", but for {found.ties} that tie" if found.ties else ""
+        note = (
+            f"generates what the model does: {found.steps} tokens of {found.prompts} prompts, all"
+            f" equal{ties}; logits {times(ratio(found.error, found.floor))} the model's own error"
+        )
+        generation = msgspec.structs.replace(manifest.generation, checked=found)
+        return with_field(manifest, generation=generation), note
 
 
 def generated(
@@ -121,43 +201,48 @@ def generated(
     return Run(model, exact, floor, tuple(problems), arrays, own_way)
 
 
-def check(
-    run: Run, engine: Engine, encoder: Engine | None = None
-) -> tuple[GenerationCheck, tuple[str, ...]]:
-    """Generate with the engine along the model's tokens; return the comparison and failures."""
-    followed = follow(engine, run.model, run.encoded, encoder)
-    logits = [np.asarray(each, np.float64) for each in followed.logits]
-    steps = {
-        name: {LOGITS: measure(found, run.exact[:, index])}
-        for index, (name, found) in enumerate(zip(run.floor.cases, logits, strict=False))
-    }
-    verdict = judge(
-        steps,
-        run.floor,
-        where=where_it_ran(engine),
-        engine_ran=runs_natively(run.floor.dtype, engine.provider),
-    )
-    wrong = verdict.reasons if verdict.outcome == "rejected" else ()
-    error = pool([found[LOGITS] for found in steps.values()]).relative if steps else 1.0
-    checked = GenerationCheck(
-        prompts=run.exact.shape[0],
-        steps=run.exact.shape[1],
-        ties=followed.ties,
-        error=error,
-        floor=run.floor.of(LOGITS),
-        own=run.own,
-    )
-    failures = (*run.problems, *followed.failures, *(f"generating: {each}" for each in wrong))
-    return checked, tuple(dict.fromkeys(failures))
+@dataclass(frozen=True)
+class Generates(Check):
+    """An engine generates along the model's tokens."""
 
+    run: Run
+    encoder: Bundle | None
+    """Of a model that has one."""
+    without_run = NOT_COMPARED
 
-def generation_note(checked: GenerationCheck) -> str:
-    """A sentence on what was compared."""
-    ties = f", but for {checked.ties} that tie" if checked.ties else ""
-    return (
-        f"generates what the model does: {checked.steps} tokens of {checked.prompts} prompts, all"
-        f" equal{ties}; logits {times(ratio(checked.error, checked.floor))} the model's own error"
-    )
+    def examine(self, running: Running) -> Examined:
+        if self.encoder is None:
+            return self._followed(running.engine)
+        assert running.config is not None  # the engine is being made
+        with open_part(self.encoder, running.config, running.threads) as encoder:
+            return self._followed(running.engine, encoder)
+
+    def _followed(self, engine: Engine, encoder: Engine | None = None) -> Examined:
+        run = self.run
+        followed = follow(engine, run.model, run.encoded, encoder)
+        logits = [np.asarray(each, np.float64) for each in followed.logits]
+        steps = {
+            name: {LOGITS: measure(found, run.exact[:, index])}
+            for index, (name, found) in enumerate(zip(run.floor.cases, logits, strict=False))
+        }
+        verdict = judge(
+            steps,
+            run.floor,
+            where=where_it_ran(engine),
+            engine_ran=runs_natively(run.floor.dtype, engine.provider),
+        )
+        wrong = verdict.reasons if verdict.outcome == "rejected" else ()
+        error = pool([found[LOGITS] for found in steps.values()]).relative if steps else 1.0
+        checked = GenerationCheck(
+            prompts=run.exact.shape[0],
+            steps=run.exact.shape[1],
+            ties=followed.ties,
+            error=error,
+            floor=run.floor.of(LOGITS),
+            own=run.own,
+        )
+        failures = (*run.problems, *followed.failures, *(f"generating: {each}" for each in wrong))
+        return Examined(tuple(dict.fromkeys(failures)), checked)
 
 
 def _by_step(found: Numbers, exact: Numbers) -> dict[str, dict[str, Metrics]]:

@@ -11,11 +11,8 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.calls import Slot, leaves_of
-from enginecast.capture.sources.decoder import TEXT_GENERATION, DecoderSource
-from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing.ladder import strategy
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
@@ -28,7 +25,6 @@ from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.runtime.bundle.manifest import (
     Call,
     EngineRecord,
-    Generation,
     Guard,
     Input,
     Manifest,
@@ -40,13 +36,11 @@ from enginecast.runtime.bundle.manifest import (
     Rung,
     Site,
     SizeCheck,
-    State,
     Text,
     Verdict,
     Where,
 )
 from enginecast.runtime.device.versions import library_of
-from enginecast.runtime.generation import not_heeded
 from enginecast.version import __version__
 
 PLAN_NAME = "plan.json"
@@ -81,8 +75,6 @@ def describe_manifest(
         precision=config.precision,
         text=_describe_text(model.source, model.inputs),
         call=_describe_call(model.source, model.inputs),
-        states=_describe_states(model.source),
-        generation=_describe_generation(model.source),
         engines=tuple(
             _describe_engine(engine, artifact)
             for engine, artifact in zip(config.engines, artifacts, strict=True)
@@ -209,43 +201,6 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
         constants={path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Slot)},
         weights=weights,
         library=library,
-    )
-
-
-def _describe_states(source: Source) -> tuple[State, ...]:
-    """Which outputs are fed as inputs of the next call."""
-    if isinstance(source, StatefulSource):
-        return tuple(
-            State(input=before, output=source.outputs[name], start=before)
-            for name, before in source.inputs.items()
-        )
-    if not isinstance(source, DecoderSource):
-        return ()
-    pairs = zip(source.past, source.present, strict=True)
-    return tuple(State(input=before, output=after, grows=2) for before, after in pairs)
-
-
-def _describe_generation(source: Source) -> Generation | None:
-    """How text is generated; None for a model that does not generate text."""
-    if not isinstance(source, DecoderSource):
-        return None
-    settings = source.settings
-    return Generation(
-        task=TEXT_GENERATION,
-        encoder=ENCODER if isinstance(source, CrossDecoderSource) else "",
-        start_ids=source.start if isinstance(source, CrossDecoderSource) else (),
-        padding_id=source.own_padding,
-        ending_ids=source.endings,
-        **settings,
-        suppress_ids=source.ids_of("suppress_tokens"),
-        begin_suppress_ids=source.ids_of("begin_suppress_tokens"),
-        forced_first_ids=source.ids_of("forced_bos_token_id"),
-        forced_last_ids=source.ids_of("forced_eos_token_id"),
-        restarts=source.restarts,
-        not_heeded=(
-            *not_heeded(source.generation_config),
-            *(source.not_heeded if isinstance(source, CrossDecoderSource) else ()),
-        ),
     )
 
 

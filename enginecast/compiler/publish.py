@@ -11,6 +11,7 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.ladder.strategy import Rung
+from enginecast.compiler.attempts import Tried
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME
@@ -59,6 +60,8 @@ class Candidate:
     fusions: tuple[Fusion, ...] = ()
     rewritten: Rewritten | None = None
     """The result of the passes; None if none ran."""
+    tried: tuple[Tried, ...] = ()
+    """The attempts to make engines, the one that made these last."""
 
     @property
     def others(self) -> dict[str, Verdict]:
@@ -255,6 +258,7 @@ def _write_reports(
         ("request", request_lines(asked)),
         ("machine", _machine_lines(machine)),
         ("model", request_lines(model.source.fingerprint())),
+        ("attempts", list(map(str, candidate.tried))),
         ("capture", [*map(str, candidate.rungs), *(f"note: {note}" for note in report.notes)]),
         ("inputs", _input_lines(model.inputs, model.cases)),
         ("steps", steps.lines),

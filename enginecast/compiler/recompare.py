@@ -1,7 +1,7 @@
 """Compute the reference of a bundle again, from the model."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,12 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
-from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSource
 from enginecast.capture.sources.source import ComponentOptions, Source
+from enginecast.compiler.checks import Check, OtherKernels
 from enginecast.compiler.fresh_inputs import with_more_calibration
-from enginecast.compiler.prepare import (
-    Prepared,
-    captured_wrongly,
-    open_model,
-    prepare,
-    reference_of,
-    with_kernels,
-)
+from enginecast.compiler.open_model import open_model
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
@@ -44,8 +39,8 @@ class Remade:
     """How the model differs from the one that the bundle was made from."""
     problems: tuple[str, ...] = ()
     """Why it cannot serve as a reference: the captured program differs from the model."""
-    with_kernels: Callable[[Reference], Reference] | None = None
-    """Adds the error of other kernels, for an engine that was rejected by little."""
+    checks: tuple[Check, ...] = ()
+    """That reconsider a verdict."""
 
 
 def reference_of_model(
@@ -100,8 +95,8 @@ def reference_of_model(
         plan = read_plan(folder / manifest.quantization.plan)
         calibration = _calibration(prepared, folder)
         reference = _planned(prepared, manifest.pipeline, plan, reference, calibration)
-    wider = partial(with_kernels, prepared)
-    return Remade(reference, same_model(model, source, manifest), problems, wider)
+    kernels = OtherKernels(partial(with_kernels, prepared))
+    return Remade(reference, same_model(model, source, manifest), problems, (kernels,))
 
 
 def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | None) -> ModelOptions:
@@ -128,8 +123,7 @@ def open_again(model: str, options: ModelOptions, manifest: Manifest) -> Source:
         EnginecastError: as `open_model`.
     """
     source = open_model(model, options)
-    is_encoder = manifest.model.fingerprint.get("part") == ENCODER
-    return source.encoder if is_encoder and isinstance(source, CrossDecoderSource) else source
+    return source.parts().get(manifest.model.fingerprint.get("part", ""), source)
 
 
 def component_of(manifest: Manifest) -> ComponentOptions:

@@ -32,12 +32,15 @@ from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.checks.sweep import telling_sizes
 from enginecast.capture.tracing.ladder.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
-from enginecast.compiler.engines import Criteria, run_engine, unsealed
+from enginecast.compiler.checks import Criteria
+from enginecast.compiler.engines import run_engine, unsealed
 from enginecast.compiler.fit_values import fit_values
 from enginecast.compiler.judge_sizes import STYLES, TRIED_WORK
 from enginecast.compiler.manifest import describe_manifest
-from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
+from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.publish import Candidate
+from enginecast.compiler.reference import in_turn
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_module

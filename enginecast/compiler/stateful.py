@@ -12,12 +12,21 @@ from torch import Tensor
 from enginecast.capture.inputs.specs import captured_dtype
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
+from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.steps import Steps
+from enginecast.compiler.task import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, first_line
 from enginecast.passes.ir.text import DTYPES
-from enginecast.runtime.bundle.manifest import STATE_NAME, StepCheck
-from enginecast.runtime.engine import Engine
+from enginecast.runtime.bundle.manifest import (
+    STATE_NAME,
+    GenerationCheck,
+    Manifest,
+    State,
+    StepCheck,
+)
 from enginecast.runtime.stepping import Stepper
 from enginecast.verification.eager import as_arrays
 from enginecast.verification.engine import as_declared, runs_natively, where_it_ran
@@ -46,7 +55,10 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
         EnginecastError: the module or the program does not run.
     """
     dtype = floor.dtype
-    names, back = set(source.start), {after: before for before, after in _pairs(source)}
+    names, back = (
+        set(source.start),
+        {source.outputs[n]: before for n, before in source.inputs.items()},
+    )
     inputs = [{n: t for n, t in call.items() if n not in names} for call in source.calls]
     module = source.model.eager(DTYPES[dtype])
     plain = []
@@ -76,57 +88,81 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
     return Turn(tuple(inputs), tuple(exact), Floor(dtype, cases, kernels=floor.kernels))
 
 
-def check(run: Turn, engine: Engine) -> tuple[StepCheck, tuple[str, ...]]:
-    """Run the same calls on an engine, feeding back its state; return the result and failures."""
-    measured: dict[str, Any] = {}
-    failures: list[str] = []
-    try:
-        stepper = Stepper(engine)
-        for (name, known), call, exact in zip(
-            run.floor.cases.items(), run.inputs, run.exact, strict=True
-        ):
-            outputs = stepper.run(as_declared(engine, as_arrays(call)), check_finite=False)
-            measured[name] = {n: measure(outputs[n], exact[n]) for n in known}
-    except EnginecastError as error:
-        failures.append(f"call {len(measured) + 1} in turn: {first_line(error)}")
-    verdict = judge(
-        measured,
-        run.floor,
-        where=where_it_ran(engine),
-        engine_ran=runs_natively(run.floor.dtype, engine.provider),
-    )
-    if verdict.outcome == "rejected":
-        failures += verdict.reasons
-    names = output_names(run.floor.cases)
-    worst = max(
-        names,
-        key=lambda name: ratio(pool_output(measured, name).relative, run.floor.of(name)),
-        default="",
-    )
-    checked = StepCheck(
-        calls=len(run.inputs),
-        error=pool_output(measured, worst).relative,
-        floor=run.floor.of(worst),
-    )
-    return checked, tuple(f"consecutive calls: {each}" for each in failures)
+@dataclass(frozen=True)
+class KeepsState(Check):
+    """An engine whose state is fed back gives what the module does in the same calls."""
+
+    turn: Turn
+    without_run = NOT_COMPARED
+
+    def examine(self, running: Running) -> Examined:
+        run, engine = self.turn, running.engine
+        measured: dict[str, Any] = {}
+        failures: list[str] = []
+        try:
+            stepper = Stepper(engine)
+            for (name, known), call, exact in zip(
+                run.floor.cases.items(), run.inputs, run.exact, strict=True
+            ):
+                outputs = stepper.run(as_declared(engine, as_arrays(call)), check_finite=False)
+                measured[name] = {n: measure(outputs[n], exact[n]) for n in known}
+        except EnginecastError as error:
+            failures.append(f"call {len(measured) + 1} in turn: {first_line(error)}")
+        verdict = judge(
+            measured,
+            run.floor,
+            where=where_it_ran(engine),
+            engine_ran=runs_natively(run.floor.dtype, engine.provider),
+        )
+        if verdict.outcome == "rejected":
+            failures += verdict.reasons
+        worst = max(
+            output_names(run.floor.cases),
+            key=lambda name: ratio(pool_output(measured, name).relative, run.floor.of(name)),
+            default="",
+        )
+        checked = StepCheck(
+            calls=len(run.inputs),
+            error=pool_output(measured, worst).relative,
+            floor=run.floor.of(worst),
+        )
+        return Examined(tuple(f"consecutive calls: {each}" for each in failures), checked)
 
 
-def step_note(checked: StepCheck) -> str:
-    """A sentence on what was compared."""
-    return (
-        f"{checked.calls} consecutive calls match the module, which keeps its own state:"
-        f" {times(ratio(checked.error, checked.floor))} the model's own error"
-    )
+class StateTask(Task):
+    """A module with state, which goes from call to call."""
 
+    def describe(self, source: Source) -> dict[str, Any]:
+        assert isinstance(source, StatefulSource)  # sources name their task
+        names = source.inputs.items()
+        outputs = source.outputs
+        states = (State(input=before, output=outputs[name], start=before) for name, before in names)
+        return {"states": tuple(states)}
 
-def write_start(folder: Path, source: StatefulSource) -> None:
-    """Write the initial state, which the first call is fed."""
-    tensors = {name: _captured(t).contiguous() for name, t in source.start.items()}
-    save_file(tensors, folder / STATE_NAME)
+    def checks(
+        self,
+        prepared: Prepared,
+        floor: Floor,
+        folder: Path,
+        steps: Steps,
+        parts: Mapping[str, Part],
+    ) -> tuple[Check, ...]:
+        source = prepared.source
+        assert isinstance(source, StatefulSource)
+        with steps("calls in turn"):
+            start = {name: _captured(t).contiguous() for name, t in source.start.items()}
+            save_file(start, folder / STATE_NAME)  # which the first call is fed
+            return (KeepsState(turn(prepared, source, floor)),)
 
-
-def _pairs(source: StatefulSource) -> list[tuple[str, str]]:
-    return [(source.inputs[name], source.outputs[name]) for name in source.buffers]
+    def with_result(
+        self, manifest: Manifest, found: GenerationCheck | StepCheck
+    ) -> tuple[Manifest, str]:
+        assert isinstance(found, StepCheck)
+        note = (
+            f"{found.calls} consecutive calls match the module, which keeps its own state:"
+            f" {times(ratio(found.error, found.floor))} the model's own error"
+        )
+        return with_field(manifest, stepped=found), note
 
 
 def _captured(tensor: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.checks import Check, Judged, Running
 from enginecast.compiler.engines import lowering_request, unsealed
-from enginecast.compiler.prepare import Prepared, edge_cases
+from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import LoweredProgram
 from enginecast.errors import EnginecastError
@@ -30,8 +31,10 @@ from enginecast.verification.reference import Reference
 
 
 @dataclass(frozen=True)
-class Ties:
-    """Finds an engine's choices: lowers its program again with the choices as outputs."""
+class Ties(Check):
+    """A rejected engine is judged by a reference with its own choices at ties: its program is
+    lowered again with the choices as outputs.
+    """
 
     model: Prepared
     engine: LoweredProgram
@@ -41,6 +44,23 @@ class Ties:
     folder: Path
     """Where the engine is lowered again, into a temporary folder."""
     threads: int | None
+
+    def reconsider(self, running: Running, judged: Judged) -> Judged:
+        rejected, criteria = judged.verdict, running.criteria
+        if rejected.outcome != "rejected" or criteria.problems:
+            return judged
+        found = self.tie_reference(criteria.reference)
+        if found.reference is None:
+            reasons = (*rejected.reasons, *found.notes)
+            return Judged(msgspec.structs.replace(rejected, reasons=reasons))
+        again = replace(criteria, reference=found.reference)
+        verdict = again.judge(running.engine, running.wrong)
+        if verdict.outcome == "rejected":
+            more = (*found.notes, f"with these, too: {verdict.reasons[0]}")
+            reasons = (*rejected.reasons, *more)
+            return Judged(msgspec.structs.replace(rejected, reasons=reasons))
+        reasons = (*verdict.reasons, *found.notes)
+        return Judged(msgspec.structs.replace(verdict, reasons=reasons), found.reference)
 
     def tie_reference(self, reference: Reference) -> TieReference:
         """The reference with the engine's choices, if those are allowed.
@@ -54,7 +74,7 @@ class Ties:
         if not names or reference.floor.dtype != "fp32" or reference.floor.rounding:
             return TieReference(None, ())
         stored = {edge.name for edge in reference.edges}
-        edges = [case for case in edge_cases(self.model) if case.name in stored]
+        edges = [case for case in self.model.edge_cases if case.name in stored]
         cases = [*self.model.cases, *edges]
         try:
             choices = self._choices(names, cases)

@@ -5,10 +5,10 @@ Without the model the bundle's stored reference is used; that needs neither the 
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -32,6 +32,9 @@ from enginecast.verification.reference import REFERENCE_NAME, Reference, read_re
 from enginecast.verification.stepping import step_failures
 from enginecast.verification.verdict import verdict_line
 
+if TYPE_CHECKING:
+    from enginecast.compiler.checks import Check
+
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
 NOT_STORED = (
@@ -39,13 +42,11 @@ NOT_STORED = (
     " verdict by emulation becomes one of the engine"
 )
 
-Wider = Callable[[Reference], Reference]
-
 SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"
 
 
 @dataclass(frozen=True)
-class Check:
+class Verification:
     """The result of verifying a bundle."""
 
     verdict: Verdict
@@ -77,7 +78,7 @@ def verify_bundle(
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
     tuned: bool = True,
-) -> Check:
+) -> Verification:
     """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
 
     Args:
@@ -109,7 +110,7 @@ def verify_bundle(
     ) as engine:
         asked: dict[str, Any] = {"allow_code": allow_code, "random_weights": random_weights}
         asked |= {"inputs": inputs, "dynamic": dynamic, "values": values}
-        reference, notes, problems, wider = _reference(engine, model, **asked)
+        reference, notes, problems, checks = _reference(engine, model, **asked)
         against = "the stored reference" if model is None else model
         parts = {}
         for name, part in engine.parts.items():
@@ -130,7 +131,7 @@ def verify_bundle(
             problems = (*problems, *followed.failures)
         if engine.manifest.stepped is not None:
             problems = (*problems, *step_failures(engine, reference))
-        verdict, reference = _judged(engine, reference, problems, wider)
+        verdict, reference = _judged(engine, reference, problems, checks)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = not reference.left_out and _complete(engine, verdict, parts)
@@ -139,14 +140,14 @@ def verify_bundle(
         if reference.left_out:
             notes = (*notes, NOT_STORED.format(", ".join(reference.left_out)))
         layers, backend = engine.layers(), engine.backend
-    return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
+    return Verification(verdict, reference.floor.label, against, completed, notes, backend, layers)
 
 
 def _reference(
     engine: Engine, model: str | None, **asked: Any
-) -> tuple[Reference, tuple[str, ...], tuple[str, ...], Wider | None]:
-    """The reference for an engine, notes, problems with the reference, and what adds the error of
-    other kernels to it.
+) -> tuple[Reference, tuple[str, ...], tuple[str, ...], "tuple[Check, ...]"]:
+    """The reference for an engine, notes, problems with the reference, and what reconsiders a
+    verdict.
 
     Args:
         asked: options for `reference_of_model`.
@@ -156,12 +157,12 @@ def _reference(
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
         reference = _accepting(made.reference, engine)
-        return reference, made.notes, made.problems, made.with_kernels
+        return reference, made.notes, made.problems, made.checks
     stored = engine.folder / REFERENCE_NAME
     if not stored.is_file():
         hint = "Give the model: --model MODEL."
         raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
-    return _accepting(read_reference(stored), engine), (), (), None
+    return _accepting(read_reference(stored), engine), (), (), ()
 
 
 def _accepting(reference: Reference, engine: Engine) -> Reference:
@@ -172,22 +173,18 @@ def _accepting(reference: Reference, engine: Engine) -> Reference:
 
 
 def _judged(
-    engine: Engine, reference: Reference, problems: tuple[str, ...], wider: Wider | None
+    engine: Engine, reference: Reference, problems: tuple[str, ...], checks: "tuple[Check, ...]"
 ) -> tuple[Verdict, Reference]:
-    """The verdict, and the reference that it was reached by: with the error of other kernels, where
-    that explains a rejection.
-    """
+    """The verdict, and the reference that it was reached by."""
     verdict = verify_engine(engine, reference, problems=problems)
-    if verdict.outcome != "rejected" or wider is None or problems:
+    if not checks:  # no model was given, and torch need not be there
         return verdict, reference
-    from enginecast.compiler.engines import is_near
+    from enginecast.compiler.checks import Criteria, Judged, Running
 
-    if is_near(verdict, reference):
-        remade = wider(reference)
-        again = verify_engine(engine, remade)
-        if again.outcome != "rejected":
-            return again, remade
-    return verdict, reference
+    judged = Judged(verdict)
+    for check in checks:
+        judged = check.reconsider(Running(engine, Criteria(reference, problems=problems)), judged)
+    return judged.verdict, judged.reference or reference
 
 
 def _is_signed(engine: Engine) -> bool:

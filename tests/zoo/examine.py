@@ -19,7 +19,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.source import Source
 from enginecast.cli.app import main
-from enginecast.compiler.prepare import input_specs, open_model
+from enginecast.compiler.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.load import load

@@ -62,9 +62,10 @@ def _plan(
     """Capture and plan; print, and say last what the target cannot express."""
     from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
     from enginecast.cli.inspect.inspect import inspect_model, print_inspection
-    from enginecast.compiler.prepare import given_plan, input_specs, prepare
+    from enginecast.compiler.attempts import causes_of, may_be_script
+    from enginecast.compiler.open_model import given_plan, input_specs
+    from enginecast.compiler.prepare import prepare
     from enginecast.compiler.publish import write_model_plan
-    from enginecast.compiler.session import falls_back
     from enginecast.compiler.steps import Steps
 
     config, options = request.resolve(), request.options
@@ -80,7 +81,7 @@ def _plan(
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
         specs = input_specs(source, options.inputs, options.dynamic).specs
-        goes_on = falls_back(error, options)
+        goes_on = "refused" in causes_of(error) and may_be_script(options)
         if goes_on:
             error.hint = (
                 f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."

@@ -19,7 +19,8 @@ from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.cli.terminal.output import say
-from enginecast.compiler.prepare import Prepared, reference_of
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import EnginecastError, PassError
 from enginecast.exporters.registry import target_of

@@ -253,7 +253,7 @@ class ModelFlags:
 
     def source(self, model: str) -> "Source":
         """Open a MODEL argument."""
-        from enginecast.compiler.prepare import open_model
+        from enginecast.compiler.open_model import open_model
 
         return open_model(model, self.options())
 

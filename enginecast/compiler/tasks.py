@@ -1,0 +1,21 @@
+"""The task of each kind of source."""
+
+from collections.abc import Mapping
+
+from enginecast.capture.sources.decoder import TEXT_GENERATION
+from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.stateful import STATE
+from enginecast.compiler.generation import GenerationTask
+from enginecast.compiler.stateful import StateTask
+from enginecast.compiler.task import Task
+
+TASKS: Mapping[str, Task] = {
+    "": Task(),
+    STATE: StateTask(),
+    TEXT_GENERATION: GenerationTask(),
+}
+
+
+def task_of(source: Source) -> Task:
+    """What the engines of a model are called in turn for."""
+    return TASKS[source.task]
