@@ -36,7 +36,7 @@ from transformers import (
 
 from enginecast import compile as compile_model
 from enginecast import load
-from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import sample
 from enginecast.runtime.bundle.manifest import Manifest

@@ -35,8 +35,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from test_components import ENTRIES, small
 from tiny_components import CONFIGS, save
 
-from enginecast.capture.inputs.derive.derive import derive
-from enginecast.capture.inputs.derive.diffusion import bound
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import BATCH, InputSpec, named_dims
 from enginecast.capture.sources.diffusion import ComponentSource
@@ -75,11 +73,11 @@ class Peer:
         self.ends = time.process_time() + MOST_SECONDS
         kind, _ = CONFIGS[name]
         save(name, folder)
-        source = bound(open_source(str(folder), component=small(entry, name)))
+        source = open_source(str(folder), component=small(entry, name)).as_called()
         assert isinstance(source, ComponentSource)
         assert source.call is not None
         self.call = source.call
-        self.specs = derive(source)
+        self.specs = source.inputs()
         model = getattr(diffusers, kind).from_pretrained(folder).eval()
         for layer in model.modules():  # a ControlNet's last ones, so that all it gives is zero
             if isinstance(layer, nn.Conv2d) and not layer.weight.any():

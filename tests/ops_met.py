@@ -22,7 +22,6 @@ from family_models import FAMILIES
 from torch.export import ExportedProgram
 from zoo.tiny import build, model_types, save
 
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.source import open_source
 from enginecast.passes.ir.blocks import all_nodes
@@ -59,7 +58,7 @@ def zoo_ops(model_type: str) -> set[str]:
 
 def _exported(model: str, *, allow_code: bool = False) -> set[str]:
     source = open_source(model, allow_code=allow_code)
-    specs = derive(source)
+    specs = source.inputs()
     inputs = sample(specs, example_sizes(specs), 0)
     with torch.no_grad():
         return ops_of(torch.export.export(source.eager(), (), inputs, strict=False))

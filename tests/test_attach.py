@@ -23,7 +23,6 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel
 
 import enginecast
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.recording import Calls, record
 from enginecast.errors import (
@@ -644,7 +643,7 @@ def test_every_family_is_called_as_its_class(name: str, entry: str, tmp_path: Pa
     engine = stand_in(tmp_path / "engine", str(folder), component=small(entry, name))
     call = engine.source.call
     assert call is not None
-    specs = derive(engine.source)
+    specs = engine.source.inputs()
     given = call.filled(sample(specs, example_sizes(specs), 0))
     pipe = SimpleNamespace(components={"it": eager})
     with torch.no_grad(), loaded(engine):

@@ -14,8 +14,7 @@ from tiny_components import CONFIGS, save
 
 import enginecast
 from enginecast.api import compile as export
-from enginecast.capture.inputs.derive.derive import derive
-from enginecast.capture.inputs.derive.diffusion import FAMILIES, bound
+from enginecast.capture.inputs.derive.diffusion import FAMILIES
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import named_dims
 from enginecast.capture.outputs.flatten import ALL, run_named
@@ -45,7 +44,7 @@ def small(entry: str, name: str = "") -> ComponentOptions:
 
 
 def opened(folder: Path, **options: Any) -> ComponentSource:
-    source = bound(open_source(str(folder), component=ComponentOptions(**options)))
+    source = open_source(str(folder), component=ComponentOptions(**options)).as_called()
     assert isinstance(source, ComponentSource)
     return source
 
@@ -72,8 +71,8 @@ def dit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_derived_inputs_fit_the_model(name: str, entry: str, tmp_path: Path) -> None:
     folder = config_alone(name, tmp_path / name)
-    source = bound(open_source(str(folder), random_weights=0, component=small(entry, name)))
-    specs = derive(source)
+    source = open_source(str(folder), random_weights=0, component=small(entry, name)).as_called()
+    specs = source.inputs()
     assert "batch" in named_dims(specs)
     inputs = sample(specs, example_sizes(specs), 0)
     with torch.no_grad():
@@ -147,8 +146,8 @@ def test_sizes_are_those_of_the_latents(tmp_path: Path) -> None:
 
     def sides(**given: Any) -> list[tuple[int, int, int, int]]:
         options = ComponentOptions(**given)
-        source = bound(open_source(str(folder), random_weights=0, component=options))
-        dims = named_dims(derive(source))
+        source = open_source(str(folder), random_weights=0, component=options).as_called()
+        dims = named_dims(source.inputs())
         each = (dims[name] for name in ("height", "width"))
         return [(dim.size, dim.minimum, dim.maximum, dim.step) for dim in each]
 
@@ -254,7 +253,7 @@ def test_a_class_whose_inputs_are_not_known(tmp_path: Path) -> None:
         num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8
     ).save_pretrained(folder)
     with pytest.raises(UsageError, match="the inputs of PriorTransformer are not known") as refused:
-        derive(opened(folder))
+        opened(folder).inputs()
     assert "enginecast.record" in refused.value.hint
 
 
@@ -275,7 +274,7 @@ def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> N
     """Compare engine and eager in other sizes and other timesteps than those of the export."""
     given = small(entry, folder.name)  # numbers in its inputs go with the sizes
     source = opened(folder, **vars(given))
-    specs = {spec.name: spec for spec in derive(source)}
+    specs = {spec.name: spec for spec in source.inputs()}
     sizes = {"batch": 3, "height": height, "width": width, "text": 5, "patches": 24, "frames": 3}
     generator = torch.Generator().manual_seed(7)
     inputs = {}
@@ -318,9 +317,9 @@ def test_a_folder_takes_recorded_calls_and_refuses_those_of_another_class(
     with enginecast.record({"transformer": model}) as calls, torch.no_grad():
         expected = model(sample_of, **given, return_dict=False)[0]
     recorded = calls["transformer"]
-    source = bound(open_source(str(dit), example=recorded))
+    source = open_source(str(dit), example=recorded).as_called()
     assert isinstance(source, RecordedSource)
-    assert {spec.name for spec in derive(source)} == {"hidden_states", *given}
+    assert {spec.name for spec in source.inputs()} == {"hidden_states", *given}
     assert source.fingerprint() == opened(dit).fingerprint()
     with torch.no_grad():
         found = run_named(source.eager(), source.example(), ALL)

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.calls import leaves_of
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.known_inputs import samples_for
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.examples import example_sizes, perturbed, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
-from enginecast.capture.sources.calls import leaves_of
+from enginecast.capture.inputs.text_config import decoder_of, parts_of, text_of
 from enginecast.capture.sources.huggingface import find_model_class, read_config
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import decoder_of, parts_of, text_of
 from enginecast.compiler.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import UsageError

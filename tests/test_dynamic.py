@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import t5_config, vit_config
 
-from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic

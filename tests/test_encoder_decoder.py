@@ -21,7 +21,6 @@ from transformers import (
 )
 
 import enginecast
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.sources.encoder_decoder import (
     CrossDecoderSource,
@@ -316,7 +315,7 @@ def test_ids_are_suppressed_and_forced_as_the_generation_config_says() -> None:
     )
     source = as_generating(take_module(model, {}), "text-generation")
     assert isinstance(source, CrossDecoderSource)
-    assert source.start == (1,)
+    assert source.start_ids == (1,)
     assert source.ids_of("suppress_tokens") == (5, 6)
     assert not_heeded(source.generation_config) == (
         "num_beams",
@@ -358,7 +357,7 @@ def test_a_folder_is_loaded_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_cases_have_sizes_that_belong_together(name: str) -> None:
     source = as_generating(take_module(encoder_decoder(name), {}), "text-generation")
-    specs = derive(source)
+    specs = source.inputs()
     lengths = set()
     for case in verification_inputs(specs, 0, parameters=1000):
         past = case.inputs["past_key_values_0_key"].shape[2]

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import RobertaConfig, WhisperConfig
 
-from enginecast.capture.inputs.derive.derive import derive, from_facts
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import Case, sample, verification_inputs
-from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs, tokenize
+from enginecast.capture.inputs.given import given_prompts, read_inputs
 from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
@@ -66,9 +66,9 @@ def test_image_model_takes_a_dynamic_batch_of_static_images() -> None:
 
 
 def test_derived_from_a_folder(tmp_path: Path) -> None:
-    text = derive(open_source(str(tiny_t5(tmp_path / "t5"))))
+    text = open_source(str(tiny_t5(tmp_path / "t5"))).inputs()
     assert [spec.name for spec in text] == ["input_ids", "attention_mask"]
-    assert [spec.name for spec in derive(open_source(str(tiny_vit(tmp_path / "vit"))))] == [
+    assert [spec.name for spec in open_source(str(tiny_vit(tmp_path / "vit"))).inputs()] == [
         "pixel_values"
     ]
 
@@ -123,9 +123,9 @@ def test_images_are_known_even_with_one_row() -> None:
 def test_an_argument_without_input_is_named() -> None:
     source = FactorySource("my:factory", nn.Bilinear(4, 4, 2), {"input1": torch.zeros(2, 4)})
     with pytest.raises(UsageError, match="the input 'input2' of my:factory cannot be derived"):
-        derive(source)
+        source.inputs()
     with pytest.raises(UsageError, match="my:factory comes without example inputs"):
-        derive(FactorySource("my:factory", nn.Linear(4, 4), {}))
+        FactorySource("my:factory", nn.Linear(4, 4), {}).inputs()
 
 
 def test_example_sizes_differ_from_each_other_and_from_static_ones() -> None:
@@ -255,7 +255,7 @@ def test_inputs_from_a_file(tmp_path: Path) -> None:
     assert [spec.kind for spec in specs] == ["token_ids", "tensor"]
     assert specs[0].high == VOCABULARY - 1
     with pytest.raises(UsageError, match="t5 takes no input 'pixels'"):
-        check_arguments(read_inputs(file), source, f"--inputs {file}")
+        source.check_arguments(read_inputs(file), f"--inputs {file}")
     with pytest.raises(UsageError, match=r"absent\.safetensors cannot be read"):
         read_inputs(tmp_path / "absent.safetensors")
     file.write_bytes(b"1234567890")
@@ -269,15 +269,15 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a b c\n\nb\n")
     assert given_prompts(prompts) == ["a b c", "", "b"]
-    inputs = tokenize(given_prompts(prompts), source, TEXT)
+    inputs = source.encode(given_prompts(prompts), TEXT)
     assert inputs["input_ids"].tolist() == [[2, 3, 4, 1], [1, 0, 0, 0], [3, 1, 0, 0]]
     assert inputs["attention_mask"].sum(1).tolist() == [4, 1, 2]
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(SourceError, match=r"tokenizer\.json: not a tokenizer"):
-        tokenize(["a"], source, TEXT)
+        source.encode(["a"], TEXT)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"has no tokenizer\.json"):
-        tokenize(["a"], open_source(str(folder)), TEXT)
+        open_source(str(folder)).encode(["a"], TEXT)
     with pytest.raises(UsageError, match=r"--prompts .*absent\.txt: No such file"):
         given_prompts(tmp_path / "absent.txt")
 

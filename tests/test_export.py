@@ -11,7 +11,6 @@ from models import tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample, verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
@@ -27,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def captured(source: Source, *options: str) -> Captured:
-    specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in options])
+    specs = apply_dynamic(source.inputs(), [parse_dynamic(text) for text in options])
     return capture(source, specs, sample(specs, example_sizes(specs), seed=0))
 
 
@@ -387,7 +386,7 @@ def test_an_output_that_is_not_a_tensor_is_named() -> None:
 
 def test_example_must_fit_the_specs() -> None:
     source = make(nn.Identity())
-    specs = derive(make(Model()))
+    specs = make(Model()).inputs()
     with pytest.raises(UsageError, match="the example lacks the input x"):
         capture(source, specs, {})
     with pytest.raises(UsageError, match=r"x is torch\.float32 \[9, 6\], expected .* \[4, 6\]"):

@@ -28,7 +28,6 @@ from transformers import (
 from transformers.generation import logits_process as reference
 
 import enginecast
-from enginecast.capture.inputs.derive.decoder import decoder_inputs
 from enginecast.capture.inputs.examples import (
     example_sizes,
     sample,
@@ -37,11 +36,11 @@ from enginecast.capture.inputs.examples import (
 )
 from enginecast.capture.inputs.narrowing import fewer
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, sums
+from enginecast.capture.inputs.text_config import padding_of
 from enginecast.capture.sources import decoder as decoder_source
 from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
-from enginecast.capture.sources.text_config import padding_of
 from enginecast.capture.tracing.ladder import shapes
 from enginecast.capture.tracing.ladder.shapes import OtherSizes
 from enginecast.compiler.cases import with_other_sizes
@@ -525,7 +524,7 @@ def test_it_does_not_encode(engine: Engine) -> None:
 
 
 def test_cases_have_sizes_that_belong_together() -> None:
-    specs = decoder_inputs(as_decoder(take_module(decoder("mistral"), {}), "text-generation"))
+    specs = as_decoder(take_module(decoder("mistral"), {}), "text-generation").inputs()
     cases = verification_inputs(specs, 0, parameters=1000)
     sizes = set()
     for case in cases:
@@ -549,7 +548,7 @@ def refused(model: Any, kind: type[Exception], text: str, **more: Any) -> None:
 
 
 def test_sizes_that_code_tells_apart_leave_room_for_the_past() -> None:
-    specs = decoder_inputs(as_decoder(take_module(decoder("llama"), {}), "text-generation"))
+    specs = as_decoder(take_module(decoder("llama"), {}), "text-generation").inputs()
     total = sums(specs)["total"]
     assert (total.maximum, example_sizes(specs)["past"]) == (128, 5)
     assert sizes_with(specs, {"sequence": 3}) == {**example_sizes(specs), "sequence": 3}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.sources.calls import call_of
+from enginecast.capture.inputs.calls import call_of
 from enginecast.capture.sources.recording import Calls, record
 from enginecast.capture.sources.source import open_source
 from enginecast.errors import SourceError, UsageError

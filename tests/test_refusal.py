@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import pack_padded_sequence
 from transformers import LlamaModel
 
-from enginecast.capture.inputs.derive.derive import derive, from_facts
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
@@ -140,7 +140,7 @@ def casting() -> nn.Module:
 
 def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
-    specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
+    specs = apply_dynamic(source.inputs(), [parse_dynamic(text) for text in dynamic])
     with pytest.raises(CaptureError) as caught:
         trace(source, specs, sample(specs, example_sizes(specs), 0), Wanted(), TracingStrategy())
     return caught.value

@@ -9,7 +9,7 @@
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, with_example_sizes
-from enginecast.capture.sources.padding_side import Side
-from enginecast.capture.sources.source import Source
-from enginecast.errors import BundleError, InputError, SourceError, UsageError
-from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
+from enginecast.errors import InputError, UsageError
+from enginecast.runtime.prompts import read_prompts
 
 FORM = re.compile(
     r"(?P<input>[^:=]+):(?P<dim>\d+)=(?=.)(?P<symbol>[A-Za-z_]\w*)?"
@@ -47,18 +45,6 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
-    """Raise UsageError if an input is not an argument of the model's `forward`."""
-    unknown = sorted(set(names) - set(source.forward_arguments))
-    if unknown:
-        raise UsageError(
-            f"{origin}: {source.name} takes no input {unknown[0]!r}",
-            hint=f"It takes {', '.join(source.forward_arguments)}."
-            if source.forward_arguments
-            else "Its forward must name its arguments, not take *args or **kwargs.",
-        )
-
-
 def given_prompts(path: Path) -> list[str]:
     """One prompt per line, read as by `enginecast run`.
 
@@ -71,44 +57,6 @@ def given_prompts(path: Path) -> list[str]:
         raise UsageError(
             f"--prompts {error.message}", hint="Write one prompt per line, in UTF-8."
         ) from error
-
-
-def tokenize(
-    prompts: Sequence[str],
-    source: Source,
-    specs: Sequence[InputSpec],
-    side: Side = "right",
-) -> dict[str, Tensor]:
-    """Token ids and mask of `prompts`, padded on a side, cut at the longest sequence allowed.
-
-    Returns:
-        A tensor [prompts, tokens] for each of token ids, attention mask and token types in `specs`.
-
-    Raises:
-        UsageError: the model has no tokenizer.json or takes no token ids.
-        SourceError: tokenizer.json is damaged.
-    """
-    file = next((file for file in source.tokenizer_files if file.name == "tokenizer.json"), None)
-    ids = next((spec for spec in specs if spec.kind == "token_ids"), None)
-    if file is None or ids is None:
-        lack = "tokenizer.json" if file is None else "input of token ids"
-        raise UsageError(
-            f"--prompts does not fit {source.name}: it has no {lack}",
-            hint="Give the inputs as tensors: --inputs FILE.safetensors.",
-        )
-    sequence = ids.dims[-1]
-    try:
-        tokenizer = open_tokenizer(file, sequence.maximum)
-    except BundleError as error:
-        raise SourceError(error.message) from error
-    encodings = tokenizer.encode_batch(list(prompts))
-    least, step = sequence.minimum, sequence.step
-    arrays = pad(encodings, ids.padding or 0, least=least, step=step, side=side)
-    return {
-        spec.name: torch.from_numpy(arrays[spec.kind]).to(spec.dtype)
-        for spec in specs
-        if spec.kind in arrays
-    }
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from enginecast.capture.sources.text_config import (
+from enginecast.capture.inputs.text_config import (
     ending_of,
     longest_sequence,
     padding_of,

@@ -26,11 +26,14 @@ from torch.export import ExportedProgram
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from enginecast.capture.inputs.derive.known_inputs import batch, largest_id
+from enginecast.capture.inputs.examples import positions_of
+from enginecast.capture.inputs.specs import SEQUENCE, DimSpec, InputSpec, with_example_sizes
+from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, padding_of
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import padding_of
 from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError, first_line
 
@@ -47,6 +50,9 @@ CONTROLS = (
 """Fields whose ids are never, or always, generated at some place."""
 SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 """Those whose ids are never generated: one that there is not changes nothing."""
+BEFORE, TOTAL = "past", "total"
+"""Dimensions of the tokens in the cache, and of these and the new ones."""
+EXAMPLE_PAST, EXAMPLE_TOKENS = 5, 7
 MOST_TOKENS = 1 << 20
 """Longest cache for which a model is asked whether it drops it."""
 NEEDS_VALUES = (
@@ -124,7 +130,8 @@ class DecoderSource(WrappedSource):
     task = TEXT_GENERATION
     ids, mask = IDS, MASK
     """Names of the inputs of new tokens, and of the mask of all tokens."""
-    start: tuple[int, ...] = ()
+    takes_file = False
+    start_ids: tuple[int, ...] = ()
     """Ids that every text begins with; none where a prompt is read."""
     not_heeded: tuple[str, ...] = ()
     """Fields of the generation config that decide what is read first, and are not heeded."""
@@ -291,6 +298,60 @@ class DecoderSource(WrappedSource):
     def given_program(self) -> ExportedProgram | None:
         return None
 
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """`input_ids` [batch, sequence], `attention_mask` [batch, total], `position_ids`
+        [batch, sequence] and the keys and values [batch, heads, past, width] of each layer, where
+        total is past + sequence.  There may be no past.
+
+        Raises:
+            UsageError: the config has no vocabulary.
+        """
+        high = None if self.config is None else largest_id(self.config)
+        if self.config is None or high is None:
+            raise UsageError(f"{self.name}: the config does not say how large the vocabulary is")
+        limit = limit_of(self.config)
+        most = limit or SEQUENCE_WITHOUT_LIMIT
+        past, sequence = tokens_before_and_new(self.name, most)
+        cap = {} if limit is None else {"cap": limit}
+        total = DimSpec.sum_of(TOTAL, (past, sequence), **cap)
+        specs = [
+            InputSpec(
+                *(IDS, "token_ids", torch.int64, (batch(), sequence), 0, high),
+                *(self.padding, next(iter(self.endings), None)),
+            ),
+            InputSpec(MASK, "attention_mask", torch.int64, (batch(), total), 0, 1),
+        ]
+        if self.takes_positions:
+            dims = (batch(), sequence)
+            specs.append(InputSpec(POSITIONS, "position_ids", torch.int64, dims, 0, most - 1))
+        return with_example_sizes((*specs, *kept_inputs(self.past, self.layers, past)))
+
+    def prompt_inputs(
+        self, specs: Sequence[InputSpec], ids: Tensor, mask: Tensor
+    ) -> dict[str, Tensor]:
+        """The inputs for prompts without a past.
+
+        Args:
+            specs: all inputs.
+            ids, mask: [batch, tokens].
+        """
+        known = {self.ids: ids, self.mask: mask, POSITIONS: positions_of(mask)}
+
+        def of(spec: InputSpec) -> Tensor:
+            if spec.name in known:
+                return known[spec.name]
+            shape = [dim.size if dim.name is None else 0 for dim in spec.dims[1:]]
+            return torch.zeros(len(ids), *shape, dtype=spec.dtype)
+
+        return {spec.name: of(spec) for spec in specs}
+
+    def encode(
+        self, prompts: Sequence[str], specs: Sequence[InputSpec]
+    ) -> dict[str, Tensor] | None:
+        # A step is fed other rows than a tokenizer pads.
+        encoded = self._tokenized(prompts, specs, "right")
+        return self.prompt_inputs(specs, encoded[self.ids], encoded[self.mask])
+
     def _stepping(self, module: nn.Module) -> nn.Module:
         """Make `module` take and return keys and values by name, in place.
 
@@ -325,6 +386,32 @@ class DecoderSource(WrappedSource):
         forward.__wrapped__ = plain  # type: ignore[attr-defined]
         module.forward = forward
         return module
+
+
+def tokens_before_and_new(name: str, most: int) -> tuple[DimSpec, DimSpec]:
+    """The tokens in the cache, of which there may be none, and the new ones.
+
+    Args:
+        name: of the model, for messages.
+        most: positions that it has.
+
+    Raises:
+        UsageError: they are too few.
+    """
+    if most < EXAMPLE_PAST:
+        raise UsageError(f"{name}: {most} positions are too few to generate text with")
+    past = DimSpec(BEFORE, min(EXAMPLE_PAST, most - 1), 0, most - 1)
+    return past, DimSpec(SEQUENCE, min(EXAMPLE_TOKENS, most), 1, most)
+
+
+def kept_inputs(
+    names: Sequence[str], layers: Sequence[Layer], tokens: DimSpec
+) -> Iterator[InputSpec]:
+    """The inputs that hold keys and values, [batch, heads, tokens, width] each."""
+    widths = [(layer.heads, width) for layer in layers for width in layer.widths().values()]
+    for name, (heads, width) in zip(names, widths, strict=True):
+        dims = (batch(), DimSpec.static(heads), tokens, DimSpec.static(width))
+        yield InputSpec(name, "tensor", torch.float32, dims)
 
 
 def as_decoder(source: Source, task: str) -> DecoderSource:

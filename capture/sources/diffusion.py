@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.inputs.calls import call_of_names, take_named_tensors
+from enginecast.capture.inputs.derive.diffusion import FAMILIES, Component, Described
+from enginecast.capture.inputs.specs import InputSpec, with_example_sizes
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.calls import Call, take_named_tensors
 from enginecast.capture.sources.checkpoint import (
     LOADABLE,
     WeightNames,
@@ -67,11 +70,33 @@ class ComponentSource(Source):
         self.names = WeightNames.of(STEM, options.variant)
         self.entry = _entry(model_class, options.entry, folder)
 
-    def calling(self, call: Call) -> "ComponentSource":
-        """The same model, whose inputs are those of `call`."""
-        found = copy.copy(self)
-        found.call = call
+    def as_called(self) -> "ComponentSource":
+        described = self._described
+        if described is None:
+            return self
+        found, paths = copy.copy(self), [spec.name for spec in described.inputs]
+        found.call = call_of_names(paths, described.constants, self.entry or "forward")
         return found
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        if self._described is None:
+            raise UsageError(
+                f"the inputs of {self.settings[CLASS]} are not known",
+                hint="Record them from a pipeline (enginecast.record), or give them:"
+                " --inputs FILE.safetensors.",
+            )
+        specs = (replace(s, name=s.name.replace(".", "_")) for s in self._described.inputs)
+        return with_example_sizes(tuple(specs))
+
+    @cached_property
+    def _described(self) -> Described | None:
+        """The arguments of its class; None where they are not known."""
+        family = FAMILIES.get(self.settings[CLASS])
+        size = self.options
+        known = Component(
+            self.name, self.settings, self.entry, size.height, size.width, size.frames
+        )
+        return None if family is None else family(known)
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)

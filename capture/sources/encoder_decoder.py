@@ -6,7 +6,7 @@ tokens before.  Models that transformers runs with an `EncoderDecoderCache` come
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from transformers import (
     AutoModelForImageTextToText,
@@ -25,27 +26,43 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
+from enginecast.capture.inputs.derive.known_inputs import TARGET_VOCABULARIES, batch
+from enginecast.capture.inputs.examples import example_sizes, without_data
+from enginecast.capture.inputs.given import DynamicOption
+from enginecast.capture.inputs.specs import (
+    BATCH,
+    DimSpec,
+    InputSpec,
+    named_dims,
+    with_example_sizes,
+)
+from enginecast.capture.inputs.text_config import decoder_of, longest_target, number_of
+from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.decoder import (
     LOGITS,
     OF_CACHE,
     OF_MASK,
     PRESENT,
     TEXT_GENERATION,
+    TOTAL,
     DecoderSource,
     Kept,
     Layer,
     as_decoder,
     check_task,
     generates,
+    kept_inputs,
     kept_layers,
     require_generating,
     require_tokens_after_others,
+    tokens_before_and_new,
     without_values,
 )
+from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
-from enginecast.errors import SourceError
+from enginecast.errors import SourceError, UsageError
 
 ENCODER = "encoder"
 """The folder of its bundle, within that of the decoder."""
@@ -57,6 +74,9 @@ NOT_ENCODED = ("past_key_values", "encoder_outputs", "labels", "use_cache", "ret
 """Arguments of `forward`, besides those that begin with "decoder_", that are not the encoder's."""
 OF_ENCODED = "expected keys, values and a mask of as many tokens as the encoder gave"
 HINT = "Leave --task out to export the model without a cache."
+ENCODED = "encoder_sequence"
+ROWS = 2
+"""Batch size of the encoder runs that determine its output length."""
 LENGTH = 5
 """Of the encoder's output in the run that shows what the layers keep."""
 
@@ -84,6 +104,8 @@ class Encoded(BaseModelOutput):  # type: ignore[misc] # it has no types
 
 class EncoderSource(WrappedSource):
     """The encoder of another source's model, up to the keys and values of the decoder's layers."""
+
+    takes_file = False
 
     def __init__(self, model: Source) -> None:
         super().__init__(model)
@@ -125,6 +147,46 @@ class EncoderSource(WrappedSource):
 
     def given_program(self) -> ExportedProgram | None:
         return None
+
+    def of_part(
+        self, options: Sequence[DynamicOption], specs: Sequence[InputSpec]
+    ) -> Sequence[DynamicOption]:
+        names = {spec.name for spec in specs}
+        return [option for option in options if option.input in names]
+
+    def length_of_output(self, specs: Sequence[InputSpec]) -> DimSpec:
+        """The sequence dimension of the output: static if all inputs give one length.
+
+        Args:
+            specs: its inputs.
+
+        Raises:
+            SourceError: it does not run.
+        """
+        module = self.empty()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_weights(module, mode)
+        dims = named_dims(specs)
+        least = {name: dim.minimum for name, dim in dims.items()}
+        most = {name: dim.maximum for name, dim in dims.items()}
+        lengths = []
+        for sizes in (least, example_sizes(specs), most):
+            inputs = without_data(specs, {**sizes, BATCH: ROWS})
+            try:
+                with torch.no_grad(), quiet_torch(), quiet_transformers(), mode:
+                    fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in inputs.items()}
+                    found: Mapping[str, Tensor] = module(**fakes)
+            except Exception as error:  # the model's own code
+                raise SourceError(
+                    f"{self.name} does not run without values, which tells the length of its"
+                    f" output: {type(error).__name__}: {error}",
+                    hint=HINT,
+                ) from error
+            lengths.append(int(next(iter(found.values())).shape[2]))
+        low, example, high = lengths
+        if low == high:
+            return DimSpec.static(low)
+        return DimSpec(ENCODED, example, max(low, 1), high)
 
     def _projecting(self, module: nn.Module) -> nn.Module:
         """Make `module` give the keys and values of its decoder's layers, in place.
@@ -244,7 +306,7 @@ class CrossDecoderSource(DecoderSource):
         return ()
 
     @property
-    def start(self) -> tuple[int, ...]:  # type: ignore[override] # of the base, it is known
+    def start_ids(self) -> tuple[int, ...]:  # type: ignore[override] # of the base, it is known
         """Ids that every text begins with.
 
         Raises:
@@ -292,7 +354,53 @@ class CrossDecoderSource(DecoderSource):
 
     @property
     def _fingerprint(self) -> Mapping[str, str]:
-        return {**super()._fingerprint, "start": " ".join(map(str, self.start))}
+        return {**super()._fingerprint, "start": " ".join(map(str, self.start_ids))}
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """`decoder_input_ids` [batch, sequence], `decoder_attention_mask` [batch, total],
+        `encoder_attention_mask` [batch, encoder_sequence] where the encoder reads text, the keys
+        and values [batch, heads, past, width] of each layer, and those of the encoder's output
+        [batch, heads, encoder_sequence, width], where total is past + sequence.
+
+        Raises:
+            SourceError: the encoder does not run.
+            UsageError: the config has no vocabulary.
+        """
+        config = self.config
+        size = None if config is None else number_of(decoder_of(config), *TARGET_VOCABULARIES)
+        if config is None or size is None:
+            raise UsageError(f"{self.name}: the config does not say how large the vocabulary is")
+        most = longest_target(config)
+        past, sequence = tokens_before_and_new(self.name, most)
+        total = DimSpec.sum_of(TOTAL, (past, sequence), cap=most)
+        length = self.encoder.length_of_output(self.encoder.inputs())
+        ending = next(iter(self.endings), None)
+        specs = [
+            InputSpec(
+                *(self.ids, "token_ids", torch.int64, (batch(), sequence), 0, size - 1),
+                *(self.padding, ending),
+            ),
+            # What a decoder reads has no padding: ones alone.
+            InputSpec(self.mask, "tensor", torch.int64, (batch(), total), 1, 1),
+        ]
+        if self.encoder.is_masked:
+            dims = (batch(), length)
+            specs.append(InputSpec(ENCODER_MASK, "attention_mask", torch.int64, dims, 0, 1))
+        own = kept_inputs(self.past, self.sides.own, past)
+        cross = kept_inputs(self.cross, self.sides.cross, length)
+        return with_example_sizes((*specs, *own, *cross))
+
+    def of_part(
+        self, options: Sequence[DynamicOption], specs: Sequence[InputSpec]
+    ) -> Sequence[DynamicOption]:
+        """Those of no part are the decoder's, which refuses them."""
+        encoders = {spec.name for spec in self.encoder.inputs()}
+        return [option for option in options if option.input not in encoders]
+
+    def encode(
+        self, prompts: Sequence[str], specs: Sequence[InputSpec]
+    ) -> dict[str, Tensor] | None:
+        return None  # its encoder reads them
 
     def _stepping(self, module: nn.Module) -> nn.Module:
         plain: Callable[..., Any] = type(module).forward

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from enginecast.capture.inputs.calls import call_of, take_named_tensors
 from enginecast.capture.refusals.refusal import missing_requirement
-from enginecast.capture.sources.calls import call_of, take_named_tensors
 from enginecast.capture.sources.copies import cast_module, copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module

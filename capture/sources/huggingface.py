@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from enginecast.capture.inputs.text_config import parts_of
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import (
     NAMES,
@@ -41,7 +42,6 @@ from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import Lost, require_finite
 from enginecast.capture.sources.hub import model_name
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
-from enginecast.capture.sources.text_config import parts_of
 from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.sources.calls import Call, take_named_tensors
+from enginecast.capture.inputs.calls import Call, take_named_tensors
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource

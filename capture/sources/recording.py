@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.sources.calls import Call, call_of, left_out, with_tensors
+from enginecast.capture.inputs.calls import Call, call_of, left_out, with_tensors
 from enginecast.errors import UsageError
 
 METHODS = ("encode", "decode")

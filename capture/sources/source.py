@@ -7,7 +7,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
-from enginecast.capture.sources.calls import Call
+from enginecast.capture.inputs.calls import Call
+from enginecast.capture.inputs.derive.from_facts import from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
+from enginecast.capture.inputs.given import DynamicOption
+from enginecast.capture.inputs.specs import InputSpec, from_example
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.hub import download_line, is_hub_name
 from enginecast.capture.sources.padding_side import (
@@ -29,7 +33,8 @@ from enginecast.capture.sources.padding_side import (
     padding_side,
 )
 from enginecast.capture.sources.recording import Recorded, require_one
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import BundleError, SourceError, UsageError
+from enginecast.runtime.prompts import open_tokenizer, pad
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -87,9 +92,129 @@ class Source(ABC):
     task: str = ""
     """What its engines are called in turn for; empty: each call stands by itself."""
 
+    start: Mapping[str, Tensor] = MappingProxyType({})
+    """Inputs that hold the state of the module, with what the first call is fed."""
+    takes_file: bool = True
+    """Whether a user's file of tensors may give its inputs."""
+
     def parts(self) -> Mapping[str, "Source"]:
         """The parts of the model that are engines of their own, by the folders of their bundles."""
         return {}
+
+    def without_state(self) -> "Source":
+        """The module as it was given, whose state is no input."""
+        return self
+
+    def state_inputs(self) -> Iterable[InputSpec]:
+        """Those of `inputs` that hold the state of the module."""
+        return ()
+
+    def as_called(self) -> "Source":
+        """The model, whose inputs are those of the call of its class, where that is known."""
+        return self
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The inputs: of the example, or of the config and the arguments of `forward`.
+
+        Raises:
+            UsageError: one cannot be derived.
+        """
+        example = self.example()
+        if example:
+            specs = from_example(example, self.config, of_pipeline=bool(self.recorded))
+            return self.require(specs)
+        if self.config is None:
+            raise UsageError(
+                f"{self.name} comes without example inputs",
+                hint="Return (module, example_kwargs) from the factory, or give "
+                "--inputs FILE.safetensors.",
+            )
+        return from_facts(self.facts(self.config))
+
+    def facts(self, config: PreTrainedConfig) -> ModelFacts:
+        """What tells its inputs."""
+        arguments = self.forward_arguments
+        main = getattr(self.model_class, "main_input_name", ())
+        names = (main,) if isinstance(main, str) else tuple(main)
+        return ModelFacts(
+            config,
+            arguments,
+            self.name,
+            self.required_arguments,
+            tuple(name for name in names if name in arguments),
+            documented(self.model_class),
+            self.tokenized,
+            {} if self.call is None else self.call.fixed,
+        )
+
+    def require(self, specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+        """Return `specs` when they cover what `forward` must be given.
+
+        Raises:
+            UsageError: an argument without default has no input.
+        """
+        names = {spec.name for spec in specs}
+        missing = [name for name in self.required_arguments if name not in names]
+        if missing:
+            raise UsageError(
+                f"the input {missing[0]!r} of {self.name} cannot be derived",
+                hint="Give it with the others: --inputs FILE.safetensors.",
+            )
+        return specs
+
+    def check_arguments(self, names: Iterable[str], origin: str) -> None:
+        """Raise UsageError if an input is not an argument of `forward`."""
+        unknown = sorted(set(names) - set(self.forward_arguments))
+        if unknown:
+            raise UsageError(
+                f"{origin}: {self.name} takes no input {unknown[0]!r}",
+                hint=f"It takes {', '.join(self.forward_arguments)}."
+                if self.forward_arguments
+                else "Its forward must name its arguments, not take *args or **kwargs.",
+            )
+
+    def of_part(
+        self, options: Sequence[DynamicOption], specs: Sequence[InputSpec]
+    ) -> Sequence[DynamicOption]:
+        """The options that are for the inputs of this part of a model, which has these inputs."""
+        return options
+
+    def encode(
+        self, prompts: Sequence[str], specs: Sequence[InputSpec]
+    ) -> dict[str, Tensor] | None:
+        """The inputs for prompts: token ids, mask and types, [prompts, tokens] each, cut at the
+        longest sequence allowed; None where another part reads them.
+
+        Raises:
+            UsageError: the model has no tokenizer.json or takes no token ids.
+            SourceError: tokenizer.json is damaged.
+        """
+        return self._tokenized(prompts, specs, self.padding_side)
+
+    def _tokenized(
+        self, prompts: Sequence[str], specs: Sequence[InputSpec], side: Side
+    ) -> dict[str, Tensor]:
+        file = next((file for file in self.tokenizer_files if file.name == TOKENIZER_FILE), None)
+        ids = next((spec for spec in specs if spec.kind == "token_ids"), None)
+        if file is None or ids is None:
+            lack = TOKENIZER_FILE if file is None else "input of token ids"
+            raise UsageError(
+                f"--prompts does not fit {self.name}: it has no {lack}",
+                hint="Give the inputs as tensors: --inputs FILE.safetensors.",
+            )
+        sequence = ids.dims[-1]
+        try:
+            tokenizer = open_tokenizer(file, sequence.maximum)
+        except BundleError as error:
+            raise SourceError(error.message) from error
+        encodings = tokenizer.encode_batch(list(prompts))
+        least, step = sequence.minimum, sequence.step
+        arrays = pad(encodings, ids.padding or 0, least=least, step=step, side=side)
+        return {
+            spec.name: torch.from_numpy(arrays[spec.kind]).to(spec.dtype)
+            for spec in specs
+            if spec.kind in arrays
+        }
 
     @property
     def padding_side(self) -> Side:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, Origin, captured_dtype
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
@@ -50,13 +51,35 @@ class StatefulSource(WrappedSource):
         self.calls = tuple(calls)
         self.recorded = {f"call {n + 1} in turn": dict(call) for n, call in enumerate(self.calls)}
 
-    @property
-    def model(self) -> Source:
-        """The module as it was given."""
+    def without_state(self) -> Source:
         return self._model
 
+    @property
+    def output_of(self) -> Mapping[str, str]:
+        """The output that it becomes, by the name of the buffer."""
+        return {name: AFTER + name.replace(".", "_") for name in self.buffers}
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """Those of the module, and one of fixed shape for each buffer, in which integers range over
+        the values seen in consecutive calls.
+        """
+        return (*self._model.inputs(), *self.state_inputs())
+
+    def state_inputs(self) -> Iterator[InputSpec]:
+        for name, start in self.start.items():
+            low = high = None
+            is_number = start.is_floating_point() or start.is_complex() or start.dtype is torch.bool
+            if not is_number and start.numel():
+                values = [start, *(call[name] for call in self.calls)]
+                low = min(int(value.min()) for value in values)
+                high = max(int(value.max()) for value in values)
+            dims = tuple(map(DimSpec.static, start.shape))
+            origin: Origin = "known" if low is None else "example"
+            dtype = captured_dtype(start)
+            yield InputSpec(name, "tensor", dtype, dims, low, high, origin=origin)
+
     @cached_property
-    def inputs(self) -> Mapping[str, str]:
+    def input_of(self) -> Mapping[str, str]:
         """The input that holds a buffer, by the name of the buffer."""
         taken = self._model.forward_arguments
         found = {name: BEFORE + name.replace(".", "_") for name in self.buffers}
@@ -70,14 +93,9 @@ class StatefulSource(WrappedSource):
         return found
 
     @property
-    def outputs(self) -> Mapping[str, str]:
-        """The output that it becomes, by the name of the buffer."""
-        return {name: AFTER + name.replace(".", "_") for name in self.buffers}
-
-    @property
-    def start(self) -> dict[str, Tensor]:
+    def start(self) -> dict[str, Tensor]:  # type: ignore[override]
         """The state for the first call, by input."""
-        return {self.inputs[name]: tensor for name, tensor in self.buffers.items()}
+        return {self.input_of[name]: tensor for name, tensor in self.buffers.items()}
 
     @property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -97,7 +115,7 @@ class StatefulSource(WrappedSource):
         return inspect.Signature(
             [
                 *(p.replace(kind=kind) for p in named),
-                *(inspect.Parameter(name, kind) for name in self.inputs.values()),
+                *(inspect.Parameter(name, kind) for name in self.input_of.values()),
             ]
         )
 
@@ -116,8 +134,8 @@ class StatefulSource(WrappedSource):
         """
         plain: Callable[..., Any] = module.forward
         places = {name: _places(module, name) for name in self.buffers}
-        names = dict(self.inputs)
-        outputs = self.outputs
+        names = dict(self.input_of)
+        outputs = self.output_of
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or not tensors.keys() >= set(names.values()):
@@ -207,7 +225,7 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
         )
     started = StatefulSource(source, {name: before[name] for name in written}, ())
     fed = [
-        {**inputs, **{started.inputs[name]: kept[name] for name in written}}
+        {**inputs, **{started.input_of[name]: kept[name] for name in written}}
         for inputs, kept in zip(calls, seen, strict=True)
     ]
     return StatefulSource(source, started.buffers, fed)

@@ -15,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
-from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import (
     MARKED,
     Case,
@@ -25,7 +24,6 @@ from enginecast.capture.inputs.examples import (
     telling,
     verification_inputs,
 )
-from enginecast.capture.inputs.given import tokenize
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import (
     SourceLocation,
@@ -33,8 +31,6 @@ from enginecast.capture.python.locations import (
     is_library_code,
     is_model_code,
 )
-from enginecast.capture.sources.decoder import DecoderSource
-from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
@@ -80,13 +76,8 @@ def choose_cases(
     if given:
         cases = [Case("given inputs", dict(given)), *cases]
     cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
-    if prompts is not None and not isinstance(source, CrossDecoderSource):  # its encoder reads them
-        # A step of a language model is fed other rows than a tokenizer pads.
-        side = "right" if isinstance(source, DecoderSource) else source.padding_side
-        encoded = tokenize(prompts, source, specs, side)
-        if isinstance(source, DecoderSource):
-            ids, mask = encoded[source.ids], encoded[source.mask]
-            encoded = prompt_inputs(source, specs, ids, mask)
+    encoded = None if prompts is None else source.encode(prompts, specs)
+    if encoded is not None:
         lacking = [spec.name for spec in specs if spec.name not in encoded]
         if lacking:
             raise UsageError(

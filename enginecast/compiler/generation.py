@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
-from enginecast.capture.inputs.derive.decoder import prompt_inputs
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
@@ -93,7 +92,7 @@ class GenerationTask(Task):
         generation = Generation(
             task=TEXT_GENERATION,
             encoder=next(iter(source.parts()), ""),
-            start_ids=source.start,
+            start_ids=source.start_ids,
             padding_id=source.own_padding,
             ending_ids=source.endings,
             **source.settings,
@@ -154,7 +153,7 @@ def generated(
     read: dict[str, Tensor] = {}
     if encoder is not None and isinstance(source, CrossDecoderSource):
         read = _read(encoder, prepared, source)
-        ids = torch.tensor([source.start]).repeat(len(next(iter(read.values()))), 1)
+        ids = torch.tensor([source.start_ids]).repeat(len(next(iter(read.values()))), 1)
         mask = torch.ones_like(ids)
     else:
         ids, mask = _prompts(prepared, source)
@@ -165,7 +164,7 @@ def generated(
     tokens, plain, own_way = _by_transformers(source, ids, mask, steps, read)
     text = torch.cat([ids, tokens], 1)[:, :-1]
     whole = torch.cat([mask, torch.ones_like(tokens)], 1)[:, :-1]
-    inputs = prompt_inputs(source, prepared.inputs, text, whole)
+    inputs = source.prompt_inputs(prepared.inputs, text, whole)
     start = ids.shape[1] - 1
 
     def own_logits(dtype: str) -> Numbers:

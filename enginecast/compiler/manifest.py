@@ -8,9 +8,9 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
+from enginecast.capture.inputs.calls import Slot, leaves_of
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
-from enginecast.capture.sources.calls import Slot, leaves_of
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.ladder import strategy

@@ -6,33 +6,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from enginecast.capture.inputs.derive.derive import check_required, derive
-from enginecast.capture.inputs.derive.diffusion import bound
-from enginecast.capture.inputs.derive.image_sizes import with_sizes
-from enginecast.capture.inputs.derive.stateful import state_inputs
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.given import (
-    DynamicOption,
-    apply_dynamic,
-    check_arguments,
-    parse_dynamic,
-    read_inputs,
-)
+from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic, read_inputs
 from enginecast.capture.inputs.specs import (
     InputSpec,
     captured_dtype,
     from_example,
     with_held_marks,
 )
-from enginecast.capture.sources.decoder import DecoderSource
-from enginecast.capture.sources.encoder_decoder import (
-    CrossDecoderSource,
-    EncoderSource,
-    as_generating,
-)
+from enginecast.capture.sources.encoder_decoder import as_generating
+from enginecast.capture.sources.image_sizes import with_sizes
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
-from enginecast.capture.sources.stateful import StatefulSource, with_state
+from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.ladder.look_alikes import settle_sizes
 from enginecast.compiler.cases import SEED, check_values
 from enginecast.compiler.eager import Eager
@@ -66,7 +52,7 @@ def open_model(
     if options.task:
         return as_generating(source, options.task)
     read = {} if options.inputs is None else read_inputs(options.inputs)
-    source = with_sizes(bound(source), read)
+    source = with_sizes(source.as_called(), read)
     if not options.state:
         return source
     specs, given, _ = input_specs(source, options.inputs, ())
@@ -96,49 +82,28 @@ def input_specs(source: Source, inputs: Path | None, dynamic: Sequence[str]) -> 
     """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
         return ModelInputs((), {})
-    if isinstance(source, StatefulSource):
-        specs, given, notes = input_specs(source.model, inputs, ())
-        specs = (*specs, *state_inputs(source))
+    asked = [parse_dynamic(part) for text in dynamic for part in text.split(",")]
+    if state := tuple(source.state_inputs()):
+        specs, given, notes = input_specs(source.without_state(), inputs, ())
         given = {**given, **source.start} if given else {}
-        return ModelInputs(apply_dynamic(specs, _parsed(dynamic)), given, notes)
-    if inputs is not None and isinstance(source, (DecoderSource, EncoderSource)):
+        return ModelInputs(apply_dynamic((*specs, *state), asked), given, notes)
+    if inputs is None:
+        parameters = source.forward_signature.parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            source.check_arguments(source.example(), "the example")
+        specs, given = source.inputs(), {}
+    elif source.takes_file:
+        specs, given = _given_inputs(source, inputs)
+    else:
         raise UsageError(
             f"--inputs {inputs} does not fit --task: its inputs belong together",
             hint="Give texts to generate from: --prompts FILE.",
         )
-    if inputs is not None:
-        specs, given = _given_inputs(source, inputs)
-    else:
-        parameters = source.forward_signature.parameters.values()
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            check_arguments(source.example(), source, "the example")
-        specs, given = derive(source), {}
-    options = _parsed(_of_part(source, specs, dynamic))
+    options = source.of_part(asked, specs)
     if source.given_script() is not None:
         return ModelInputs(apply_dynamic(specs, options), given)
     settled = settle_sizes(source, specs, given or source.example(), options)
     return ModelInputs(settled.specs, given, settled.notes)
-
-
-def _of_part(source: Source, specs: Sequence[InputSpec], dynamic: Sequence[str]) -> Sequence[str]:
-    """The options for inputs of this part of a model; those of no part are the decoder's, which
-    refuses them.
-    """
-    if not isinstance(source, (EncoderSource, CrossDecoderSource)):
-        return dynamic
-    options = [part for text in dynamic for part in text.split(",")]
-    if isinstance(source, EncoderSource):
-        return [text for text in options if parse_dynamic(text).input in _names(specs)]
-    others = _names(derive(source.encoder))
-    return [text for text in options if parse_dynamic(text).input not in others]
-
-
-def _names(specs: Sequence[InputSpec]) -> set[str]:
-    return {spec.name for spec in specs}
-
-
-def _parsed(dynamic: Sequence[str]) -> list[DynamicOption]:
-    return [parse_dynamic(part) for text in dynamic for part in text.split(",")]
 
 
 def calls_in_turn(
@@ -168,12 +133,12 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
             raise UsageError(
                 f"--inputs {file}: {name}: expected values, got shape {list(tensor.shape)}"
             )
-    check_arguments(given, source, f"--inputs {file}")
+    source.check_arguments(given, f"--inputs {file}")
     # A safetensors file sorts by name, and the model's forward does not.
     order = [name for name in source.forward_arguments if name in given]
     order += [name for name in given if name not in order]
     given = {name: given[name].to(captured_dtype(given[name])) for name in order}
-    specs = check_required(source, from_example(given, source.config, is_one_size=bool(fixed)))
+    specs = source.require(from_example(given, source.config, is_one_size=bool(fixed)))
     specs = _as_taken(source, specs, given)
     check_values(given, specs, f"--inputs {file}")
     return specs, given

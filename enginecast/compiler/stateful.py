@@ -57,10 +57,10 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
     dtype = floor.dtype
     names, back = (
         set(source.start),
-        {source.outputs[n]: before for n, before in source.inputs.items()},
+        {source.output_of[n]: before for n, before in source.input_of.items()},
     )
     inputs = [{n: t for n, t in call.items() if n not in names} for call in source.calls]
-    module = source.model.eager(DTYPES[dtype])
+    module = source.without_state().eager(DTYPES[dtype])
     plain = []
     for call in inputs:
         cast = {n: t.to(DTYPES[dtype]) if t.is_floating_point() else t for n, t in call.items()}
@@ -69,7 +69,7 @@ def turn(prepared: Prepared, source: StatefulSource, floor: Floor) -> Turn:
                 run_named(module, {n: t.clone() for n, t in cast.items()}, prepared.wanted)
             )
         buffers = dict(module.named_buffers())
-        state = {source.outputs[name]: buffers[name] for name in source.buffers}
+        state = {source.output_of[name]: buffers[name] for name in source.buffers}
         # The next call may write to what this one returned: forward may return its buffer.
         plain.append(as_arrays({n: t.clone() for n, t in {**found, **state}.items()}))
     exact = []
@@ -134,8 +134,8 @@ class StateTask(Task):
 
     def describe(self, source: Source) -> dict[str, Any]:
         assert isinstance(source, StatefulSource)  # sources name their task
-        names = source.inputs.items()
-        outputs = source.outputs
+        names = source.input_of.items()
+        outputs = source.output_of
         states = (State(input=before, output=outputs[name], start=before) for name, before in names)
         return {"states": tuple(states)}
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from zoo.judge import difference, judge
 
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
@@ -118,7 +117,7 @@ def _wrong(case: Case, model: Model, bundle: Path, row: Row) -> Iterator[str]:
             yield from _differences(engine, model.model, (model.example, *model.others), row)
             return
         source = open_source(model.model)
-        judged = judge(engine, source.eager(), derive(source))
+        judged = judge(engine, source.eager(), source.inputs())
         row.compared = judged.compared
         yield from judged.wrong
         if not judged.compared:

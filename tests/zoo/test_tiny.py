@@ -11,7 +11,6 @@ from exports import Exports
 from torch import nn
 from transformers import CONFIG_MAPPING, T5EncoderModel
 
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.sources.source import open_source
 from enginecast.runtime.load import load
 from zoo.entries import ENTRIES
@@ -123,8 +122,8 @@ def test_a_wrong_bundle_is_found_out(exports: Exports) -> None:
     source = open_source(exports.model("t5"))
     model = T5EncoderModel.from_pretrained(exports.model("t5")).eval()
     with load(done.folder, threads=1) as engine:
-        right = judge(engine, Off(model, 1.0), derive(source))
-        wrong = judge(engine, Off(model, 1.003), derive(source))
+        right = judge(engine, Off(model, 1.0), source.inputs())
+        wrong = judge(engine, Off(model, 1.003), source.inputs())
     assert right.wrong == ()
     assert right.compared >= 3
     assert len(wrong.wrong) == wrong.compared

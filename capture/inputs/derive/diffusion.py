@@ -12,9 +12,6 @@ from typing import Any
 import torch
 
 from enginecast.capture.inputs.specs import BATCH, DimSpec, InputSpec
-from enginecast.capture.sources.calls import call_of_names
-from enginecast.capture.sources.diffusion import CLASS, ComponentSource
-from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
 
 Dim = DimSpec | int
@@ -53,11 +50,20 @@ class Described:
 class Component:
     """A component as its config and the user describe it."""
 
-    source: ComponentSource
+    name: str
+    """Of the model, for messages."""
+    settings: Mapping[str, Any]
+    """Its config, with the defaults of the class."""
+    entry: str = ""
+    """The method that is the engine: "encode" or "decode" of an autoencoder."""
+    height: int | None = None
+    """In pixels, as the user gave it; so are the two that follow."""
+    width: int | None = None
+    frames_given: int | None = None
 
     def __getitem__(self, name: str) -> Any:
         """A setting of the config."""
-        return self.source.settings.get(name)
+        return self.settings.get(name)
 
     def first(self, *names: str) -> int | None:
         """The first of these settings that is an integer, or a list's first item."""
@@ -78,13 +84,12 @@ class Component:
             step: sizes are multiples of it.
             default: size where the user gives none; the config's `sample_size`, or 256 pixels.
         """
-        options = self.source.options
         size = default or self.first("sample_size") or EXAMPLE_SIDE // factor
         found = []
-        for name, given in (("height", options.height), ("width", options.width)):
+        for name, given in (("height", self.height), ("width", self.width)):
             if given is not None and given % (factor * step):
                 raise UsageError(
-                    f"--{name} {given}: {self.source.name} takes multiples of {factor * step}"
+                    f"--{name} {given}: {self.name} takes multiples of {factor * step}"
                 )
             example = max(size - size % step, step) if given is None else given // factor
             least = min(2 * step, example)
@@ -98,11 +103,10 @@ class Component:
 
     def frames(self, factor: int, default: int | None = None) -> int:
         """Frames of the input: the first counts alone, then each `factor` count as one."""
-        options = self.source.options
-        count = options.frames or default or FRAMES
+        count = self.frames_given or default or FRAMES
         if (count - 1) % factor:
             raise UsageError(
-                f"--frames {count}: {self.source.name} takes {factor}k + 1 frames, such as"
+                f"--frames {count}: {self.name} takes {factor}k + 1 frames, such as"
                 f" {count - 1 - (count - 1) % factor + factor + 1}"
             )
         return (count - 1) // factor + 1
@@ -223,11 +227,11 @@ def autoencoder(it: Component) -> Described:
     names = ("block_out_channels", "encoder_block_out_channels", "dim_mult")
     levels = next(it[name] for name in names if it[name])
     factor = 2 ** (len(levels) - 1)
-    if it.source.entry == "encode":
+    if it.entry == "encode":
         sides = it.sides(1, factor, min(it.first("sample_size") or EXAMPLE_SIDE, EXAMPLE_SIDE))
         return Described((floats("x", batch(), it.first("in_channels") or 3, *sides),))
     latents = min(it.first("sample_size") or EXAMPLE_SIDE, EXAMPLE_SIDE) // factor
-    argument = "x" if it.source.settings[CLASS] == "AutoencoderTiny" else "z"
+    argument = "x" if it["_class_name"] == "AutoencoderTiny" else "z"
     sides = it.sides(factor, 1, latents)
     return Described((floats(argument, batch(), it["latent_channels"], *sides),))
 
@@ -235,7 +239,7 @@ def autoencoder(it: Component) -> Described:
 def video_autoencoder(it: Component) -> Described:
     """Autoencoders of videos; they loop over the frames, so that the number of frames is fixed."""
     space, time = _compression(it)
-    if it.source.entry == "encode":
+    if it.entry == "encode":
         channels = it.first("input_channels", "out_channels") or 3
         count = (it.frames(time) - 1) * time + 1
         sides = it.sides(1, space, EXAMPLE_VIDEO_SIDE)
@@ -561,41 +565,9 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
 """For each class, the function that makes its inputs."""
 
 
-def bound(source: Source) -> Source:
-    """The source, with the call of its class if that is known."""
-    described = _described(source)
-    if described is None or not isinstance(source, ComponentSource):
-        return source
-    paths = [spec.name for spec in described.inputs]
-    return source.calling(call_of_names(paths, described.constants, source.entry or "forward"))
-
-
-def component_inputs(source: ComponentSource) -> tuple[InputSpec, ...]:
-    """The inputs of a component.
-
-    Raises:
-        UsageError: its class is not known.
-    """
-    described = _described(source)
-    if described is None:
-        raise UsageError(
-            f"the inputs of {source.settings[CLASS]} are not known",
-            hint="Record them from a pipeline (enginecast.record), or give them:"
-            " --inputs FILE.safetensors.",
-        )
-    return tuple(replace(each, name=each.name.replace(".", "_")) for each in described.inputs)
-
-
-def _described(source: Source) -> Described | None:
-    if not isinstance(source, ComponentSource):
-        return None
-    family = FAMILIES.get(source.settings[CLASS])
-    return None if family is None else family(Component(source))
-
-
 def _unknown(it: Component, what: str) -> UsageError:
     return UsageError(
-        f"the inputs of {it.source.name} cannot be derived: {what}",
+        f"the inputs of {it.name} cannot be derived: {what}",
         hint="Record them from a pipeline (enginecast.record), or give them:"
         " --inputs FILE.safetensors.",
     )

@@ -18,7 +18,7 @@ from enginecast.capture.inputs.specs import (
     InputSpec,
     Kind,
 )
-from enginecast.capture.sources.text_config import (
+from enginecast.capture.inputs.text_config import (
     decoder_of,
     ending_of,
     longest_sequence,

@@ -9,9 +9,8 @@ from functools import cached_property
 from torch import nn
 from transformers import PreTrainedConfig
 
-from enginecast.capture.sources.calls import Fixed
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import number_of, parts_of
+from enginecast.capture.inputs.calls import Fixed
+from enginecast.capture.inputs.text_config import number_of, parts_of
 
 DOCUMENTED = re.compile(
     r"^\s*(?P<name>\w+) \(`(?:torch\.)?(?P<type>\w+)`(?: of shape `(?P<shape>\([^`]*\))`)?", re.M
@@ -50,23 +49,6 @@ class ModelFacts:
         """The first integer that a config has under one of `names`; outer configs first."""
         found = (number_of(part, *names) for part in self.parts)
         return next((value for value in found if value is not None), None)
-
-
-def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
-    """Gather the facts about `source`."""
-    arguments = source.forward_arguments
-    main = getattr(source.model_class, "main_input_name", ())
-    names = (main,) if isinstance(main, str) else tuple(main)
-    return ModelFacts(
-        config,
-        arguments,
-        source.name,
-        source.required_arguments,
-        tuple(name for name in names if name in arguments),
-        documented(source.model_class),
-        source.tokenized,
-        {} if source.call is None else source.call.fixed,
-    )
 
 
 def documented(model_class: type[nn.Module] | None) -> dict[str, str]:

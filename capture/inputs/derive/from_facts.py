@@ -1,10 +1,7 @@
-"""Inputs of a model that comes without examples: from its config and from its `forward`."""
+"""Inputs of a model of transformers without examples: from its config and its `forward`."""
 
 from collections.abc import Mapping, Sequence
 
-from enginecast.capture.inputs.derive.decoder import decoder_inputs
-from enginecast.capture.inputs.derive.diffusion import component_inputs
-from enginecast.capture.inputs.derive.encoder_decoder import cross_decoder_inputs
 from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
     PATCH_INPUTS,
@@ -14,13 +11,9 @@ from enginecast.capture.inputs.derive.known_inputs import (
     Derive,
     as_documented,
 )
-from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
-from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
-from enginecast.capture.sources.decoder import DecoderSource
-from enginecast.capture.sources.diffusion import ComponentSource
-from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import placeholders_of
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
+from enginecast.capture.inputs.specs import InputSpec, with_example_sizes
+from enginecast.capture.inputs.text_config import placeholders_of
 from enginecast.errors import UsageError
 
 INPUTS: Mapping[str, Derive] = {
@@ -57,47 +50,6 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
 text's."""
 
 COUNTED = (*VISION_INPUTS, *AUDIO_INPUTS)
-
-
-def derive(source: Source) -> tuple[InputSpec, ...]:
-    """Inputs of a model from its example, or from its config and the arguments of its `forward`.
-
-    Raises:
-        UsageError: an input cannot be derived.
-    """
-    if isinstance(source, ComponentSource):
-        return with_example_sizes(component_inputs(source))
-    if isinstance(source, CrossDecoderSource):
-        return cross_decoder_inputs(source, derive(source.encoder))
-    if isinstance(source, DecoderSource):
-        return decoder_inputs(source)
-    example = source.example()
-    if example:
-        specs = from_example(example, source.config, of_pipeline=bool(source.recorded))
-        return check_required(source, specs)
-    if source.config is None:
-        raise UsageError(
-            f"{source.name} comes without example inputs",
-            hint="Return (module, example_kwargs) from the factory, or give "
-            "--inputs FILE.safetensors.",
-        )
-    return from_facts(facts_of(source, source.config))
-
-
-def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
-    """Return `specs` when they cover what the model's `forward` must be given.
-
-    Raises:
-        UsageError: an argument without default has no input.
-    """
-    names = {spec.name for spec in specs}
-    missing = [name for name in source.required_arguments if name not in names]
-    if missing:
-        raise UsageError(
-            f"the input {missing[0]!r} of {source.name} cannot be derived",
-            hint="Give it with the others: --inputs FILE.safetensors.",
-        )
-    return specs
 
 
 def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.calls import Call, Fixed, Slot
+from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.known_inputs import grid_of
-from enginecast.capture.inputs.derive.model_facts import GRIDS, ModelFacts, facts_of
-from enginecast.capture.sources.calls import Call, Fixed, Slot
+from enginecast.capture.inputs.derive.model_facts import GRIDS, ModelFacts
 from enginecast.capture.sources.recorded import CalledSource
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
@@ -33,7 +33,7 @@ def with_sizes(source: Source, given: Mapping[str, Tensor]) -> Source:
         sizes = {n: Fixed.of(t) for n, t in given.items() if n in SIZES and _is_whole(t)}
         names = [name for name in source.forward_arguments if name in given]
     else:
-        facts = facts_of(source, source.config)
+        facts = source.facts(source.config)
         sizes = _derived(facts)
         names = _inputs(replace(facts, fixed=sizes)) if sizes else []
     names = [name for name in names if name not in sizes]
