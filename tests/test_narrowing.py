@@ -21,7 +21,7 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError, OtherSizes
-from enginecast.compiler.judge_sizes import _refuse_asked
+from enginecast.compiler.ranges.sizes import refuse_asked
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
@@ -263,5 +263,5 @@ def test_a_range_is_narrowed_as_long_as_it_has_the_size_that_was_given(
     captured: Any = SimpleNamespace(inputs=(InputSpec("x", "tensor", torch.float32, (dim,)),))
     context: Any = nullcontext() if error is None else pytest.raises(error)
     with context as caught:
-        _refuse_asked(captured, OtherSizes("model.py:3", {"width": size}), ["width"], "it differs")
+        refuse_asked(captured, OtherSizes("model.py:3", {"width": size}), ["width"], "it differs")
     assert error is None or type(caught.value) is error

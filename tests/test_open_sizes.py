@@ -16,8 +16,8 @@ from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, printed
-from enginecast.compiler.judge_sizes import judge_sizes
 from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.ranges.sizes import judge_sizes
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds
@@ -131,7 +131,7 @@ def test_another_path_is_computed_in_fp64_only_where_it_differs(
     found = captured(Called(lambda x: x * 2), x=x)
     found = replace(found, other_sizes=(OtherSizes("", {"batch": 21}, "batch < 21"),))
     made = Mock(wraps=reference_program)
-    monkeypatch.setattr("enginecast.compiler.judge_sizes.reference_program", made)
+    monkeypatch.setattr("enginecast.compiler.ranges.sizes.reference_program", made)
     module = Called(lambda x: x * 2 if x.shape[0] < 21 else x * factor)
     settled = judge_sizes(open_source(module, example={"x": x}), found, ALL)
     differs = factor != 2
@@ -145,8 +145,8 @@ def test_another_path_that_memory_may_not_hold_is_not_run(monkeypatch: pytest.Mo
     found = captured(module, x=x)
     found = replace(found, other_sizes=(OtherSizes("", {"batch": 64}, "batch < 64"),))
     ran = Mock(side_effect=AssertionError)
-    monkeypatch.setattr("enginecast.compiler.judge_sizes.eager_outputs", ran)
-    monkeypatch.setattr("enginecast.compiler.judge_sizes.reference_outputs", ran)
+    monkeypatch.setattr("enginecast.compiler.ranges.eager.eager_outputs", ran)
+    monkeypatch.setattr("enginecast.compiler.ranges.eager.reference_outputs", ran)
     settled = judge_sizes(open_source(module, example={"x": x}), found, ALL)
     assert settled.inputs[0].dims[0].maximum == 63
     assert "takes another path, which is too large to be compared" in settled.notes[-1]

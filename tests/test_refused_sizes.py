@@ -7,7 +7,7 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import capture
-from enginecast.compiler.judge_sizes import leave_out_refused
+from enginecast.compiler.ranges.sizes import leave_out_refused
 
 
 class Normalized(nn.Module):

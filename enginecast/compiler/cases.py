@@ -34,9 +34,9 @@ from enginecast.capture.python.locations import (
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
-from enginecast.compiler.eager import Eager
+from enginecast.compiler.ranges.eager import FAILS, Eager
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, EnginecastError, UsageError
+from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
 from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.interpret import Run
@@ -51,8 +51,6 @@ GIVEN = ("given ", "example ")
 """Prefixes of the names of cases whose values a person chose."""
 DRAWS = 8
 """Most draws of one case until the model accepts it."""
-FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
-"""Errors that a program raises for values or sizes it does not accept."""
 
 
 def choose_cases(
@@ -156,27 +154,6 @@ def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
         for dim, size in zip(spec.dims, case.inputs[spec.name].shape, strict=True)
         if dim.name is not None
     }
-
-
-def in_example_values(cases: Sequence[Case], example: Mapping[str, Tensor]) -> tuple[Case, ...]:
-    """The cases with their floats drawn from the example's values, for a model that accepts no
-    others: its inputs may be probabilities.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-
-    def drawn(name: str, tensor: Tensor) -> Tensor:
-        held = example.get(name)
-        if held is None or not held.numel() or not tensor.is_floating_point():
-            return tensor
-        places = torch.randint(held.numel(), tensor.shape, generator=generator)
-        return held.flatten()[places].to(tensor.dtype)
-
-    return tuple(
-        case
-        if all(tensor is example.get(name) for name, tensor in case.inputs.items())
-        else Case(case.name, {name: drawn(name, t) for name, t in case.inputs.items()})
-        for case in cases
-    )
 
 
 def with_telling_values(

@@ -9,20 +9,14 @@ every magnitude.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from enginecast.capture.control_flow.cover.branches import by_paths
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.python.quiet import quiet_torch
-from enginecast.errors import EnginecastError, VerificationError
-from enginecast.verification.eager import Forward, as_arrays, capture_failures, eager_outputs
-from enginecast.verification.floor import Floor
-from enginecast.verification.metrics import Array
-from enginecast.verification.reference import Reference, ReferenceCase
+from enginecast.compiler.ranges.eager import FAILS, Eager, differences
 from enginecast.verification.runs import Runs
 
 SEED = 0
@@ -35,8 +29,6 @@ WORK = 1e10
 """Elements of the inputs times parameters above which only a few runs are made."""
 LIMITS = (-37.0, 37.0)
 """Smallest and largest power of ten of the floats in one tensor."""
-FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
-"""Errors that a program raises for values it does not accept."""
 Change = Callable[[Tensor], Tensor]
 
 
@@ -66,8 +58,7 @@ CHANGES: Mapping[str, Change] = {
 
 
 def dropped_failures(
-    module: nn.Module,
-    forward: Forward,
+    eager: Eager,
     plain: Runs,
     exact: Runs,
     specs: Sequence[InputSpec],
@@ -77,8 +68,7 @@ def dropped_failures(
     """Report where a program that keeps a tensor differs from eager, which drops it on one path.
 
     Args:
-        module: eager, in fp32.
-        forward: runs the module and names its outputs.
+        eager: the model.
         plain: runs the program.
         exact: runs it in fp64.
         specs: the inputs.
@@ -88,7 +78,7 @@ def dropped_failures(
     where = ", ".join(dict.fromkeys(place.short for place in places))
     said = f"a tensor that one path of {where} drops is kept by the program"
     ordered = sorted(cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
-    bases, unseen = by_paths(module, ordered, places, MOST_PATHS)
+    bases, unseen = by_paths(eager.module, ordered, places, MOST_PATHS)
     for lost in unseen:
         yield f"{said}, and only one path was seen: {lost.place}: {lost.seen}"
     if unseen:
@@ -97,8 +87,14 @@ def dropped_failures(
     elements = max(sum(t.numel() for t in base.inputs.values()) for base in bases)
     most = FEW_TRIALS if elements * parameters > WORK else MOST_TRIALS
     for case in islice(_changed(specs, bases), most):
-        if why := _difference(module, forward, plain, exact, case):
-            yield f"{said}, which changes the results: {why}"
+        if not eager.takes(case.inputs):
+            continue
+        try:
+            found = differences(eager.outputs([case]), plain, exact, [case])
+        except FAILS as error:
+            found = [f"case {case.name!r}: eager runs, but the program does not: {error}"]
+        if found:
+            yield f"{said}, which changes the results: {found[0]}"
             return
 
 
@@ -124,35 +120,3 @@ def _finite(change: Change, tensor: Tensor) -> Tensor:
 def _is_drawn(spec: InputSpec) -> bool:
     """Whether an input holds floats without a known range."""
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
-
-
-def _difference(module: nn.Module, forward: Forward, plain: Runs, exact: Runs, case: Case) -> str:
-    """How the program differs from eager on one case; empty if it does not, or if eager does not
-    accept the case.
-    """
-    with quiet_torch():
-        try:
-            wanted = eager_outputs(lambda _: module, [case], dtype="fp32", forward=forward)
-        except VerificationError:
-            return ""
-        try:
-            [outputs] = plain.outputs([case.inputs])
-        except FAILS as error:
-            return f"case {case.name!r}: eager runs, but the program does not: {error}"
-        found, known = as_arrays(outputs), wanted[case.name]
-        if all(_is_equal(found[name], array) for name, array in known.items()):
-            return ""  # fp64 takes longer
-        try:
-            [wide] = exact.outputs([case.inputs])
-        except FAILS:
-            return f"case {case.name!r}: eager runs, but the program in fp64 does not"
-        arrays = as_arrays(case.inputs)
-        reference = ReferenceCase(case.name, arrays, known, as_arrays(wide))
-        compared = Reference((reference,), Floor("fp32", {}))
-        return next(capture_failures(plain, [case], compared), "")
-
-
-def _is_equal(found: Array, wanted: Array) -> bool:
-    return found.dtype.kind == wanted.dtype.kind and np.array_equal(
-        found, wanted, equal_nan=found.dtype.kind in "fc"
-    )

@@ -7,9 +7,11 @@ more inputs are drawn to make scales from, and others to compare the engine on.
 from dataclasses import dataclass, replace
 
 from enginecast.capture.inputs.examples import Case, sample
-from enginecast.compiler.cases import FAILS, SEED, in_example_values, sizes_of
+from enginecast.compiler.cases import SEED, sizes_of
 from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.ranges.eager import FAILS
+from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.errors import VerificationError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers

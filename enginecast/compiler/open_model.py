@@ -21,7 +21,7 @@ from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.ladder.look_alikes import settle_sizes
 from enginecast.compiler.cases import SEED, check_values
-from enginecast.compiler.eager import Eager
+from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.errors import UsageError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan

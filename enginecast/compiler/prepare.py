@@ -42,13 +42,13 @@ from enginecast.compiler.cases import (
     with_other_sizes,
     with_telling_values,
 )
-from enginecast.compiler.eager import Eager
-from enginecast.compiler.fit_values import fit_values, note_uses
-from enginecast.compiler.judge_sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.ranges.eager import Eager
+from enginecast.compiler.ranges.fit_values import fit_values, note_uses
+from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
+from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError
 from enginecast.library_names import aten
 from enginecast.passes.ir.base import PassContext, ProgramView

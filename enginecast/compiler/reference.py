@@ -12,6 +12,7 @@ from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.tracing.state.history import CalledInTurn
 from enginecast.compiler.dropped_tensors import dropped_failures
 from enginecast.compiler.prepare import OpenedModel, Prepared
+from enginecast.compiler.ranges.eager import Eager
 from enginecast.errors import CaptureError, EnginecastError, VerificationError
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import dtype_of
@@ -23,7 +24,6 @@ from enginecast.verification.eager import (
     Case,
     aligned_weights,
     capture_failures,
-    eager_outputs,
     edge_reference,
     make_reference,
     reference_outputs,
@@ -160,7 +160,6 @@ def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...
 
 def _differences(prepared: Prepared, reference: Reference) -> Iterator[str]:
     captured, floor = prepared.captured, reference.floor
-    forward = partial(run_named, wanted=prepared.wanted)
     guards = [guard.output for guard in captured.guards]
     cases = [case for case in prepared.cases if not case.singles]  # eager was compared with those
 
@@ -168,13 +167,12 @@ def _differences(prepared: Prepared, reference: Reference) -> Iterator[str]:
         """What eager fp32 gives with its weights where the program has its own; nothing where it
         does not run.
         """
-        module = prepared.source.eager(torch.float32)
+        eager = Eager(prepared.source.eager(), prepared.wanted)
         try:
-            with aligned_weights(module):
-                run = eager_outputs(lambda _: module, [case], dtype="fp32", forward=forward)
+            with aligned_weights(eager.module):
+                return eager.outputs([case])[case.name]
         except VerificationError:
             return {}
-        return run[case.name]
 
     dtype = floor.halves or "fp32"
     yield from capture_failures(prepared.plain, cases, reference, guards, aligned, dtype)
@@ -184,7 +182,7 @@ def _differences(prepared: Prepared, reference: Reference) -> Iterator[str]:
         yield from capture_failures(runs, cases, reference, guards, aligned)
     if captured.dropping:
         yield from dropped_failures(
-            *(prepared.source.eager(), forward, prepared.plain, prepared.exact),
+            *(Eager(prepared.source.eager(), prepared.wanted), prepared.plain, prepared.exact),
             *(prepared.inputs, prepared.cases, captured.dropping),
         )
     if floor.dtype == "fp32" and floor.largest > FP64_LOSS and prepared.doubles:

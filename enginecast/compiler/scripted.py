@@ -17,33 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.cover.branches import Unverified, find_predicates
-from enginecast.capture.control_flow.detect.recorder import Read, Recorder, record
+from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.statements import sizes_decide
-from enginecast.capture.inputs.examples import WORK, Case, Style, example_sizes, sample
+from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.narrowing import fix
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, is_library_code
-from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
-from enginecast.capture.tracing.checks.sweep import telling_sizes
 from enginecast.capture.tracing.ladder.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.checks import Criteria
 from enginecast.compiler.engines import run_engine, unsealed
-from enginecast.compiler.fit_values import fit_values
-from enginecast.compiler.judge_sizes import STYLES, TRIED_WORK
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.open_model import input_specs
 from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.publish import Candidate
+from enginecast.compiler.ranges.eager import Eager
+from enginecast.compiler.ranges.fit_values import fit_values
+from enginecast.compiler.ranges.sizes import STYLES, fix_refused, telling_cases
+from enginecast.compiler.ranges.values import of_module
 from enginecast.compiler.reference import in_turn
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import ScriptRequest, Target
@@ -83,8 +82,11 @@ def prepare_script(
         specs = narrowed.specs
         for note in narrowed.notes:
             steps.say(f"{note}: {fixed}")
-    specs = _that_run(source, specs, steps)
-    specs, said = of_module(source.eager(torch.float32), specs, options.values)
+    eager = Eager(source.eager())
+    specs, refused = fix_refused(eager, specs)
+    for note in refused:
+        steps.say(note)
+    specs, said = of_module(eager.module, specs, options.values)
     for note in said:
         steps.say(note)
     parameters = sum(source.weight_elements().values())
@@ -106,33 +108,6 @@ def _sizes(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str, i
     }
 
 
-def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tuple[InputSpec, ...]:
-    """Fix the dimensions that the model accepts in one size only, unless the user gave a range."""
-    module = source.eager(torch.float32)
-    for name, dim in named_dims(specs).items():
-        others = [size for size in (dim.minimum, dim.size + dim.step) if size <= dim.maximum]
-        if dim.asked or all(_runs(module, specs, name, size) for size in others):
-            continue
-        fitted = fix(specs, (name,))
-        assert fitted is not None  # nobody asked for this dimension
-        specs = fitted.specs
-        for note in fitted.notes:
-            steps.say(note)
-    return specs
-
-
-def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int) -> bool:
-    inputs = sample(specs, {**example_sizes(specs), name: size}, SEED)
-    try:
-        with torch.no_grad(), quiet_torch(), Recorder(module, inputs):
-            module(**inputs)
-    except EnginecastError:
-        raise
-    except Exception:  # the model's own code, which may not take this size
-        return False
-    return True
-
-
 def reference_of_script(
     model: OpenedModel, dtype: str, *, branches: bool = False
 ) -> tuple[Reference, tuple[str, ...]]:
@@ -151,9 +126,12 @@ def reference_of_script(
         return outputs
 
     run = in_turn(model)
-    swept = edge_reference(
-        eager, _swept(model, STYLES[:1] if branches else STYLES), forward, exact, dtype=dtype
-    )
+    is_script = model.source.given_script() is not None
+    code = nn.Module() if is_script else model.source.empty()  # Python code mentions sizes
+    parameters = sum(model.source.weight_elements().values())
+    styles = STYLES[:1] if branches else STYLES
+    telling = telling_cases(code, model.inputs, parameters, styles)
+    swept = edge_reference(eager, telling, forward, exact, dtype=dtype)
     reference = make_reference(
         None,
         eager,
@@ -166,26 +144,6 @@ def reference_of_script(
         singles={case.name: case.singles for case in model.cases if case.singles},
     )
     return replace(reference, edges=swept), (*dict.fromkeys(notes), *run.notes)
-
-
-def _swept(model: OpenedModel, styles: Sequence[Style]) -> list[Case]:
-    """Small inputs of both value styles, in sizes at which a trace may silently differ from the
-    code.
-    """
-    specs, traced = model.inputs, example_sizes(model.inputs)
-    parameters = max(sum(model.source.weight_elements().values()), 1)
-    cases = []
-    is_script = model.source.given_script() is not None
-    module = nn.Module() if is_script else model.source.empty()  # Python code mentions sizes
-    for sizes in telling_sizes(module, specs, traced):
-        shapes = ([sizes.get(dim.name or "", dim.size) for dim in spec.dims] for spec in specs)
-        if sum(map(math.prod, shapes)) * parameters > TRIED_WORK:
-            continue
-        changed = [f"{name} {size}" for name, size in sizes.items() if size != traced[name]]
-        for style in styles:
-            inputs = sample(specs, sizes, SEED, style=style)
-            cases.append(Case(f"{', '.join(changed)}, {style}", inputs))
-    return cases
 
 
 def output_specs(

@@ -22,10 +22,9 @@ from enginecast.compiler.attempts import (
     attempts_for,
     first_taken,
 )
-from enginecast.compiler.cases import cover_branches, in_example_values
+from enginecast.compiler.cases import cover_branches
 from enginecast.compiler.checks import Check, Criteria, OtherKernels, PlacesOfLoss, Translated
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
-from enginecast.compiler.eager import Eager
 from enginecast.compiler.engines import (
     EngineRun,
     criteria_of,
@@ -40,6 +39,8 @@ from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.publish import Candidate, Export, Measure, publish
+from enginecast.compiler.ranges.eager import Eager
+from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni

@@ -4,7 +4,7 @@ A guard tells of the sizes that a model's code asked about in a way that torch s
 a size that is printed, tested for its type, or compared with one, which a trace takes for any size.
 
 Code that was rewritten, since it decides by values, does not run without them: there the same sizes
-are tried with values (see `enginecast.compiler.judge_sizes`).
+are tried with values (see `enginecast.compiler.ranges.sizes`).
 """
 
 import inspect

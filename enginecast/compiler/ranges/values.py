@@ -22,6 +22,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_values
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.compiler.ranges.sizes import SEED, furthest
 from enginecast.errors import UsageError, first_line
 from enginecast.passes.ir.blocks import WHILE_LOOP
 from enginecast.passes.ir.interpret import Run, schedule
@@ -29,7 +30,6 @@ from enginecast.passes.ir.traits import Trait, has
 
 Inputs = Mapping[str, Tensor]
 Whole = Callable[[Sequence[Inputs]], Sequence[Sequence[Tensor]]]
-SEED = 0
 FREE = 1000
 """End of the range of a number that the model does not bound: diffusion steps end there."""
 FURTHEST = 1 << 22
@@ -123,7 +123,7 @@ def _in_sizes(
         takes = partial(_takes_size, specs, whole, name)
         if dim.asked or takes(dim.minimum) or not takes(dim.size):
             continue
-        least = _furthest(takes, dim.size, dim.minimum)
+        least = furthest(takes, dim.size, dim.minimum)
         least += -least % dim.step
         specs = tuple(
             replace(
@@ -243,14 +243,14 @@ class _Search:
         runs, fits = partial(self._runs, spec), partial(self._fits, spec)
         most = min(limits.max, max(high, reach))
         least = max(limits.min, min(low, -reach))
-        bottom, top = _furthest(runs, low, least), _furthest(runs, high, most)
+        bottom, top = furthest(runs, low, least), furthest(runs, high, most)
         if bottom > least and top < most:
             self.bounded.add(spec.name)
         free = min(FREE, reach)
         bottom = bottom if bottom > least else max(least, min(low, -free))
         top = top if top < most else min(most, max(high, free))
         if self._is_finite:
-            bottom, top = _furthest(fits, low, bottom), _furthest(fits, high, top)
+            bottom, top = furthest(fits, low, bottom), furthest(fits, high, top)
             if bottom < 0 < low and not fits(0):
                 bottom = 1
             elif high < 0 < top and not fits(0):
@@ -270,19 +270,6 @@ class _Search:
             return self._probe.floats({**self._base, spec.name: full})
         except Exception:  # an index out of range, an assertion, the model's own code
             return None
-
-
-def _furthest(takes: Callable[[int], bool], start: int, end: int) -> int:
-    """The last number from `start` towards `end` up to which all are accepted."""
-    good, bad, step = start, None, 1 if end > start else -1
-    while bad is None and good != end:
-        tried = start + 2 * (good - start) + step
-        tried = min(tried, end) if step > 0 else max(tried, end)
-        good, bad = (tried, None) if takes(tried) else (good, tried)
-    while bad is not None and abs(bad - good) > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if takes(middle) else (good, middle)
-    return good
 
 
 class ProgramProbe(Run):

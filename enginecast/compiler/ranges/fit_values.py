@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.capture.inputs.examples import sample
+from enginecast.capture.inputs.examples import Case, sample
 from enginecast.capture.inputs.fitting import is_sorted
 from enginecast.capture.inputs.specs import Draws, InputSpec
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.eager import Eager
+from enginecast.compiler.ranges.eager import Eager
 from enginecast.library_names import aten
 
 SEED = 70_000
@@ -186,3 +186,24 @@ def _origin(node: Node) -> str:
     while node.target in MOVES:
         node = node.all_input_nodes[0]
     return node.name if node.op == "placeholder" else ""
+
+
+def in_example_values(cases: Sequence[Case], example: Mapping[str, Tensor]) -> tuple[Case, ...]:
+    """The cases with their floats drawn from the example's values, for a model that accepts no
+    others: its inputs may be probabilities.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(name: str, tensor: Tensor) -> Tensor:
+        held = example.get(name)
+        if held is None or not held.numel() or not tensor.is_floating_point():
+            return tensor
+        places = torch.randint(held.numel(), tensor.shape, generator=generator)
+        return held.flatten()[places].to(tensor.dtype)
+
+    return tuple(
+        case
+        if all(tensor is example.get(name) for name, tensor in case.inputs.items())
+        else Case(case.name, {name: drawn(name, t) for name, t in case.inputs.items()})
+        for case in cases
+    )
