@@ -8,7 +8,13 @@ import typer
 from enginecast.cli.options.groups import AsJson, EngineFlags, ModelFlags, grouped
 from enginecast.cli.options.tensorrt import NetworkFlags
 from enginecast.cli.terminal.output import print_json, progress, results, results_apart
-from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.errors import (
+    CaptureError,
+    EnginecastError,
+    UsageError,
+    VerificationError,
+    first_line,
+)
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 REPORT = "report.json"
@@ -60,13 +66,21 @@ def _plan(
     request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
 ) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
+    from enginecast.capture.tracing.ladder.strategy import RefusedError
     from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
-    from enginecast.cli.inspect.inspect import inspect_model, print_inspection
-    from enginecast.compiler.attempts import causes_of, may_be_script
+    from enginecast.cli.inspect.inspect import inspect_model, print_attempts, print_inspection
+    from enginecast.compiler.attempts import (
+        FIRST,
+        Tried,
+        attempts_for,
+        causes_of,
+        may_be_script,
+    )
     from enginecast.compiler.open_model import given_plan, input_specs
     from enginecast.compiler.prepare import prepare
     from enginecast.compiler.publish import write_model_plan
     from enginecast.compiler.steps import Steps
+    from enginecast.exporters.registry import target_of
 
     config, options = request.resolve(), request.options
     if save_plan is not None and not config.quantized:
@@ -81,7 +95,14 @@ def _plan(
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
         specs = input_specs(source, options.inputs, options.dynamic).specs
+        tried = Tried(FIRST, "failed", first_line(error))
+        attempts = attempts_for(options, takes=target_of(config.target).takes, is_script=False)
+        follows = next((a for a in attempts if a.follows(FIRST, causes_of(error))), None)
         goes_on = "refused" in causes_of(error) and may_be_script(options)
+        if not as_json:
+            rungs = error.rungs if isinstance(error, RefusedError) else ()
+            then = [] if follows is None else [f"an export may go on with {follows}"]
+            print_attempts([str(tried), *(f"    {rung}" for rung in rungs), *then], results())
         if goes_on:
             error.hint = (
                 f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."

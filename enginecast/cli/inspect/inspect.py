@@ -19,6 +19,7 @@ from enginecast.cli.inspect.flow_page import flow_of, print_flow
 from enginecast.cli.inspect.precision import Advice, advise, emulated, print_advice
 from enginecast.cli.inspect.tensorrt import NetworkCheck, check_network
 from enginecast.cli.terminal.output import say
+from enginecast.compiler.attempts import FIRST, Tried
 from enginecast.compiler.fusion_contract import expect_fusions
 from enginecast.compiler.manifest import dtype_name
 from enginecast.compiler.prepare import Prepared
@@ -64,6 +65,8 @@ class Inspection:
     outputs: tuple[str, ...]
     census: tuple[Stored, ...]
     dtypes: Dtypes
+    attempts: tuple[str, ...]
+    """How the model was captured, and what was tried before."""
     control_flow: tuple[dict[str, Any], ...]
     """What the model's Python code decides, one finding a line."""
     advice: Advice
@@ -84,8 +87,10 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         plan, network = self.quantization, self.tensorrt
+        fields = asdict(replace(self, tensorrt=None))
+        del fields["attempts"]  # for people
         return {
-            **asdict(replace(self, tensorrt=None)),
+            **fields,
             "quantization": None if plan is None else msgspec.to_builtins(plan),
             "tensorrt": None if network is None else network.to_json(),
         }
@@ -107,6 +112,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
         ),
         census=census(captured.program),
         dtypes=dtypes_of(captured.program, prepared.source.model_class),
+        attempts=(str(Tried(FIRST, "taken")), *(f"    {rung}" for rung in captured.rungs)),
         control_flow=tuple(flow_of(prepared)),
         advice=advise(prepared, target_of(config.target).arithmetic),
         expected={kind: len(sites) for kind, sites in expect_fusions(captured.program).items()},
@@ -164,6 +170,7 @@ def print_inspection(found: Inspection, console: Console) -> None:
     console.print()
     print_census(found.dtypes, console)
     console.print()
+    print_attempts(found.attempts, console)
     print_flow(found.control_flow, console)
     console.print()
     print_advice(found.advice, console)
@@ -180,6 +187,13 @@ def print_inspection(found: Inspection, console: Console) -> None:
     if found.tensorrt is not None:
         console.print()
         found.tensorrt.show(console)
+
+
+def print_attempts(lines: Sequence[str], console: Console) -> None:
+    """Show how a model was captured, or why not."""
+    for line in lines:
+        say(console, line)
+    console.print()
 
 
 def _reasons(plan: PassPlan) -> str:
