@@ -16,14 +16,15 @@ def test_a_log_holds_what_a_report_of_a_defect_needs(exports: Exports) -> None:
     text = (bundle.root / "build.log").read_text(encoding="utf-8")
     titles = re.findall(r"^== (\w+)$", text, re.MULTILINE)
     assert titles == [
-        *("request", "machine", "model", "capture", "inputs", "steps", "passes", "verdict"),
-        "program",
+        *("request", "machine", "model", "attempts", "capture", "inputs", "steps", "passes"),
+        *("verdict", "program"),
     ]
     for needed in (
         "pipeline: canonicalize",
         "fallback: torchscript",
         "torch 2.",
         f"weights: {bundle.manifest.model.fingerprint['weights']}",
+        "a program of torch.export: taken",
         "export taken",
         "case 'smallest': ",
         "lowered: ",

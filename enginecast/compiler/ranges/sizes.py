@@ -217,7 +217,7 @@ class _Compared:
             return count * self._parameters > EDGE_WORK
         dims = named_dims(self._specs)
         most = EDGE_WORK if any(dims[name].asked for name in sizes) else MOST_PRODUCTS
-        return work.products > most or work.elements > MOST_ELEMENTS
+        return bool(work.products > most or work.elements > MOST_ELEMENTS)
 
     def _other_shapes(
         self, outputs: Mapping[str, Array], sizes: Mapping[str, int]
