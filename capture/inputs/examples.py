@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.inputs.fitting import fitting, in_order, with_marks
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, Kind, named_dims, sums
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims, sums
 
 Style = Literal[
     "normal",
@@ -33,29 +33,31 @@ LONGEST = 64
 CORNERS = (512, 256)
 """Tokens of texts at the corners of the range: 511 and 255 pads behind an empty prompt, and a text
 without any.  Pipelines of text-to-image models pad to these."""
-EDGES: Mapping[Style, str] = {
-    "zeros": "zeros",
-    "tiny": "tiny values",
-    "large": "large values",
-    "shifted": "shifted values",
-    "halves": "whole and half numbers",
-}
-"""Styles of floats in edge cases, and the names of the cases."""
 MARKED = "marks as in the example"
 """How the names of such cases begin."""
-TIED: frozenset[Style] = frozenset({"zeros", "large", "shifted", "halves"})
-"""Styles with equal values, or with values that saturate scores to equal ones."""
-_STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
-    "normal": lambda values: values,
-    "constant": lambda values: torch.full_like(values, 0.5),
-    "scaled": lambda values: values * SCALE,
-    "zeros": torch.zeros_like,
-    "tiny": lambda values: values * 1e-4,
-    "large": lambda values: values * 1e3,
-    "shifted": lambda values: values + 100,
-    "halves": lambda values: (values * 3).round() / 2,
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """How floats are made from standard normal values."""
+
+    change: Callable[[Tensor], Tensor]
+    edge: str = ""
+    """Name of the edge case with such values; empty: there is none."""
+    is_tied: bool = False
+    """Whether some are equal, or saturate scores to equal ones."""
+
+
+STYLES: Mapping[Style, _Floats] = {
+    "normal": _Floats(lambda values: values),
+    "constant": _Floats(lambda values: torch.full_like(values, 0.5)),
+    "scaled": _Floats(lambda values: values * SCALE),
+    "zeros": _Floats(torch.zeros_like, "zeros", is_tied=True),
+    "tiny": _Floats(lambda values: values * 1e-4, "tiny values"),
+    "large": _Floats(lambda values: values * 1e3, "large values", is_tied=True),
+    "shifted": _Floats(lambda values: values + 100, "shifted values", is_tied=True),
+    "halves": _Floats(lambda values: (values * 3).round() / 2, "whole and half numbers", True),
 }
-"""Transforms of standard normal values, by style."""
 ENDS: Mapping[Style, str] = {"lowest": "lowest integers", "highest": "highest integers"}
 """Styles of integers at the ends of their ranges, and the names of the cases."""
 SMALL = 12
@@ -191,16 +193,8 @@ def verification_inputs(
             allows: every position up to the longest, and an empty prompt with nothing but pads; and
             each dimension at its largest size, as far as `LARGEST_WORK` allows.  0: of no limit.
     """
-    kinds = {spec.kind for spec in specs}
     heavy, costly = is_heavy(specs, parameters or 0), _is_costly(specs, parameters or 0)
-    plans = [_Plan("smallest", 1, 1, -(10**9))]
-    plans += _few(kinds) if heavy else _of_kinds(kinds, longest, costly)
-    if "token_ids" in kinds and parameters is not None:
-        plans += _corners(specs, parameters)
-    if sums(specs):  # as generation goes on: one token after many, which padding came before
-        plans.append(_Plan("one token after many", 2, 1, longest, (sys.maxsize, -9)))
-    plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
-    plans += [*_largest(specs, parameters), *_marked(specs, longest)]
+    plans = _plans(specs, longest, parameters, heavy=heavy, costly=costly)
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -220,40 +214,71 @@ def verification_inputs(
     return cases
 
 
-def _few(kinds: set[Kind]) -> list[_Plan]:
-    """Cases of a heavy model besides the smallest sizes."""
-    if "image" in kinds:
-        return [_Plan("scaled image", 2, 13, 1, style="scaled")]
-    return [_Plan("odd sizes", 2, 13, 1)]
-
-
-def _of_kinds(kinds: set[Kind], longest: int, costly: bool) -> list[_Plan]:
-    """Cases of other models besides those; costly models get fewer images."""
-    if costly:
-        return [
-            _Plan("several", 2, 9, 0),
-            _Plan("constant image", 1, 9, 0, style="constant"),
-            _Plan("scaled image", 1, 9, 0, style="scaled"),
-        ]
-    if "attention_mask" in kinds:
-        plans = [
-            # On the left, too: a causal model gives the same with and without padding on the right.
-            _Plan("ragged masks", 4, 17, 0, (17, 11, -5, 2)),
-            # Without padding: models, transformers' among them, have a path of their own for a mask
-            # that is all ones, and a program holds only one of the two.
-            _Plan("odd sizes", 2, 13, 1, (13, 13)),
-            _Plan("empty prompt", 2, 9, 0, (9, 1)),
-        ]
+def _plans(
+    specs: Sequence[InputSpec],
+    longest: int,
+    parameters: int | None,
+    *,
+    heavy: bool,
+    costly: bool,
+) -> Iterator[_Plan]:
+    """The recipes of the cases; heavy and costly models get fewer."""
+    kinds, dims = {spec.kind for spec in specs}, named_dims(specs)
+    has_text, has_mask, has_image = (
+        kind in kinds for kind in ("token_ids", "attention_mask", "image")
+    )
+    yield _Plan("smallest", 1, 1, -(10**9))
+    if heavy and has_image:
+        yield _Plan("scaled image", 2, 13, 1, style="scaled")
+    elif costly and not heavy:
+        yield _Plan("several", 2, 9, 0)
+        yield _Plan("constant image", 1, 9, 0, style="constant")
+        yield _Plan("scaled image", 1, 9, 0, style="scaled")
+    elif has_mask and not heavy:
+        # On the left, too: a causal model gives the same with and without padding on the right.
+        yield _Plan("ragged masks", 4, 17, 0, (17, 11, -5, 2))
+        # Without padding: models, transformers' among them, have a path of their own for a mask
+        # that is all ones, and a program holds only one of the two.
+        yield _Plan("odd sizes", 2, 13, 1, (13, 13))
+        yield _Plan("empty prompt", 2, 9, 0, (9, 1))
     else:
-        plans = [_Plan("odd sizes", 2, 13, 1)]
-    if "token_ids" in kinds:
-        plans.append(_Plan("long", 2, longest, 0, (longest, longest // 2 + 1)))
-    else:
-        plans.append(_Plan("several", 5, longest, 0))
-    if "image" in kinds:
-        plans.append(_Plan("constant image", 2, 9, 0, style="constant"))
-        plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
-    return plans
+        yield _Plan("odd sizes", 2, 13, 1)
+    if not heavy and not costly:
+        if has_text:
+            yield _Plan("long", 2, longest, 0, (longest, longest // 2 + 1))
+        else:
+            yield _Plan("several", 5, longest, 0)
+        if has_image:
+            yield _Plan("constant image", 2, 9, 0, style="constant")
+            yield _Plan("scaled image", 2, 9, 0, style="scaled")
+    if has_text and parameters is not None:
+        yield from _corners(specs, parameters, has_mask=has_mask)
+    if sums(specs):  # as generation goes on: one token after many, which padding came before
+        yield _Plan("one token after many", 2, 1, longest, (sys.maxsize, -9))
+    # A trace may generalize a size of 1 although the code has a separate path for it.
+    varying = [name for name, dim in dims.items() if dim.minimum < dim.maximum]
+    for name in varying if len(varying) > 1 else ():
+        yield _Plan(f"smallest {name}", 2 if heavy else 3, 7, 0, least=name)
+    # Of an input that holds a single integer, such as a timestep, each case holds one value.
+    if any(
+        spec.kind == "tensor"
+        and spec.low != spec.high
+        and math.prod(dim.size for dim in spec.dims if dim.name != BATCH) == 1
+        for spec in specs
+    ):
+        for style, name in ENDS.items():
+            yield _Plan(name, 1, 9, 0, style=style)
+    for name in dims if parameters is not None else ():
+        plan = _Plan(f"largest {name}", 2, 7, 0, most=name)
+        sizes = _sizes(specs, plan)
+        elements = sum(math.prod(_shape(spec, sizes)) for spec in specs)
+        if elements * max(parameters or 0, 1) <= LARGEST_WORK:
+            yield plan
+    # Random values may never have as many marks as the example.
+    if any(spec.marks and spec.is_free for spec in specs):
+        yield _Plan(f"{MARKED}, smallest sizes", 1, 1, -(10**9), is_marked=True)
+        yield _Plan(f"{MARKED}, odd sizes", 2, 13, 1, is_marked=True)
+        yield _Plan(f"{MARKED}, long", 2, longest, 0, is_marked=True)
 
 
 def _of_singles(specs: Sequence[InputSpec], smallest: Case, case: Case) -> Case:
@@ -287,10 +312,13 @@ def edge_inputs(
     is_drawn = any(_is_drawn(spec) for spec in specs)
     if not is_drawn or _float_work(specs, parameters) > EDGE_WORK:
         return []
+    edges = [
+        (style, floats.edge, floats.is_tied) for style, floats in STYLES.items() if floats.edge
+    ]
     return [
         Case(name, sample(specs, sizes, seed + index, style=style))
-        for index, (style, name) in enumerate(EDGES.items())
-        if not (sorts and style in TIED)
+        for index, (style, name, is_tied) in enumerate(edges)
+        if not (sorts and is_tied)
     ]
 
 
@@ -323,57 +351,12 @@ def _is_drawn(spec: InputSpec) -> bool:
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
-def _at_ends(specs: Sequence[InputSpec]) -> list[_Plan]:
-    """Cases for both ends of inputs that hold a single integer, such as a diffusion timestep, since
-    each case holds one value.
-    """
-    for spec in specs:
-        sizes = [dim.size for dim in spec.dims if dim.name != BATCH]
-        if spec.kind == "tensor" and spec.low != spec.high and math.prod(sizes) == 1:
-            return [_Plan(name, 1, 9, 0, style=style) for style, name in ENDS.items()]
-    return []
-
-
-def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
-    """Cases with one of several dimensions at its smallest size: a trace may generalize a size of 1
-    although the code has a separate path for it.
-    """
-    names = [name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum]
-    if len(names) < 2:
-        return []
-    return [_Plan(f"smallest {name}", batch, 7, 0, least=name) for name in names]
-
-
-def _largest(specs: Sequence[InputSpec], parameters: int | None) -> list[_Plan]:
-    """Cases with one dimension at its largest size, as far as the work limit allows."""
-    if parameters is None:
-        return []
-    plans = [_Plan(f"largest {name}", 2, 7, 0, most=name) for name in named_dims(specs)]
-    return [plan for plan in plans if _elements(specs, plan) * max(parameters, 1) <= LARGEST_WORK]
-
-
-def _marked(specs: Sequence[InputSpec], longest: int) -> list[_Plan]:
-    """Cases with as many marks as the example has, which random values may never have."""
-    if not any(spec.marks and spec.is_free for spec in specs):
-        return []
-    return [
-        _Plan(f"{MARKED}, smallest sizes", 1, 1, -(10**9), is_marked=True),
-        _Plan(f"{MARKED}, odd sizes", 2, 13, 1, is_marked=True),
-        _Plan(f"{MARKED}, long", 2, longest, 0, is_marked=True),
-    ]
-
-
-def _elements(specs: Sequence[InputSpec], plan: _Plan) -> int:
-    sizes = _sizes(specs, plan)
-    return sum(math.prod(_shape(spec, sizes)) for spec in specs)
-
-
-def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
+def _corners(specs: Sequence[InputSpec], parameters: int, *, has_mask: bool) -> list[_Plan]:
     """Cases of long texts, as far as the work limit and the sequence range allow."""
     [most] = {dim.maximum for spec in specs for dim in spec.dims if dim.name == SEQUENCE} or {0}
     fits = [n for n in CORNERS if n > LONGEST and n * parameters <= WORK]
     sizes = sorted({min(size, most) for size in fits if min(size, most) > LONGEST})
-    if not any(spec.kind == "attention_mask" for spec in specs):
+    if not has_mask:
         return [_Plan("longest", 1, size, 0) for size in sizes[-1:]]
     empty = [_Plan(f"empty prompt, {n - 1} pads", 1, n, 0, (1,)) for n in sizes]
     return [_Plan("longest", 1, sizes[-1], 0, (sizes[-1],)), *empty] if sizes else []
@@ -467,8 +450,9 @@ def _draw(
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)
-    if style in EDGES or (spec.kind == "image" and style not in ENDS):
-        values = _STYLES[style](values)
+    floats = STYLES.get(style)
+    if floats is not None and (floats.edge or spec.kind == "image"):
+        values = floats.change(values)
     return values.to(spec.dtype)
 
 

@@ -1,11 +1,11 @@
-"""Inputs of the components of diffusion pipelines, one function per class.
+"""Inputs of the components of diffusion pipelines, by class.
 
 Names are paths: `added_cond_kwargs.text_embeds` is the input `added_cond_kwargs_text_embeds`.  An
 image has the size of its latents, or of its pixels for an encoder.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,6 +110,10 @@ class Component:
                 f" {count - 1 - (count - 1) % factor + factor + 1}"
             )
         return (count - 1) // factor + 1
+
+
+Rows = Callable[[Component], Sequence[InputSpec]]
+"""Makes inputs of a component."""
 
 
 def batch() -> DimSpec:
@@ -267,26 +271,99 @@ def _compression(it: Component) -> tuple[int, int]:
     return space, int(it["temporal_compression_ratio"])
 
 
+def transformer(*rows: Rows, **constants: Any) -> Callable[[Component], Described]:
+    """A family whose arguments are those of these rows."""
+
+    def described(it: Component) -> Described:
+        return Described(tuple(spec for row in rows for spec in row(it)), constants)
+
+    return described
+
+
+def row(name: str, *dims: str | DimSpec | int) -> Rows:
+    """A batch of floats; a name stands for a setting of the config."""
+
+    def made(it: Component) -> list[InputSpec]:
+        return [floats(name, batch(), *(it[d] if isinstance(d, str) else d for d in dims))]
+
+    return made
+
+
+def latents(
+    factor: int = 8,
+    *frames: Callable[[Component], Dim],
+    side: int | None = None,
+    within: Callable[[Component], tuple[int, int]] | None = None,
+) -> Rows:
+    """`hidden_states` [batch, channels, frames, height, width].
+
+    Args:
+        factor: pixels to one of them.
+        frames: of a video.
+        side: of the example, where the user gives none.
+        within: rows and columns of patches that tables of positions end with.
+    """
+
+    def made(it: Component) -> list[InputSpec]:
+        step = it["patch_size"]
+        step = step[1] if isinstance(step, (list, tuple)) else step
+        sides = it.sides(factor, step, side)
+        if within is not None:
+            most = [size * step for size in within(it)]
+            pairs = zip(sides, most, strict=True)
+            sides = tuple(replace(s, maximum=min(s.maximum, n)) for s, n in pairs)  # type: ignore[assignment]
+        count = (number(it) for number in frames)
+        return [floats("hidden_states", batch(), it["in_channels"], *count, *sides)]
+
+    return made
+
+
+def prompt(width: str, tokens: Callable[[Component], DimSpec] = lambda _: text()) -> Rows:
+    """`encoder_hidden_states` [batch, text, width]."""
+    return lambda it: [floats("encoder_hidden_states", batch(), tokens(it), it[width])]
+
+
+def prompt_mask(
+    name: str = "encoder_attention_mask", tokens: Callable[[Component], DimSpec] = lambda _: text()
+) -> Rows:
+    """Ones where there is text, [batch, text]."""
+    return lambda it: [mask(name, batch(), tokens(it))]
+
+
+def _step(it: Component) -> list[InputSpec]:
+    return [step_of()]
+
+
+def _guidance(it: Component) -> list[InputSpec]:
+    return [floats("guidance", batch())] if it["guidance_embeds"] else []
+
+
+def _trained_tokens(it: Component) -> DimSpec:
+    return text(it["max_sequence_length"])
+
+
+def _tokens_of_lumina(it: Component) -> DimSpec:
+    return replace(text(), maximum=min(it["axes_lens"][0] - 1, LONGEST_TEXT))
+
+
+def _resolution(it: Component) -> list[InputSpec]:
+    """What PixArt-alpha takes besides, and Sigma does not."""
+    if not _takes_resolution(it):
+        return []
+    named = {"resolution": 2, "aspect_ratio": 1}
+    return [floats(f"added_cond_kwargs.{name}", batch(), n) for name, n in named.items()]
+
+
+def _takes_resolution(it: Component) -> bool:
+    uses = it["use_additional_conditions"]
+    return bool(uses if uses is not None else it["sample_size"] == 128)
+
+
 def pixart(it: Component) -> Described:
     """PixArt-alpha and Sigma."""
-    step = it["patch_size"]
-    more: tuple[InputSpec, ...] = ()
-    constants: dict[str, Any] = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
-    uses = it["use_additional_conditions"]
-    if uses if uses is not None else it["sample_size"] == 128:
-        more = (
-            floats("added_cond_kwargs.resolution", batch(), 2),
-            floats("added_cond_kwargs.aspect_ratio", batch(), 1),
-        )
-        constants = {}
-    inputs = (
-        floats("hidden_states", batch(), it["in_channels"], *it.sides(8, step)),
-        floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
-        step_of(),
-        *more,
-        mask("encoder_attention_mask", batch(), text()),
-    )
-    return Described(inputs, constants)
+    rows = (latents(), prompt("caption_channels"), _step, _resolution, prompt_mask())
+    conditions = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+    return transformer(*rows, **({} if _takes_resolution(it) else conditions))(it)
 
 
 def dit(it: Component) -> Described:
@@ -298,15 +375,15 @@ def dit(it: Component) -> Described:
 
 def flux(it: Component) -> Described:
     """Flux and Kontext; positions have no batch."""
-    row = patches(it, 16, EXAMPLE_SIDE)
+    count, axes = patches(it, 16, EXAMPLE_SIDE), len(it["axes_dims_rope"])
     return Described(
         (
-            floats("hidden_states", batch(), row, it["in_channels"]),
+            floats("hidden_states", batch(), count, it["in_channels"]),
             floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
             floats("pooled_projections", batch(), it["pooled_projection_dim"]),
             floats("timestep", batch()),
-            floats("img_ids", row, len(it["axes_dims_rope"])),
-            floats("txt_ids", text(), len(it["axes_dims_rope"])),
+            floats("img_ids", count, axes),
+            floats("txt_ids", text(), axes),
             *_guidance(it),
         )
     )
@@ -318,106 +395,31 @@ def flux2(it: Component) -> Described:
     return Described(tuple(spec for spec in inputs if spec.name != "pooled_projections"))
 
 
-def _guidance(it: Component) -> tuple[InputSpec, ...]:
-    return (floats("guidance", batch()),) if it["guidance_embeds"] else ()
-
-
-def sd3(it: Component) -> Described:
-    """Stable Diffusion 3."""
-    step = it["patch_size"]
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], *_within_table(it, step)),
-            floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
-            floats("pooled_projections", batch(), it["pooled_projection_dim"]),
-            floats("timestep", batch()),
-        )
-    )
-
-
-def _within_table(it: Component, step: int) -> tuple[DimSpec, ...]:
-    """Sides up to the size of the table of positions."""
-    most = it["pos_embed_max_size"] * step
-    sides = it.sides(8, step)
-    return tuple(replace(side, maximum=min(side.maximum, most)) for side in sides)
-
-
-def sana(it: Component) -> Described:
-    """Sana."""
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], *it.sides(32, it["patch_size"])),
-            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
-            floats("timestep", batch()),
-            *_guidance(it),
-            mask("encoder_attention_mask", batch(), text()),
-        )
-    )
-
-
-def lumina2(it: Component) -> Described:
-    """Lumina 2, whose text and sides end with its tables of positions."""
-    step = it["patch_size"]
-    longest, high, wide = it["axes_lens"]
-    height, width = it.sides(8, step)
-    sides = (
-        replace(height, maximum=min(height.maximum, high * step)),
-        replace(width, maximum=min(width.maximum, wide * step)),
-    )
-    tokens = replace(text(), maximum=min(longest - 1, LONGEST_TEXT))
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], *sides),
-            floats("timestep", batch()),
-            floats("encoder_hidden_states", batch(), tokens, it["cap_feat_dim"]),
-            mask("encoder_attention_mask", batch(), tokens),
-        )
-    )
-
-
 def qwen_image(it: Component) -> Described:
     """Qwen-Image, whose positions are numbers: one size."""
     high, wide = it.fixed_sides(16, 1, SIDE // 16, SIDE // 16)
-    return Described(
-        (
-            floats("hidden_states", batch(), high * wide, it["in_channels"]),
-            floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
-            mask("encoder_hidden_states_mask", batch(), text()),
-            floats("timestep", batch()),
-            *_guidance(it),
-        ),
-        {"img_shapes": [[(1, high, wide)]]},
+    made = transformer(
+        row("hidden_states", high * wide, "in_channels"),
+        prompt("joint_attention_dim"),
+        prompt_mask("encoder_hidden_states_mask"),
+        row("timestep"),
+        _guidance,
+        img_shapes=[[(1, high, wide)]],
     )
-
-
-def wan(it: Component) -> Described:
-    """Wan, text to video and image to video."""
-    time, step, _ = it["patch_size"]
-    image = it["image_dim"]
-    more = (floats("encoder_hidden_states_image", batch(), 257, image),) if image else ()
-    frames = latent_frames(it, 4, time)
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], frames, *it.sides(8, step, 16)),
-            step_of(),
-            floats("encoder_hidden_states", batch(), text(), it["text_dim"]),
-            *more,
-        )
-    )
+    return made(it)
 
 
 def ltx(it: Component) -> Described:
     """LTX-Video, with the coordinates of its patches."""
-    row = patches(it, 32, EXAMPLE_VIDEO_SIDE, it.frames(8))
-    return Described(
-        (
-            floats("hidden_states", batch(), row, it["in_channels"]),
-            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
-            step_of(),
-            mask("encoder_attention_mask", batch(), text()),
-            floats("video_coords", batch(), 3, row),
-        )
+    count = patches(it, 32, EXAMPLE_VIDEO_SIDE, it.frames(8))
+    made = transformer(
+        row("hidden_states", count, "in_channels"),
+        prompt("caption_channels"),
+        _step,
+        prompt_mask(),
+        row("video_coords", 3, count),
     )
+    return made(it)
 
 
 def cogvideox(it: Component) -> Described:
@@ -487,52 +489,6 @@ def allegro(it: Component) -> Described:
     )
 
 
-def latte(it: Component) -> Described:
-    """Latte, for the frames that it was trained with."""
-    sides = it.sides(8, it["patch_size"])
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], it["video_length"], *sides),
-            step_of(),
-            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
-        )
-    )
-
-
-def hunyuan_video(it: Component) -> Described:
-    """HunyuanVideo."""
-    return Described(
-        (
-            floats(
-                "hidden_states",
-                *(batch(), it["in_channels"]),
-                latent_frames(it, 4, it["patch_size_t"]),
-                *it.sides(8, it["patch_size"], 16),
-            ),
-            step_of(),
-            floats("encoder_hidden_states", batch(), text(), it["text_embed_dim"]),
-            mask("encoder_attention_mask", batch(), text()),
-            floats("pooled_projections", batch(), it["pooled_projection_dim"]),
-            *_guidance(it),
-        )
-    )
-
-
-def mochi(it: Component) -> Described:
-    """Mochi."""
-    frames = latent_frames(it, 6, 1, 19)
-    sides = it.sides(8, it["patch_size"], 16)
-    tokens = text(it["max_sequence_length"])
-    return Described(
-        (
-            floats("hidden_states", batch(), it["in_channels"], frames, *sides),
-            floats("encoder_hidden_states", batch(), tokens, it["text_embed_dim"]),
-            step_of(),
-            mask("encoder_attention_mask", batch(), tokens),
-        )
-    )
-
-
 FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "UNet2DConditionModel": unet,
     "UNet2DModel": unet_2d,
@@ -550,19 +506,54 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "DiTTransformer2DModel": dit,
     "FluxTransformer2DModel": flux,
     "Flux2Transformer2DModel": flux2,
-    "SD3Transformer2DModel": sd3,
-    "SanaTransformer2DModel": sana,
-    "Lumina2Transformer2DModel": lumina2,
+    "SD3Transformer2DModel": transformer(
+        latents(within=lambda it: (it["pos_embed_max_size"],) * 2),
+        prompt("joint_attention_dim"),
+        row("pooled_projections", "pooled_projection_dim"),
+        row("timestep"),
+    ),
+    "SanaTransformer2DModel": transformer(
+        latents(32), prompt("caption_channels"), row("timestep"), _guidance, prompt_mask()
+    ),
+    "Lumina2Transformer2DModel": transformer(
+        latents(within=lambda it: tuple(it["axes_lens"][1:])),
+        row("timestep"),
+        prompt("cap_feat_dim", _tokens_of_lumina),
+        prompt_mask(tokens=_tokens_of_lumina),
+    ),
     "QwenImageTransformer2DModel": qwen_image,
-    "WanTransformer3DModel": wan,
+    "WanTransformer3DModel": transformer(
+        latents(8, lambda it: latent_frames(it, 4, it["patch_size"][0]), side=16),
+        _step,
+        prompt("text_dim"),
+        lambda it: (
+            [floats("encoder_hidden_states_image", batch(), 257, it["image_dim"])]
+            if it["image_dim"]
+            else []
+        ),
+    ),
     "LTXVideoTransformer3DModel": ltx,
     "CogVideoXTransformer3DModel": cogvideox,
-    "HunyuanVideoTransformer3DModel": hunyuan_video,
-    "MochiTransformer3DModel": mochi,
+    "HunyuanVideoTransformer3DModel": transformer(
+        latents(8, lambda it: latent_frames(it, 4, it["patch_size_t"]), side=16),
+        _step,
+        prompt("text_embed_dim"),
+        prompt_mask(),
+        row("pooled_projections", "pooled_projection_dim"),
+        _guidance,
+    ),
+    "MochiTransformer3DModel": transformer(
+        latents(8, lambda it: latent_frames(it, 6, 1, 19), side=16),
+        prompt("text_embed_dim", _trained_tokens),
+        _step,
+        prompt_mask(tokens=_trained_tokens),
+    ),
     "AllegroTransformer3DModel": allegro,
-    "LatteTransformer3DModel": latte,
+    "LatteTransformer3DModel": transformer(
+        latents(8, lambda it: it["video_length"]), _step, prompt("caption_channels")
+    ),
 }
-"""For each class, the function that makes its inputs."""
+"""For each class, what makes its inputs: rows, or a function where they depend on one another."""
 
 
 def _unknown(it: Component, what: str) -> UsageError:
