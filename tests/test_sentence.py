@@ -235,8 +235,8 @@ def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (lambda f: (f / "modules.json").write_text("{}"), "expected a list, got a dict"),
-        (lambda f: (f / "modules.json").write_text("[1]"), r"\[0\]: expected an object"),
+        (lambda f: (f / "modules.json").write_text("{}"), "Expected `array`, got `object`"),
+        (lambda f: (f / "modules.json").write_text("[1]"), r"\[0\]: expected `object`, got `int`"),
         (lambda f: (f / "modules.json").write_text("[]"), "Transformer as its first module"),
         (
             lambda f: (f / "modules.json").write_text(
@@ -245,7 +245,7 @@ def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
             "outside the folder",
         ),
         (lambda f: (f / "2_Dense/model.safetensors").unlink(), "do not fit"),
-        (lambda f: (f / "2_Dense/config.json").write_text("{}"), "in_features is missing"),
+        (lambda f: (f / "2_Dense/config.json").write_text("{}"), "missing required field `in_features`"),
         (
             lambda f: (f / "2_Dense/config.json").write_text(
                 '{"in_features": 32, "out_features": 4, "activation_function": "os.system"}'
@@ -285,7 +285,7 @@ def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
             lambda f: (f / "config_sentence_transformers.json").write_text(
                 '{"prompts": ["a"], "default_prompt_name": "q"}'
             ),
-            "expected prompts by their names",
+            "Expected `object`, got `array`",
         ),
         (
             lambda f: (f / "1_Pooling/config.json").write_text('{"pooling_mode": "median"}'),
@@ -431,7 +431,7 @@ def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
     assert torch.equal(short, whole[:, :8])
     assert open_source(str(folder)).fingerprint() != before
     file.write_text(json.dumps({"truncate_dim": 0}))
-    with pytest.raises(SourceError, match="truncate_dim: expected a number of features, got 0"):
+    with pytest.raises(SourceError, match="truncate_dim: expected `int` >= 1, got 0"):
         open_source(str(folder))
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,12 +55,62 @@ _TINY = 1e-9
 """What sentence-transformers divides by where a text has no tokens."""
 
 
-class _FieldError(Exception):
-    """A field of a config that cannot be used; says which."""
-
-
 class _UnknownPartError(Exception):
     """A part that does more than is known here; says what."""
+
+
+Features = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+
+
+class _Dense(msgspec.Struct):
+    """The config of a `Dense`."""
+
+    in_features: Features
+    out_features: Features
+    bias: bool = True
+    activation_function: str = "torch.nn.Tanh"
+    use_residual: bool = False
+
+
+class _LayerNorm(msgspec.Struct):
+    """The config of a `LayerNorm`."""
+
+    dimension: Features
+
+
+class _Module(msgspec.Struct):
+    """An entry of `modules.json`."""
+
+    type: str
+    path: str
+
+
+class _Whole(msgspec.Struct):
+    """What a folder says of `SentenceTransformer` itself."""
+
+    truncate_dim: Features | None = None
+    default_prompt_name: str | None = None
+    prompts: Any = None
+
+
+Config = TypeVar("Config")
+
+
+def _decoded(kind: type[Config], content: object, file: Path) -> Config:
+    """The content of a config.
+
+    Raises:
+        SourceError: a field cannot be used.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        where = place.strip("`.")
+        found = content.get(where) if isinstance(content, Mapping) and where else None
+        said = f"{where}: {problem[0].lower()}{problem[1:]}" if where else problem
+        got = "" if found is None or "got" in problem else f", got {found!r}"
+        raise SourceError(f"{file}: {said}{got}") from error
 
 
 class Pooling(nn.Module):
@@ -151,15 +202,14 @@ FLAGS = {
 class Dense(nn.Module):
     """A linear, and an activation; with `use_residual` its input is added."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: _Dense, activation: nn.Module) -> None:
         super().__init__()
-        width, out = _size(config, "in_features"), _size(config, "out_features")
-        self.width = width
-        self.linear = nn.Linear(width, out, bias=_flag(config, "bias", default=True))
-        self.activation = _activation(config.get("activation_function", "torch.nn.Tanh"))
-        self.use_residual = _flag(config, "use_residual", default=False)
-        if self.use_residual and width != out:
-            self.residual = nn.Linear(width, out, bias=False)
+        self.width, out = config.in_features, config.out_features
+        self.linear = nn.Linear(self.width, out, bias=config.bias)
+        self.activation = activation
+        self.use_residual = config.use_residual
+        if self.use_residual and self.width != out:
+            self.residual = nn.Linear(self.width, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.activation(self.linear(x))
@@ -169,9 +219,9 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: _LayerNorm) -> None:
         super().__init__()
-        self.width = _size(config, "dimension")
+        self.width = config.dimension
         self.norm = nn.LayerNorm(self.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -278,27 +328,19 @@ def _parts(folder: Path) -> list[_Part]:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise SourceError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(entries, list):
-        raise SourceError(f"{file}: expected a list, got a {type(entries).__name__}")
     found = []
-    for place, entry in enumerate(entries):
-        kind, path = (entry.get(key) if isinstance(entry, dict) else None for key in KEYS)
-        if not isinstance(kind, str) or not isinstance(path, str):
-            raise SourceError(f"{file}: [{place}]: expected an object with type and path")
-        if "\0" in path:
-            raise SourceError(f"{file}: [{place}].path: {path!r} is not a path")
-        own = (folder / path).resolve()
+    for place, module in enumerate(_decoded(list[_Module], entries, file)):
+        if "\0" in module.path:
+            raise SourceError(f"{file}: [{place}].path: {module.path!r} is not a path")
+        own = (folder / module.path).resolve()
         if not own.is_relative_to(folder.resolve()):
-            raise SourceError(f"{file}: [{place}].path: {path!r} is outside the folder")
-        is_first = place == 0
-        has_config = not is_first and (own / CONFIG_FILE).is_file()
+            raise SourceError(f"{file}: [{place}].path: {module.path!r} is outside the folder")
+        has_config = place > 0 and (own / CONFIG_FILE).is_file()
         config = read_json(own / CONFIG_FILE) if has_config else {}
-        name = kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind
-        found.append(_Part(name, folder / path, config))
+        is_ours = module.type.startswith(PACKAGE)
+        kind = module.type.rpartition(".")[2] if is_ours else module.type
+        found.append(_Part(kind, folder / module.path, config))
     return found
-
-
-KEYS = ("type", "path")
 
 
 class SentenceSource(Source):
@@ -315,7 +357,7 @@ class SentenceSource(Source):
         self.transformer_folder = model.folder
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)
-        self._truncated = _truncated(folder)
+        self._truncated = _whole_config(folder).truncate_dim
         self.name = model.name
         self.config = model.config
         self.model_class = model.model_class
@@ -423,71 +465,38 @@ def _require_known(parts: Sequence[_Part]) -> None:
 
 
 def _made(part: _Part) -> nn.Module:
-    try:
-        if part.kind == "Pooling":
-            return Pooling(_modes(part))
-        if part.kind == "Dense":
-            return Dense(part.config)
-        return LayerNorm(part.config) if part.kind == "LayerNorm" else Normalize()
-    except _FieldError as error:
-        raise SourceError(f"{part.folder / CONFIG_FILE}: {error}") from error
-
-
-def _modes(part: _Part) -> tuple[str, ...]:
-    if not (part.folder / CONFIG_FILE).is_file():
-        raise SourceError(f"{part.folder / CONFIG_FILE} is missing: it says how tokens are pooled")
+    file = part.folder / CONFIG_FILE
+    if part.kind == "Dense":
+        config = _decoded(_Dense, part.config, file)
+        return Dense(config, _activation(config.activation_function, file))
+    if part.kind == "LayerNorm":
+        return LayerNorm(_decoded(_LayerNorm, part.config, file))
+    if part.kind != "Pooling":
+        return Normalize()
+    if not file.is_file():
+        raise SourceError(f"{file} is missing: it says how tokens are pooled")
     given = part.config.get("pooling_mode")
     if given is None:
         given = [mode for flag, mode in FLAGS.items() if part.config.get(flag)] or ["mean"]
     modes = given if isinstance(given, list) else [given]
     if not modes or any(not isinstance(mode, str) or mode not in POOLING for mode in modes):
-        raise SourceError(
-            f"{part.folder / CONFIG_FILE}: pooling_mode: expected {', '.join(POOLING)},"
-            f" got {given!r}"
-        )
-    return tuple(modes)
+        raise SourceError(f"{file}: pooling_mode: expected {', '.join(POOLING)}, got {given!r}")
+    return Pooling(modes)
 
 
-def _size(config: Mapping[str, Any], key: str) -> int:
-    """A number of features: at least one, and few enough for a tensor.
-
-    Raises:
-        _FieldError: it is missing, or not one.
-    """
-    if key not in config:
-        raise _FieldError(f"{key} is missing")
-    found = config[key]
-    if type(found) is not int or not 0 < found <= LARGEST:
-        raise _FieldError(f"{key}: expected a number of features, got {found!r}")
-    return found
-
-
-def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    found = config.get(key, default)
-    if not isinstance(found, bool):
-        raise _FieldError(f"{key}: expected true or false, got {found!r}")
-    return found
-
-
-def _activation(name: Any) -> nn.Module:
-    """An activation of torch by its full name; classes of other packages would be code to run.
-
-    Raises:
-        _FieldError: it is not one.
-    """
-    wrong = _FieldError(f"activation_function: expected an activation of torch.nn, got {name!r}")
-    if not isinstance(name, str) or not name.startswith("torch.nn."):
-        raise wrong
-    found = getattr(nn, name.rpartition(".")[2], None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise wrong
+def _activation(name: str, file: Path) -> nn.Module:
+    """An activation of torch by its full name; classes of other packages would be code to run."""
+    kind: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+    made = None
     try:
-        made = found()
+        made = kind()
         fits = made(torch.ones(1, 2, device="cpu")).shape == (1, 2)
-    except Exception as error:  # nn.Linear, nn.Module: they need arguments, or compute nothing
-        raise wrong from error
-    if not fits:
-        raise wrong
+    except Exception:  # nn.Linear, nn.Module: they need arguments, or compute nothing
+        fits = False
+    if not isinstance(made, nn.Module) or not fits:
+        raise SourceError(
+            f"{file}: activation_function: expected an activation of torch.nn, got {name!r}"
+        )
     return made
 
 
@@ -535,33 +544,17 @@ def _notes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     found = []
     if settings.get("do_lower_case"):
         found.append("do_lower_case: give the engine texts in lower case")
-    prompts = _whole_config(folder)
-    name = prompts.get("default_prompt_name")
-    if name is not None:
-        texts = prompts.get("prompts") or {}
-        if not isinstance(texts, dict) or not isinstance(name, str):
-            raise SourceError(
-                f"{folder / PROMPTS_FILE}: expected prompts by their names, and the name of one"
-            )
-        text = texts.get(name, "")
+    whole, file = _whole_config(folder), folder / PROMPTS_FILE
+    if whole.default_prompt_name is not None:
+        texts = _decoded(dict[str, str], whole.prompts or {}, file)
+        text = texts.get(whole.default_prompt_name, "")
         found.append(f"{PROMPTS_FILE}: put its default prompt {text!r} before every text")
     return found
 
 
-def _whole_config(folder: Path) -> dict[str, Any]:
-    """What the folder says of `SentenceTransformer` itself."""
+def _whole_config(folder: Path) -> _Whole:
     file = folder / PROMPTS_FILE
-    return read_json(file) if file.is_file() else {}
-
-
-def _truncated(folder: Path) -> int | None:
-    """How many features `encode` returns; None: all."""
-    found = _whole_config(folder).get(TRUNCATED)
-    if found is not None and (type(found) is not int or not 0 < found <= LARGEST):
-        raise SourceError(
-            f"{folder / PROMPTS_FILE}: {TRUNCATED}: expected a number of features, got {found!r}"
-        )
-    return found
+    return _decoded(_Whole, read_json(file) if file.is_file() else {}, file)
 
 
 def _with_head(model: nn.Module, head: nn.Module) -> nn.Module:
