@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -183,6 +183,16 @@ def ranges_of(specs: Sequence[InputSpec]) -> dict[str, tuple[int, int]]:
     """Smallest and largest size of each varying dimension."""
     every = {**named_dims(specs), **sums(specs)}
     return {name: (dim.minimum, dim.maximum) for name, dim in every.items()}
+
+
+def sizes_of(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes that vary, by their names, of inputs that have a shape."""
+    return {
+        dim.name: size
+        for spec in specs
+        for dim, size in zip(spec.dims, inputs[spec.name].shape, strict=True)
+        if dim.name is not None
+    }
 
 
 def from_example(

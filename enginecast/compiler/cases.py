@@ -2,7 +2,7 @@
 paths of branches.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -24,7 +24,7 @@ from enginecast.capture.inputs.examples import (
     telling,
     verification_inputs,
 )
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.specs import InputSpec, sizes_of
 from enginecast.capture.python.locations import (
     SourceLocation,
     Spot,
@@ -73,7 +73,24 @@ def choose_cases(
     cases = verification_inputs(specs, SEED, parameters=parameters)
     if given:
         cases = [Case("given inputs", dict(given)), *cases]
-    cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
+    example, ahead = source.example(), list[Case]()
+
+    def of(name: str, tensors: Mapping[str, Tensor]) -> Case:
+        return Case(name, {spec.name: tensors[spec.name].to(spec.dtype) for spec in specs})
+
+    # The example that came with the model may be one of the recorded calls.
+    same = [n for n, c in source.recorded.items() if all(c[m] is t for m, t in example.items())]
+    if specs and all(spec.name in example for spec in specs):
+        case = of(same[0] if same else "example inputs", example)
+        check_values(case.inputs, specs, "the example")
+        wrong = _wrong_size(specs, case)
+        if wrong is None:
+            ahead.append(case)
+        else:
+            steps.say(f"not verified on the example: {wrong.message}")
+    recorded = (of(name, call) for name, call in source.recorded.items() if name not in same)
+    ahead += [case for case in recorded if _wrong_size(specs, case) is None]
+    cases = [*ahead, *cases]
     encoded = None if prompts is None else source.encode(prompts, specs)
     if encoded is not None:
         lacking = [spec.name for spec in specs if spec.name not in encoded]
@@ -83,7 +100,28 @@ def choose_cases(
                 hint="Give all inputs as tensors: --inputs FILE.safetensors.",
             )
         cases = [Case("given prompts", encoded), *cases]
-    return tuple(_within(specs, case) for case in cases)
+    # A prompt file may have more rows than the largest batch.
+    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
+    for index, case in enumerate(cases):
+        cut = {n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()}
+        cases[index] = replace(case, inputs=cut)
+        if wrong := _wrong_size(specs, cases[index]):
+            raise wrong
+    return tuple(cases)
+
+
+def _wrong_size(specs: Sequence[InputSpec], case: Case) -> UsageError | None:
+    """What to say of a size that the program, narrowed to the model's own limits, does not take."""
+    for spec in specs:
+        sizes = case.inputs[spec.name].shape
+        for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
+            if size not in dim.sizes:
+                return UsageError(
+                    f"the {case.name} have {size} in dimension {index} of {spec.name}, "
+                    f"the program takes {dim.shown}",
+                    hint=f"Fix it for them: --dynamic {spec.name}:{index}={size}.",
+                )
+    return None
 
 
 def with_other_sizes(
@@ -107,7 +145,7 @@ def allowed(
         case
         for case in cases
         if case.name.startswith(GIVEN)
-        or all(holds(check.condition, sizes_of(specs, case)) for check in checks)
+        or all(holds(check.condition, sizes_of(specs, case.inputs)) for check in checks)
     )
 
 
@@ -123,37 +161,28 @@ def that_eager_takes(
     is_bound = any(spec.marks or not spec.is_free for spec in specs)
     if not is_bound and not any(map(_sized_by_values, program.graph.nodes)):
         return tuple(cases)
-    eager = Eager(source.eager())
-    taken = (case if case.name.startswith(GIVEN) else _taken(eager, specs, case) for case in cases)
-    return tuple(case for case in taken if case is not None)
+    eager, kept = Eager(source.eager()), list[Case]()
+    for case in cases:
+        if case.name.startswith(GIVEN):
+            kept.append(case)
+            continue
+        sizes, is_marked = sizes_of(specs, case.inputs), case.name.startswith(MARKED)
+        seeds = (SEED + DRAWS * 1000 + draw for draw in range(DRAWS))
+        drawn = (sample(specs, sizes, seed, is_marked=is_marked) for seed in seeds)
+        tried = chain([case.inputs], drawn)
+        inputs = next((each for each in tried if eager.takes(each)), None)
+        if inputs is None and is_marked:
+            continue
+        # What it takes in no draw is at values that nobody promised it takes.
+        is_other = inputs is not None and inputs is not case.inputs
+        kept.append(Case(case.name, inputs) if is_other else case)
+    return tuple(kept)
 
 
 def _sized_by_values(node: Node) -> bool:
     found = value(node)
     sizes = found.shape if isinstance(found, Tensor) else [found]
     return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes)
-
-
-def _taken(eager: Eager, specs: Sequence[InputSpec], case: Case) -> Case | None:
-    sizes, is_marked = sizes_of(specs, case), case.name.startswith(MARKED)
-    drawn = (
-        sample(specs, sizes, SEED + DRAWS * 1000 + draw, is_marked=is_marked)
-        for draw in range(DRAWS)
-    )
-    for inputs in chain([case.inputs], drawn):
-        if eager.takes(inputs):  # else at values that nobody promised it takes
-            return case if inputs is case.inputs else Case(case.name, inputs)
-    return None if is_marked else case
-
-
-def sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
-    """Of a case, those that vary, by their names."""
-    return {
-        dim.name: size
-        for spec in specs
-        for dim, size in zip(spec.dims, case.inputs[spec.name].shape, strict=True)
-        if dim.name is not None
-    }
 
 
 def with_telling_values(
@@ -183,35 +212,29 @@ def with_telling_values(
         if not zero:
             return tuple(cases)
         try:
-            zero -= _telling(runs, case.inputs)
+            [outputs] = runs.outputs([case.inputs])
         except FAILS:  # the reference says so, and names the case
             return tuple(cases)
+        zero -= telling_outputs(outputs)
     bases = [case.inputs for case in cases]
     for inputs in islice(telling(specs, bases, SEED), MOST_TRIALS):
         if not zero:
             break
         try:
-            shown = zero & _telling(runs, inputs)
+            [outputs] = runs.outputs([inputs])
         except FAILS:
             continue  # at values that nobody promised it takes
-        if shown and (plain is None or _of_equal_sizes(runs, plain, inputs)):
+        shown = zero & telling_outputs(outputs)
+        if not shown:
+            continue
+        try:
+            [others] = [{}] if plain is None else plain.outputs([inputs])
+        except FAILS:
+            others = {}  # it is the wider one that counts
+        if all(outputs[name].shape == found.shape for name, found in others.items()):
             added.append(Case(f"{', '.join(sorted(shown))} other than zero", dict(inputs)))
             zero -= shown
     return (*cases, *added)
-
-
-def _of_equal_sizes(runs: Runs, others: Runs, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether two programs return outputs of the same sizes; true where the second does not run."""
-    try:
-        [[one], [other]] = runs.outputs([inputs]), others.outputs([inputs])
-    except FAILS:
-        return True
-    return all(one[name].shape == found.shape for name, found in other.items())
-
-
-def _telling(runs: Runs, inputs: Mapping[str, Tensor]) -> set[str]:
-    [outputs] = runs.outputs([inputs])
-    return telling_outputs(outputs)
 
 
 def telling_outputs(outputs: Mapping[str, Tensor]) -> set[str]:
@@ -294,43 +317,6 @@ def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
     return replace(spec, low=low, high=high)
 
 
-def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> list[Case]:
-    """The example that came with the model, if the program accepts its sizes."""
-    given = source.example()
-    if not specs or any(spec.name not in given for spec in specs):
-        return []
-    example = {spec.name: given[spec.name].to(spec.dtype) for spec in specs}
-    check_values(example, specs, "the example")
-    known = (name for name, call in source.recorded.items() if _is_of(call, given))
-    case = Case(next(known, "example inputs"), example)
-    try:
-        _check_sizes(specs, case)
-    except UsageError as error:
-        steps.say(f"not verified on the example: {error.message}")
-        return []
-    return [case]
-
-
-def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case]:
-    """The recorded calls whose sizes the program accepts; the example is one of them."""
-    example = source.example()
-    for name, call in source.recorded.items():
-        if _is_of(call, example):
-            continue
-        inputs = {spec.name: call[spec.name].to(spec.dtype) for spec in specs}
-        if all(
-            size in dim.sizes
-            for spec in specs
-            for size, dim in zip(inputs[spec.name].shape, spec.dims, strict=True)
-        ):
-            yield Case(name, inputs)
-
-
-def _is_of(call: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> bool:
-    """Whether the example is one of the recorded calls."""
-    return all(call[name] is tensor for name, tensor in example.items())
-
-
 def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
     """Refuse ids outside of the model's tables, before they reach a kernel, and rows of padding
     alone.
@@ -350,28 +336,6 @@ def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin
             raise UsageError(
                 f"{origin}: {spec.name}: expected values in {spec.low}..{spec.high}, got {wrong}"
             )
-
-
-def _within(specs: Sequence[InputSpec], case: Case) -> Case:
-    """The case cut to the largest batch: a prompt file may have more rows."""
-    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
-    inputs = {n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()}
-    case = replace(case, inputs=inputs)
-    _check_sizes(specs, case)
-    return case
-
-
-def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
-    """Refuse sizes that the program, narrowed to the model's own limits, does not accept."""
-    for spec in specs:
-        sizes = case.inputs[spec.name].shape
-        for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
-            if size not in dim.sizes:
-                raise UsageError(
-                    f"the {case.name} have {size} in dimension {index} of {spec.name}, "
-                    f"the program takes {dim.shown}",
-                    hint=f"Fix it for them: --dynamic {spec.name}:{index}={size}.",
-                )
 
 
 Path = GraphModule
@@ -398,63 +362,48 @@ def cover_paths(
         known: places, as "model.py:26", whose paths were already searched in the source.
         trials: most runs in search of other cases.
     """
-    every = _paths(program)
-    taken = _paths_taken(program, [case.inputs for case in cases])
-    added = list(_search(program, specs, cases, every, frozenset().union(*taken), trials))
-    cases = (*cases, *(case for case, _ in added))
-    taken += [found for _, found in added]
-    seen = _of_libraries(program).union(*taken)
-    missing = [lost for path, lost in every.items() if path not in seen]
-    places = dict.fromkeys(path.place for path in every.values() if path.place not in known)
-    both = f"every path of the program verified: {', '.join(places)}"
-    return Covered(
-        inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
-        cases=cases,
-        verified=(both,) if places and not missing else (),
-        unverified=tuple(lost for lost in missing if lost.place not in known),
-        watched=tuple(_watched(cases, taken)),
-    )
-
-
-def _of_libraries(program: ExportedProgram) -> set[Path]:
-    """The paths through blocks of library code, whose unverified branches reject no model."""
-    found = set()
+    every = {}  # each path, with the message for it if no case takes it
+    seen = set[Path]()
     for node, block in all_blocks(program):
+        place = source_line(node) or module_path(node) or node.name
+        if block.path in ("true", "false"):
+            every[block.module] = Unverified(place, f"cond never took the {block.path} path")
+        elif block.path == "body":
+            every[block.module] = Unverified(place, "the body of while_loop never ran")
         files = [place.file for place in SourceLocation.in_text(node.meta.get("stack_trace") or "")]
         models = [file for file in files if is_model_code(file)]
-        if models and is_library_code(models[-1]):
-            found.add(block.module)
-    return found
-
-
-def _search(
-    program: ExportedProgram,
-    specs: Sequence[InputSpec],
-    cases: Sequence[Case],
-    every: Mapping[Path, Unverified],
-    seen: frozenset[Path],
-    trials: int,
-) -> Iterator[tuple[Case, frozenset[Path]]]:
-    bases: list[Mapping[str, Tensor]] = [case.inputs for case in cases]
-    for inputs in islice(perturbed(specs, bases, SEED), trials):
-        if every.keys() <= seen:
-            return
+        if models and is_library_code(models[-1]):  # which rejects no model
+            seen.add(block.module)
+    taken = _paths_taken(program, [case.inputs for case in cases])
+    reached, added = frozenset[Path]().union(*taken), list[Case]()
+    for inputs in islice(perturbed(specs, [case.inputs for case in cases], SEED), trials):
+        if every.keys() <= reached:
+            break
         try:
             [found] = _paths_taken(program, [inputs])
         except Exception:  # at values that nobody promised it takes
             continue
-        new = [every[path].place for path in found - seen if path in every]
+        new = [every[path].place for path in found - reached if path in every]
         if new:
-            yield Case(f"other path at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
-        seen |= found
-
-
-def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Path]]) -> Iterator[Case]:
-    seen: set[Path] = set()
-    for index, (case, found) in enumerate(zip(cases, taken, strict=True)):
-        if index < WATCHED or not found <= seen:
-            seen |= found
-            yield case
+            added.append(Case(f"other path at {', '.join(dict.fromkeys(new))}", dict(inputs)))
+            taken.append(found)
+        reached |= found
+    seen = seen.union(*taken)
+    missing = [lost for path, lost in every.items() if path not in seen]
+    places = dict.fromkeys(path.place for path in every.values() if path.place not in known)
+    both = f"every path of the program verified: {', '.join(places)}"
+    watched, met = list[Case](), set[Path]()
+    for index, (case, found) in enumerate(zip((*cases, *added), taken, strict=True)):
+        if index < WATCHED or not found <= met:
+            met |= found
+            watched.append(case)
+    return Covered(
+        inputs=tuple(widened(spec, added) for spec in specs),
+        cases=(*cases, *added),
+        verified=(both,) if places and not missing else (),
+        unverified=tuple(lost for lost in missing if lost.place not in known),
+        watched=tuple(watched),
+    )
 
 
 def _paths_taken(
@@ -465,18 +414,6 @@ def _paths_taken(
     with torch.no_grad():
         run.results()
     return [frozenset(taken) for taken in run.taken]
-
-
-def _paths(program: ExportedProgram) -> dict[Path, Unverified]:
-    """Every path of the program, with the message for it if no case takes it."""
-    found = {}
-    for node, block in all_blocks(program):
-        place = source_line(node) or module_path(node) or node.name
-        if block.path in ("true", "false"):
-            found[block.module] = Unverified(place, f"cond never took the {block.path} path")
-        elif block.path == "body":
-            found[block.module] = Unverified(place, "the body of while_loop never ran")
-    return found
 
 
 class _Recorded(Run):

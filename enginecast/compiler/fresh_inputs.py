@@ -7,7 +7,8 @@ more inputs are drawn to make scales from, and others to compare the engine on.
 from dataclasses import dataclass, replace
 
 from enginecast.capture.inputs.examples import Case, sample
-from enginecast.compiler.cases import SEED, sizes_of
+from enginecast.capture.inputs.specs import sizes_of
+from enginecast.compiler.cases import SEED
 from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.ranges.eager import FAILS
@@ -90,7 +91,7 @@ def _drawn(prepared: Prepared, first: int, count: int) -> tuple[Case, ...]:
     """Inputs like the example, in the sizes of the first case: those that the model takes."""
     if prepared.captured.guards or any(case.singles for case in prepared.cases):
         return ()
-    sizes = sizes_of(prepared.inputs, prepared.cases[0])
+    sizes = sizes_of(prepared.inputs, prepared.cases[0].inputs)
     drawn = tuple(
         Case(f"draw {place + 1}", sample(prepared.inputs, sizes, first + place))
         for place in range(count)

@@ -12,6 +12,7 @@ from enginecast.capture.inputs.specs import (
     InputSpec,
     captured_dtype,
     from_example,
+    sizes_of,
     with_held_marks,
 )
 from enginecast.capture.sources.encoder_decoder import as_generating
@@ -116,12 +117,7 @@ def calls_in_turn(
     if not known:
         return [sample(specs, sizes, SEED + n) for n in range(CALLS)]
     first = {spec.name: known[spec.name].to(spec.dtype) for spec in specs}
-    sizes |= {  # which a buffer may share
-        dim.name: size
-        for spec in specs
-        for dim, size in zip(spec.dims, first[spec.name].shape, strict=True)
-        if dim.name is not None
-    }
+    sizes |= sizes_of(specs, first)  # which a buffer may share
     return [first, *(sample(specs, sizes, SEED + n) for n in range(1, CALLS))]
 
 

@@ -8,7 +8,7 @@ trace.
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -22,7 +22,7 @@ from enginecast.capture.control_flow.detect.statements import sizes_decide
 from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.narrowing import fix
-from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.inputs.specs import named_dims, sizes_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.sources.source import Source
@@ -92,20 +92,30 @@ def prepare_script(
     parameters = sum(source.weight_elements().values())
     work = 0 if options.thorough else parameters
     cases = choose_cases(source, specs, given, prompts, work, steps)
-    cases = (*cases, *_largest(specs, parameters))
-    sizes = [_sizes(specs, case.inputs) for case in cases]
-    specs = tuple(_covered(spec, sizes) for spec in specs)
-    return OpenedModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
-
-
-def _sizes(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The size of each symbol in inputs, which have a shape."""
-    return {
-        dim.name: inputs[spec.name].shape[axis]
+    example = example_sizes(specs)
+    for index, (name, dim) in enumerate(named_dims(specs).items()):
+        size = dim.maximum  # or the largest that runs in seconds
+        others = math.prod(taken for other, taken in example.items() if other != name)
+        while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
+            size = dim.fit(size // 2)
+        inputs = sample(specs, {**example, name: size}, SEED + 100 + index)
+        cases = (*cases, Case(f"largest {name}", inputs))
+    # The ranges are those that the cases span.
+    sizes = [sizes_of(specs, case.inputs) for case in cases]
+    spans = {name: [each[name] for each in sizes] for name in sizes[0]}
+    specs = tuple(
+        replace(
+            spec,
+            dims=tuple(
+                replace(dim, minimum=min(spans[dim.name]), maximum=max(spans[dim.name]))
+                if dim.name is not None
+                else dim
+                for dim in spec.dims
+            ),
+        )
         for spec in specs
-        for axis, dim in enumerate(spec.dims)
-        if dim.name is not None
-    }
+    )
+    return OpenedModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
 
 
 def reference_of_script(
@@ -150,7 +160,7 @@ def output_specs(
     model: OpenedModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[OutputSpec, ...]:
     """Shapes of the outputs over all cases, as symbols where a size follows one."""
-    sizes = [_sizes(model.inputs, case.inputs) for case in reference.cases]
+    sizes = [sizes_of(model.inputs, case.inputs) for case in reference.cases]
     specs = []
     for name, dtype in dtypes.items():
         shapes = [case.outputs[name].shape for case in reference.cases]
@@ -179,29 +189,6 @@ def _dim(found: tuple[int, ...], sizes: Sequence[Mapping[str, int]], other: str)
         if factor > 1 and all(f == factor * g for f, g in zip(found, given, strict=True)):
             return f"{factor}*{symbol}"
     return found[0] if len(set(found)) == 1 else other
-
-
-def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
-    """One case for each dimension at its largest size, or at the largest that runs in seconds."""
-    sizes = example_sizes(specs)
-    cases = []
-    for index, (name, dim) in enumerate(named_dims(specs).items()):
-        size = dim.maximum
-        others = math.prod(taken for other, taken in sizes.items() if other != name)
-        while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
-            size = dim.fit(size // 2)
-        inputs = sample(specs, {**sizes, name: size}, SEED + 100 + index)
-        cases.append(Case(f"largest {name}", inputs))
-    return cases
-
-
-def _covered(spec: InputSpec, cases: Sequence[Mapping[str, int]]) -> InputSpec:
-    """An input with the ranges that the cases' sizes span."""
-    dims = []
-    for dim in spec.dims:
-        found = [sizes[dim.name] for sizes in cases if dim.name is not None]
-        dims.append(replace(dim, minimum=min(found), maximum=max(found)) if found else dim)
-    return replace(spec, dims=tuple(dims))
 
 
 @dataclass(frozen=True)
@@ -294,14 +281,27 @@ class ScriptEngines:
 
     def best(self) -> Candidate:
         """The first engine that agrees with eager, else the last one made."""
-        dtype = DTYPES[self.config.precision]
-        tried: list[Hybrid] = []
+        dtype, source = DTYPES[self.config.precision], self.model.source
+        suspects: list[SourceLocation] = []
         engine: Candidate | None = None
-        for optional in self._optional(tried):
+        # Scripted if possible: what reads in a run, then what the tracer warned of, then what only
+        # the source shows to decide by sizes.
+        optional = self.explored.places
+        for why, find in (
+            ("", tuple),
+            ("it warned about", lambda: suspects),
+            ("that branch on sizes", self._decided_by_sizes),
+        ):
+            found = {*find()} - {*optional, *self.places}
+            if why and not found:
+                continue
+            if why:
+                self.steps.log(f"the trace does not agree with eager: scripting the modules {why}")
+            optional = (*optional, *sorted(found))
             try:
                 with self.steps("script and trace"):
                     made = hybrid(
-                        self.model.source.eager(dtype).to(self.config.device),
+                        source.eager(dtype).to(self.config.device),
                         self._example,
                         self.places,
                         wanted=self.model.wanted,
@@ -316,8 +316,13 @@ class ScriptEngines:
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
             self._refuse_questions(made)
-            tried.append(made)
-            engine = self._torchscript(made)
+            suspects[:] = [suspect.place.resolved for suspect in made.suspects]
+            problems: tuple[str, ...] = ()
+            if not self.request.options.allow_unverified_branches:
+                # Not compared on both paths: branches that are scripted, and those that are baked.
+                problems = self.explored.unseen(made.held, made.unscripted)
+            note = f"{DEPRECATION}: a later torch may not load this engine"
+            engine = self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
             if engine.verdict.outcome != "rejected":
                 is_asked = self.config.target == engine.config.target
                 return engine if is_asked else self._or_onnx(engine, made)
@@ -330,28 +335,12 @@ class ScriptEngines:
         example = sample(self.model.inputs, example_sizes(self.model.inputs), SEED)
         return {name: tensor.to(self.config.device) for name, tensor in example.items()}
 
-    def _optional(self, tried: list[Hybrid]) -> Iterator[tuple[SourceLocation, ...]]:
-        """Places that may be scripted: first those with reads in a run, then those the tracer
-        warned of.
+    def _decided_by_sizes(self) -> Collection[SourceLocation]:
+        """Where sizes decide: a loop over a shape is traced without a warning, and only its source
+        shows it.
         """
-        met = self.explored.places
-        yield met
-        warned = {s.place.resolved for s in tried[-1].suspects}
-        suspects = warned - {*met, *self.places}
-        if suspects:
-            self.steps.log(
-                "the trace does not agree with eager: scripting the modules it warned about"
-            )
-            yield (*met, *sorted(suspects))
-        # A loop over a shape is traced without a warning; only its source shows it.
         example = {name: tensor.cpu() for name, tensor in self._example.items()}
-        sizes = sizes_decide(self.model.source.eager(), example)
-        found = {*sizes} - {*met, *self.places, *suspects}
-        if found:
-            self.steps.log(
-                "the trace does not agree with eager: scripting the modules that branch on sizes"
-            )
-            yield (*met, *sorted(suspects), *sorted(found))
+        return sizes_decide(self.model.source.eager(), example)
 
     def _refuse_questions(self, made: Hybrid) -> None:
         """Refuse sizes that were not compared if code asks whether it is TorchScript.
@@ -363,7 +352,7 @@ class ScriptEngines:
             return
         dims = named_dims(self.model.inputs)
         cases = [case.inputs for case in (*self.reference.cases, *self.reference.edges)]
-        found = [_sizes(self.model.inputs, inputs) for inputs in cases]
+        found = [sizes_of(self.model.inputs, inputs) for inputs in cases]
         compared = {tuple(sizes[name] for name in dims) for sizes in found}
         ranges = [dim.sizes for dim in dims.values()]
         count = math.prod(map(len, ranges))
@@ -379,18 +368,17 @@ class ScriptEngines:
             hint="Keep the sizes fixed, or ask for so few that all are compared.",
         )
 
-    def _torchscript(self, made: Hybrid) -> Candidate:
-        problems: tuple[str, ...] = ()
-        if not self.request.options.allow_unverified_branches:
-            # Not compared on both paths: branches that are scripted, and those that are baked.
-            problems = self.explored.unseen(made.held, made.unscripted)
-        note = f"{DEPRECATION}: a later torch may not load this engine"
-        return self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
-
     def _or_onnx(self, engine: Candidate, made: Hybrid) -> Candidate:
         """The engine converted to ONNX if that agrees with eager too, else `engine`."""
+        is_script = self.model.source.given_script() is not None
         try:
-            self._refuse_unwatched(made)
+            count = branches(made.module) if is_script else 0
+            if count and not self.request.options.allow_unverified_branches:
+                found = "a branch or loop" if count == 1 else f"{count} branches or loops"
+                raise CaptureError(  # no run shows which path it takes
+                    f"the TorchScript module has {found}, and which paths the verification takes"
+                    " there is not known: --allow-unverified-branches converts it all the same"
+                )
             onnx = self._engine(
                 made,
                 target_of(self.config.target),
@@ -414,20 +402,6 @@ class ScriptEngines:
         [taken] = engine.rungs
         taken = replace(taken, reason=f"{taken.reason}; no ONNX engine: {reason}")
         return replace(engine, rungs=(taken,))
-
-    def _refuse_unwatched(self, made: Hybrid) -> None:
-        """Refuse branches of a model that was TorchScript from the start: no run shows which path
-        it takes.
-        """
-        if self.model.source.given_script() is None:
-            return
-        count = branches(made.module)
-        if count and not self.request.options.allow_unverified_branches:
-            found = "a branch or loop" if count == 1 else f"{count} branches or loops"
-            raise CaptureError(
-                f"the TorchScript module has {found}, and which paths the verification takes there"
-                " is not known: --allow-unverified-branches converts it all the same"
-            )
 
     def _engine(
         self, made: Hybrid, target: Target, how: str, note: str, problems: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case, sample
 from enginecast.capture.inputs.fitting import is_sorted
-from enginecast.capture.inputs.specs import Draws, InputSpec
+from enginecast.capture.inputs.specs import Draws, InputSpec, sizes_of
 from enginecast.capture.sources.source import Source
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.library_names import aten
@@ -70,52 +70,43 @@ def fit_values(
     is_heavy = sum(source.weight_elements().values()) > HEAVY
     if not names or any(s.name not in example for s in specs) or (floats_alone and is_heavy):
         return specs, ()
-    fit = _Fit(Eager(source.eager()), specs, example)
-    why = fit.error(specs)
+    eager, sizes = Eager(source.eager()), sizes_of(specs, example)
+
+    def error(specs: Sequence[InputSpec]) -> str:
+        """That of the first draw that eager refuses; empty if there is none."""
+        tries = SURE if any(spec.draws != "any" for spec in specs) else TRIES
+        if all(spec.dtype.is_floating_point and spec.is_free for spec in specs):
+            tries = 1  # what is wrong with one draw of floats is wrong with most
+        errors = (eager.error(sample(specs, sizes, SEED + n)) for n in range(tries))
+        return next(filter(None, errors), "")
+
+    why = error(specs)
     if not why:
         return specs, ()
     held = [replace(s, held=example[s.name]) if s.name in names else s for s in specs]
     found = tuple(replace(spec, draws="kept") if spec.name in names else spec for spec in held)
-    if fit.error(found):  # not because of the values
+    if error(found):  # not because of the values
         return specs, ()
     for index, spec in enumerate(held):
         if spec.name in names:
             before, after = found[:index], found[index + 1 :]
             tried = ((*before, each, *after) for each in _freest_first(spec))
-            found = next((specs for specs in tried if not fit.error(specs)), found)
+            found = next((specs for specs in tried if not error(specs)), found)
     notes = (
         _note(spec, f"the model refuses random ones ({why})") for spec in found if not spec.is_free
     )
-    return tuple(map(_settled, found)), tuple(notes)
+    # A range is not searched if values cannot be replaced one by one.
+    settled = (
+        spec if spec.is_searched or spec.origin == "asked" else replace(spec, origin="known")
+        for spec in found
+    )
+    return tuple(settled), tuple(notes)
 
 
 def _is_unknown(spec: InputSpec) -> bool:
     """Whether nothing is known of an input's values but the example."""
     is_known = spec.kind in ("attention_mask", "position_ids", "image") or spec.reserved
     return not is_known and (spec.kind == "tensor" or spec.origin != "known")
-
-
-class _Fit:
-    """Runs eager on draws in the sizes of the example."""
-
-    def __init__(
-        self, eager: Eager, specs: Sequence[InputSpec], example: Mapping[str, Tensor]
-    ) -> None:
-        self._eager = eager
-        self._sizes = {
-            dim.name: size
-            for spec in specs
-            for dim, size in zip(spec.dims, example[spec.name].shape, strict=True)
-            if dim.name is not None
-        }
-
-    def error(self, specs: Sequence[InputSpec]) -> str:
-        """The error on the first draw that eager refuses; empty if there is none."""
-        tries = SURE if any(spec.draws != "any" for spec in specs) else TRIES
-        if all(spec.dtype.is_floating_point and spec.is_free for spec in specs):
-            tries = 1  # what is wrong with one draw of floats is wrong with most
-        drawn = (sample(specs, self._sizes, SEED + n) for n in range(tries))
-        return next(filter(None, (self._eager.error(inputs) for inputs in drawn)), "")
 
 
 def _freest_first(spec: InputSpec) -> Iterator[InputSpec]:
@@ -131,13 +122,6 @@ def _freest_first(spec: InputSpec) -> Iterator[InputSpec]:
     if is_sorted(spec.held):
         yield replace(spec, draws="between" if is_whole else "sorted")
     yield from (replace(spec, draws=draws) for draws in FROM_EXAMPLE)
-
-
-def _settled(spec: InputSpec) -> InputSpec:
-    """An input whose range is not searched if its values cannot be replaced one by one."""
-    if spec.is_searched or spec.origin == "asked":
-        return spec
-    return replace(spec, origin="known")
 
 
 def _note(spec: InputSpec, why: str) -> str:
