@@ -17,6 +17,7 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.compiler.ranges.eager import FAILS, Eager, differences
+from enginecast.verification.eager import reference_outputs
 from enginecast.verification.runs import Runs
 
 SEED = 0
@@ -90,7 +91,8 @@ def dropped_failures(
         if not eager.takes(case.inputs):
             continue
         try:
-            found = differences(eager.outputs([case]), plain, exact, [case])
+            traced = reference_outputs(plain, [case])
+            found = differences(eager.outputs([case]), traced, plain, exact, [case])
         except FAILS as error:
             found = [f"case {case.name!r}: eager runs, but the program does not: {error}"]
         if found:

@@ -193,16 +193,13 @@ class _Compared:
         plain = Runs(lambda: program, names)
         try:
             with quiet_torch():
-                if self._guards:
-                    traced = reference_outputs(plain, cases)
-                    taken = [traced[case.name] for case in cases]
-                    pairs = zip(cases, taken, strict=True)
-                    cases = [c for c, found in pairs if all(found[g].all() for g in self._guards)]
+                traced = reference_outputs(plain, cases)
+                cases = [c for c in cases if all(traced[c.name][g].all() for g in self._guards)]
                 if not cases:
                     return ""  # an engine refuses them
                 outputs = self._eager.outputs(cases)
                 exact = Runs(partial(reference_program, program), names)
-                found = differences(outputs, plain, exact, cases, self._guards)
+                found = differences(outputs, traced, plain, exact, cases, self._guards)
                 return next(iter([*found, *self._other_shapes(outputs[cases[0].name], sizes)]), "")
         except EnginecastError as error:
             return error.message
