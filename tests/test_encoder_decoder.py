@@ -350,7 +350,7 @@ def test_a_folder_is_loaded_whole(tmp_path: Path) -> None:
     )
     other = as_generating(open_folder(tmp_path, None), "text-generation")
     assert isinstance(other, CrossDecoderSource)
-    assert other.start == (4,)
+    assert other.start_ids == (4,)
     assert other.fingerprint() != before
 
 
