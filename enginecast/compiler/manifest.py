@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.calls import Slot, leaves_of
 from enginecast.capture.inputs.specs import InputSpec, named_dims
@@ -76,7 +75,21 @@ def describe_manifest(
         text=_describe_text(model.source, model.inputs),
         call=_describe_call(model.source, model.inputs),
         engines=tuple(
-            _describe_engine(engine, artifact)
+            EngineRecord(
+                target=engine.target,
+                file=artifact.files[0],
+                weights=next((n for n in artifact.files if n.endswith(".safetensors")), None),
+                precision=engine.precision,
+                opset=artifact.opset or None,
+                domains=dict(artifact.domains),
+                minimum_runtime=artifact.minimum_runtime,
+                providers=engine.engine_providers,
+                arch=engine.arch or artifact.requires.get("gpu"),
+                quantized=artifact.quantized,
+                requires=dict(artifact.requires),
+                **artifact.record,
+                verdict=PENDING,
+            )
             for engine, artifact in zip(config.engines, artifacts, strict=True)
         ),
     )
@@ -88,8 +101,15 @@ def describe_program(
     """The manifest of a bundle whose engines were made from one program."""
     captured = model.captured
     guards = {guard.output for guard in captured.guards}  # the runtime looks at them itself
-    outputs = _outputs_after(captured.outputs, rewritten.program)
-    given = [spec for spec in outputs if spec.name not in guards]
+    # Names and shapes as captured, dtypes as the passes left them.
+    nodes = {node.name: node for node in rewritten.program.graph.nodes}
+    names = (spec.arg.name for spec in rewritten.program.graph_signature.output_specs)
+    returned = [nodes[name] for name in names if name in nodes]
+    given = [
+        dataclasses.replace(spec, dtype=dtype_of(node) or spec.dtype)
+        for spec, node in zip(captured.outputs, returned, strict=True)
+        if spec.name not in guards
+    ]
     plan, quantization = plan_of(rewritten.program), None
     if plan is not None:
         quantization = Quantization(
@@ -172,17 +192,6 @@ def describe_rungs(rungs: Sequence[strategy.Rung]) -> tuple[Rung, ...]:
     return tuple(msgspec.convert(rung, Rung, from_attributes=True) for rung in rungs)
 
 
-def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> list[OutputSpec]:
-    """Names and shapes as captured, dtypes as the passes left them."""
-    nodes = {node.name: node for node in program.graph.nodes}
-    names = (spec.arg.name for spec in program.graph_signature.output_specs)
-    found = [nodes[name] for name in names if name in nodes]
-    return [
-        dataclasses.replace(spec, dtype=dtype_of(node) or spec.dtype)
-        for spec, node in zip(specs, found, strict=True)
-    ]
-
-
 def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
     """How Python code calls the model; None for a program."""
     if source.model_class is None:
@@ -212,22 +221,3 @@ def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
     longest = min(ids.dims[-1].maximum, source.longest_text or ids.dims[-1].maximum)
     side = source.padding_side
     return Text(padding_id=ids.padding or 0, max_length=longest, padding_side=side)
-
-
-def _describe_engine(config: EngineConfig, artifact: Artifact) -> EngineRecord:
-    weights = (name for name in artifact.files if name.endswith(".safetensors"))
-    return EngineRecord(
-        target=config.target,
-        file=artifact.files[0],
-        weights=next(weights, None),
-        precision=config.precision,
-        opset=artifact.opset or None,
-        domains=dict(artifact.domains),
-        minimum_runtime=artifact.minimum_runtime,
-        providers=config.engine_providers,
-        arch=config.arch or artifact.requires.get("gpu"),
-        quantized=artifact.quantized,
-        requires=dict(artifact.requires),
-        **artifact.record,
-        verdict=PENDING,
-    )

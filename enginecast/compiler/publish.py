@@ -26,12 +26,12 @@ from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.plan.file import write_plan
-from enginecast.runtime.bundle.manifest import Fusion, Manifest, Padding, Verdict
+from enginecast.runtime.bundle.manifest import Fusion, Manifest, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
 from enginecast.verification.bisect.culprit import Bisection
 from enginecast.verification.reference import REFERENCE_NAME, Reference, write_reference
-from enginecast.verification.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
+from enginecast.verification.report.data import SCHEMA_VERSION, Origin, Profile, Report
 from enginecast.verification.report.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.version import __version__
 
@@ -213,28 +213,21 @@ def publish(
             for engine, run in zip(candidate.manifest.engines, candidate.runs, strict=True)
         )
         leaks = {name: why for run in candidate.runs for name, why in run.leaks.items()}
+        padding = candidate.manifest.padding
+        if padding is not None and leaks:  # without outputs that were seen to change with padding
+            outputs = tuple(name for name in padding.outputs if name not in leaks)
+            padding = msgspec.structs.replace(
+                padding,
+                outputs=outputs,
+                side=padding.side if outputs else "none",
+                reasons={**padding.reasons, **leaks},
+            )
         manifest = msgspec.structs.replace(
-            candidate.manifest,
-            engines=engines,
-            fusion=candidate.fusions,
-            padding=_without(candidate.manifest.padding, leaks),
+            candidate.manifest, engines=engines, fusion=candidate.fusions, padding=padding
         )
         folder = staging.publish(manifest)
         bundle = open_bundle(folder, check="size")
         return Export(candidate, report, bundle, folder, sum(sizes.values()), timing.speed)
-
-
-def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | None:
-    """The padding record without outputs that were seen to change with padding."""
-    if padding is None or not leaks:
-        return padding
-    outputs = tuple(name for name in padding.outputs if name not in leaks)
-    return msgspec.structs.replace(
-        padding,
-        outputs=outputs,
-        side=padding.side if outputs else "none",
-        reasons={**padding.reasons, **leaks},
-    )
 
 
 def _write_reports(
@@ -254,6 +247,8 @@ def _write_reports(
     asked: dict[str, Any] = {"model": model.source.name, "threads": request.threads}
     asked |= {"drop_guilty": request.drop_guilty, "accept": tuple(request.accept), "seed": SEED}
     asked |= asdict(candidate.config) | asdict(request.options)
+    verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
+    times = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
     sections: list[Section] = [
         ("request", request_lines(asked)),
         ("machine", _machine_lines(machine)),
@@ -263,7 +258,7 @@ def _write_reports(
         ("inputs", _input_lines(model.inputs, model.cases)),
         ("steps", steps.lines),
         ("passes", _pass_lines(() if rewritten is None else rewritten.every_run, report)),
-        ("verdict", _verdict_lines(report)),
+        ("verdict", [*verdict.splitlines(), *times]),
         ("program", candidate.program.splitlines()),
     ]
     (folder / LOG_NAME).write_text(build_log(sections), encoding="utf-8")
@@ -315,9 +310,10 @@ def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
     """Each pass with its sites and the result of the comparison after it."""
     lines = []
     for run, check in zip(runs, report.passes, strict=True):
+        error = "not finite" if check.worst_error is None else f"{check.worst_error:.3g}"
         lines.append(
             f"{check.name}: {check.rewritten} rewritten, {check.left_alone} left,"
-            f" {check.seconds:.2f} s; {_error(check)} at"
+            f" {check.seconds:.2f} s; {error} at"
             f" {check.worst_place or 'no module'} ({check.check_seconds:.2f} s to check)"
         )
         lines += [
@@ -325,14 +321,3 @@ def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
             for site in run.sites
         ]
     return lines
-
-
-def _error(check: PassCheck) -> str:
-    return "not finite" if check.worst_error is None else f"{check.worst_error:.3g}"
-
-
-def _verdict_lines(report: Report) -> list[str]:
-    """The verdict as JSON, as in the manifest, and the time of each step."""
-    verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
-    seconds = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
-    return [*verdict.splitlines(), *seconds]

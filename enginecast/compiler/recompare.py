@@ -22,7 +22,6 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
@@ -71,7 +70,12 @@ def reference_of_model(
     )
     source = open_again(model, options, manifest)
     if any(rung.name == "torchscript" for rung in manifest.capture):
-        return _of_script(model, source, options, manifest)
+        script = prepare_script(source, options, Steps())
+        _check_names(source.name, "takes", [spec.name for spec in script.inputs], manifest)
+        # The export may have been allowed branches that nothing verifies.
+        reference, notes = reference_of_script(script, manifest.precision, branches=True)
+        _check_names(source.name, "gives", list(reference.cases[0].outputs), manifest)
+        return Remade(reference, (*notes, *same_model(model, source, manifest)))
     try:
         prepared = prepare(source, options, Steps())
     except UnknownOutputError as error:
@@ -93,8 +97,14 @@ def reference_of_model(
     problems = captured_wrongly(prepared, reference)
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
-        calibration = _calibration(prepared, folder)
-        reference = _planned(prepared, manifest.pipeline, plan, reference, calibration)
+        # Its error is added to the floor.
+        program = structural_copy(prepared.captured.program)
+        passes = itertools.takewhile(lambda p: not p.carries_out_plan, build(manifest.pipeline))
+        run_pipeline(list(passes), program, replace(prepared.context, plan=plan))
+        reference = planned_reference(
+            *(program, plan, prepared.cases, reference, prepared.output_names),
+            _calibration(prepared, folder),
+        )
     kernels = OtherKernels(partial(with_kernels, prepared))
     return Remade(reference, same_model(model, source, manifest), problems, (kernels,))
 
@@ -162,22 +172,6 @@ def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
             yield f"{spec.name}={spec.minimum:.0f}..{spec.maximum:.0f}"
 
 
-def _planned(
-    prepared: Prepared,
-    pipeline: str,
-    plan: QuantizationPlan,
-    reference: Reference,
-    calibration: Sequence[Mapping[str, Tensor]],
-) -> Reference:
-    """The reference with the error of the bundle's plan added to its floor."""
-    program = structural_copy(prepared.captured.program)
-    context = replace(prepared.context, plan=plan)
-    before = itertools.takewhile(lambda pass_: not pass_.carries_out_plan, build(pipeline))
-    run_pipeline(list(before), program, context)
-    names = prepared.output_names
-    return planned_reference(program, plan, prepared.cases, reference, names, calibration)
-
-
 def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
     """The inputs that the engine's static scales were made from: those of its own reference, of
     which some may not have been stored, and those that were drawn besides.
@@ -193,16 +187,6 @@ def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]
     ]
     lost = [case for case in prepared.cases if case.name in known.left_out]
     return [*found, *(case.inputs for case in (*lost, *drawn))]
-
-
-def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manifest) -> Remade:
-    """The same for an engine that was not made by torch.export."""
-    model = prepare_script(source, options, Steps())
-    _check_names(source.name, "takes", [spec.name for spec in model.inputs], manifest)
-    # The export may have been allowed branches that nothing verifies.
-    reference, notes = reference_of_script(model, manifest.precision, branches=True)
-    _check_names(source.name, "gives", list(reference.cases[0].outputs), manifest)
-    return Remade(reference, (*notes, *same_model(text, source, manifest)))
 
 
 def same_model(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:

@@ -206,31 +206,19 @@ def _lower(
     passes, lowered = build(config.lowering), structural_copy(program)
     observer, changes = before[0].fork(), before[1].fork()
     with steps("lowering passes"):
+        checks: Sequence[PassCheck] | None = None
         if any(case.singles for case in prepared.cases):
             together = observer.fork()
             runs = run_pipeline(passes, lowered, prepared.context, (changes,))
             checks = together.check_together(lowered, runs)
-            if not any(check.failure for check in checks):
-                detailed = _detailed(checks, changes)
-                return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
-            lowered, changes = structural_copy(program), before[1].fork()
-        runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
-    detailed = _detailed(observer.checks, changes)
-    return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
-
-
-def _lowered(
-    prepared: Prepared,
-    program: ExportedProgram,
-    runs: Sequence[PassRun],
-    checks: Sequence[PassCheck],
-    config: EngineConfig,
-    reference: Reference,
-    steps: Steps,
-) -> LoweredProgram:
+            if any(check.failure for check in checks):
+                checks, lowered, changes = None, structural_copy(program), before[1].fork()
+        if checks is None:
+            runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
+            checks = observer.checks
     _log_runs(runs, steps)
-    emulated = _emulate(prepared, program, reference, config.target, steps)
-    return LoweredProgram(program, tuple(runs), tuple(checks), emulated)
+    emulated = _emulate(prepared, lowered, reference, config.target, steps)
+    return LoweredProgram(lowered, tuple(runs), _detailed(checks, changes), emulated)
 
 
 def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
@@ -287,9 +275,17 @@ def run_passes(
 
 
 def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtypeRun | None) -> str:
-    """Where values leave fp16's range, and what rescale-residual did about it."""
-    cause = _place(prepared, [run.pass_ for run in runs], emulated)
+    """Where values leave fp16's range, or which module output is too large after rescale-residual;
+    and what that pass did about it.
+    """
     rescaling = [run for run in runs if run.pass_.name == RescaleResidual.name]
+    overflow = emulated.emulation.overflow if emulated is not None else None
+    if overflow is not None and overflow.largest > overflow.max_finite:
+        cause = overflow_sentence(overflow)
+    else:
+        program = structural_copy(prepared.captured.program)
+        run_pipeline([run.pass_ for run in rescaling], program, prepared.context)
+        cause = range_culprit(program, prepared.cases) or ""
     if cause and not rescaling:
         return f"{cause}, and the pipeline has no {RescaleResidual.name}"
     left = [site for run in rescaling for site in run.sites if site.reason]
@@ -297,17 +293,6 @@ def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtyp
         return cause
     place = left[0].module or "the model itself"
     return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
-
-
-def _place(prepared: Prepared, passes: Sequence[Pass], emulated: TrueDtypeRun | None) -> str:
-    """Where values overflow, or which module output is too large after rescale-residual."""
-    overflow = emulated.emulation.overflow if emulated is not None else None
-    if overflow is not None and overflow.largest > overflow.max_finite:
-        return overflow_sentence(overflow)
-    program = structural_copy(prepared.captured.program)
-    rescaling = [pass_ for pass_ in passes if pass_.name == RescaleResidual.name]
-    run_pipeline(rescaling, program, prepared.context)
-    return range_culprit(program, prepared.cases) or ""
 
 
 def without_vnni(prepared: Prepared, engine: LoweredProgram, reference: Reference) -> str:

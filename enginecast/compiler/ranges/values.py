@@ -84,34 +84,38 @@ def resolve_ranges(
         try:
             search = _Search(base, probe(base, names))
         except Exception as error:  # an op does not take what was drawn: offsets out of order
-            return _untried(specs, error), (*notes, *map(_note, filter(_is_guess, specs)))
+            for spec in (spec for spec in specs if spec.origin == "asked"):
+                raise UsageError(
+                    f"--values {spec.name}={spec.low}..{spec.high}: the model cannot be run on"
+                    f" values in this range: {first_line(error)}",
+                    hint="Leave it out: then the range is that of the example.",
+                ) from error
+            return specs, (*notes, *map(_note, filter(_is_guess, specs)))
         for spec in specs:
-            if spec.origin == "asked" and spec.is_searched:
-                search.check(spec)
+            for value in (spec.low, spec.high) if spec.origin == "asked" else ():
+                if spec.is_searched and value is not None and not search.runs(spec, value):
+                    raise UsageError(
+                        f"--values {spec.name}={spec.low}..{spec.high}: the model fails on {value}"
+                    )
         found = tuple(search.widened(spec) for spec in specs)
-        kept = next((f for f in _choices(specs, found) if _fit(f, base, whole)), specs)
+
+        def at_least(floor: int) -> tuple[InputSpec, ...]:
+            return tuple(
+                replace(new, low=max(new.low, min(floor, old.low)))
+                if _is_guess(old) and new.low is not None and old.low is not None
+                else new
+                for new, old in zip(found, specs, strict=True)
+            )
+
+        # The widest first: some models reject negative numbers, others zero.
+        choices = (found, at_least(0), at_least(1))
+        kept = next((each for each in choices if _fit(each, base, whole)), specs)
     said = (
         _note(spec)
         for spec, first in zip(kept, specs, strict=True)
         if _is_guess(first) and not (spec.name in search.bounded and spec.origin == "known")
     )
     return kept, (*notes, *said)
-
-
-def _untried(specs: tuple[InputSpec, ...], error: Exception) -> tuple[InputSpec, ...]:
-    """The example's ranges, if none can be searched.
-
-    Raises:
-        UsageError: the user asked for a range, which cannot be tried either.
-    """
-    asked = next((spec for spec in specs if spec.origin == "asked"), None)
-    if asked is not None:
-        raise UsageError(
-            f"--values {asked.name}={asked.low}..{asked.high}: the model cannot be run on values in"
-            f" this range: {first_line(error)}",
-            hint="Leave it out: then the range is that of the example.",
-        )
-    return specs
 
 
 def _in_sizes(
@@ -180,23 +184,6 @@ def _note(spec: InputSpec) -> str:
     )
 
 
-def _choices(
-    specs: tuple[InputSpec, ...], found: tuple[InputSpec, ...]
-) -> Sequence[tuple[InputSpec, ...]]:
-    """Ranges to try, the widest first: some models reject negative numbers, others zero."""
-
-    def least(floor: int) -> tuple[InputSpec, ...]:
-        pairs = zip(found, specs, strict=True)
-        return tuple(
-            replace(new, low=max(new.low, min(floor, old.low)))
-            if _is_guess(old) and new.low is not None and old.low is not None
-            else new
-            for new, old in pairs
-        )
-
-    return [found, least(0), least(1), specs]
-
-
 def _fit(specs: tuple[InputSpec, ...], base: Inputs, whole: Whole) -> bool:
     """Whether the model accepts both ends of all ranges together, and values in between."""
     cases = [_filled(specs, base, 0), _filled(specs, base, 1), _filled(specs, base, 0, 1)]
@@ -223,24 +210,21 @@ class _Search:
         self.bounded: set[str] = set()
         """Names of the inputs for which the model itself raises an error past both ends."""
 
-    def check(self, spec: InputSpec) -> None:
-        """Raise UsageError if the model rejects an end of a range that the user asked for."""
-        for value in (spec.low, spec.high):
-            if value is not None and not self._runs(spec, value):
-                raise UsageError(
-                    f"--values {spec.name}={spec.low}..{spec.high}: the model fails on {value}"
-                )
-
     def widened(self, spec: InputSpec) -> InputSpec:
         """`spec` with the range of values that the model accepts."""
         low, high = spec.low, spec.high
         if not _is_guess(spec) or low is None or high is None or not self._base[spec.name].numel():
             return spec
-        if not (self._runs(spec, low) and self._runs(spec, high)):
+        if not (self.runs(spec, low) and self.runs(spec, high)):
             return spec
         limits = torch.iinfo(spec.dtype)
         reach = self._probe.reach
-        runs, fits = partial(self._runs, spec), partial(self._fits, spec)
+        runs = partial(self.runs, spec)
+
+        def fits(value: int) -> bool:
+            floats = self._floats(spec, value)
+            return floats is not None and _is_finite(floats)
+
         most = min(limits.max, max(high, reach))
         least = max(limits.min, min(low, -reach))
         bottom, top = furthest(runs, low, least), furthest(runs, high, most)
@@ -257,12 +241,9 @@ class _Search:
                 top = -1
         return replace(spec, low=bottom, high=top, origin="known")
 
-    def _runs(self, spec: InputSpec, value: int) -> bool:
+    def runs(self, spec: InputSpec, value: int) -> bool:
+        """Whether the model takes this value everywhere."""
         return self._floats(spec, value) is not None
-
-    def _fits(self, spec: InputSpec, value: int) -> bool:
-        floats = self._floats(spec, value)
-        return floats is not None and _is_finite(floats)
 
     def _floats(self, spec: InputSpec, value: int) -> list[Tensor] | None:
         full = _full(spec, self._base[spec.name], value)
