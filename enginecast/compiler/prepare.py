@@ -2,7 +2,6 @@
 inspect and opt.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,11 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read
@@ -49,16 +44,12 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError
 from enginecast.library_names import aten
-from enginecast.passes.ir.base import PassContext, ProgramView
-from enginecast.passes.ir.block_view import opened
-from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_structure, is_structured
+from enginecast.passes.captured.keep_outputs import drop_dead, keep_outputs, unread_inputs
+from enginecast.passes.captured.lift_constants import lift_constants
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.blocks import all_nodes, has_structure
 from enginecast.passes.ir.edit import (
-    add_weight,
-    drop_unused_weights,
-    erase_dead,
-    free_name,
     structural_copy,
 )
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -218,7 +209,28 @@ def prepare(
         for note in (*sizes, *values):
             steps.say(note)
         with steps("capture"):
-            captured = lifted(_capture(source, specs, given, wanted, options, attempt))
+            program = source.given_program()
+            if program is not None and wanted:
+                captured = _cut(program, wanted)
+            else:
+                example = sample(specs, example_sizes(specs), SEED)
+                captured = capture(
+                    *(source, specs, example, wanted, options.fallback, given),
+                    widens=attempt.widens,
+                    as_eager=attempt.is_hidden,
+                )
+            program = captured.program
+            if wanted or has_structure(program):
+                program = structural_copy(program)  # nodes of torch's own may lack some users
+            lift_constants(program)
+            unread = tuple[str, ...]()
+            if wanted:
+                drop_dead(program)
+                unread = tuple(
+                    f"no output needs the input {name!r}, but the engine takes it"
+                    for name in unread_inputs(program)
+                )
+            captured = replace(captured, program=program, notes=(*captured.notes, *unread))
         # Which sizes and values the program takes as the model does.
         if is_code:
             inputs, said = note_uses(captured.program, captured.inputs, given or source.example())
@@ -363,152 +375,6 @@ def _is_small(captured: Captured) -> bool:
     return parameters <= SMALL and not is_heavy(captured.inputs, parameters)
 
 
-def _capture(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: dict[str, Tensor],
-    wanted: Wanted,
-    options: ModelOptions,
-    attempt: Attempt,
-) -> Captured:
-    """Capture without what only outputs need that nobody wants."""
-    given = source.given_program()
-    if given is not None and wanted:
-        return _cut(given, wanted)
-    example = sample(specs, example_sizes(specs), SEED)
-    captured = capture(
-        source,
-        specs,
-        example,
-        wanted,
-        options.fallback,
-        inputs,
-        widens=attempt.widens,
-        as_eager=attempt.is_hidden,
-    )
-    if not wanted:
-        return captured
-    # A copy, because nodes of torch's own may lack some of their users.
-    program = structural_copy(captured.program)
-    _drop_dead(program)
-    return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
-
-
-def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
-    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
-    named, leaves = named_leaves(given, wanted)
-    places = {id(leaf): place for place, leaf in enumerate(leaves)}
-    program = structural_copy(given)
-    _keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
-    captured = describe(program)
-    return replace(captured, notes=(*named.notes, *captured.notes, *_unread(program)))
-
-
-def _unread(program: ExportedProgram) -> tuple[str, ...]:
-    """Notes on inputs that only outputs needed that were left out; eager still takes them."""
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return tuple(
-        f"no output needs the input {name!r}, but the engine takes it"
-        for name in program.graph_signature.user_inputs
-        if name in nodes and not nodes[name].users
-    )
-
-
-def lifted(captured: Captured) -> Captured:
-    """Constants within blocks become constants of the program, which passes and exporters know."""
-    _check_structure(captured.program)
-    if not has_structure(captured.program):
-        return captured
-    program = structural_copy(captured.program)
-    _lift_constants(program)
-    _name_places(program)
-    program.graph_module.recompile()
-    return replace(captured, program=program)
-
-
-def _keep_outputs(program: ExportedProgram, positions: Mapping[str, int]) -> None:
-    """Let `program` return some of its outputs as a dict, in place.
-
-    Args:
-        positions: name of each output that stays, in the new order, to its place among the user's
-            outputs; one place may have several names.
-    """
-    output = program.graph.output_node()
-    specs = program.graph_signature.output_specs
-    user = [index for index, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT]
-    others = [index for index in range(len(specs)) if index not in user]
-    kept = [*others, *(user[position] for position in positions.values())]
-    values = output.args[0]
-    assert isinstance(values, tuple | list)
-    output.args = (tuple(values[index] for index in kept),)
-    program.graph_signature.output_specs = [copy.deepcopy(specs[index]) for index in kept]
-    entry, *modules = program.module_call_graph
-    assert entry.signature is not None  # the first entry is the program itself
-    signature = replace(
-        entry.signature,
-        outputs=[],  # torch fills it for submodules alone
-        out_spec=pytree.tree_structure(dict.fromkeys(positions, 0)),
-    )
-    program._module_call_graph = [replace(entry, signature=signature), *modules]
-    _drop_dead(program)
-
-
-def _drop_dead(program: ExportedProgram) -> None:
-    """Erase what no output needs: nodes, and weights with their tensors, in place."""
-    erase_dead(program.graph)
-    drop_unused_weights(program)
-    program.graph_module.recompile()
-    program.graph.lint()
-    program.validate()
-
-
-def _name_places(program: ExportedProgram) -> None:
-    """Give nodes within blocks the module of the op that runs them: torch.export names none."""
-    for node, block in all_blocks(program):
-        for inner in block.module.graph.nodes:
-            for key in ("nn_module_stack", "stack_trace"):
-                if inner.op == "call_function" and node.meta.get(key):
-                    inner.meta[key] = inner.meta.get(key) or node.meta[key]
-
-
-def _check_structure(program: ExportedProgram) -> None:
-    """Refuse an op that runs a graph in a way that is not known here, such as map."""
-    for node in all_nodes(program):
-        if not isinstance(node.target, HigherOrderOperator) or is_structured(node):
-            continue
-        owner: Any = node.graph.owning_module
-        held = (n for n in node.all_input_nodes if n.op == "get_attr")
-        runs = any(isinstance(getattr(owner, str(n.target), None), GraphModule) for n in held)
-        # A wrapper runs its graph once, as it is: interpreting the op is right.
-        if runs and not node.target.name().startswith("wrap"):
-            place = source_line(node) or node.name
-            raise CaptureError(
-                f"{node.target} at {place} is a structured operator that engines do not support",
-                hint="Use cond, while_loop or scan instead.",
-            )
-
-
-def _lift_constants(program: ProgramView) -> None:
-    """Do so in every block of a program, in place."""
-    for node in list(program.graph.nodes):
-        for block in blocks(node):
-            with opened(program, node, block) as inner:
-                _lift_constants(inner)
-                for found in block.module.graph.find_nodes(op="get_attr"):
-                    tensor = getattr(block.module, str(found.target), None)
-                    if isinstance(tensor, Tensor):
-                        _lift(inner, found, tensor)
-
-
-def _lift(inner: ProgramView, node: Node, tensor: Tensor) -> None:
-    """A weight that is added to an opened block becomes one of the program around it."""
-    name = free_name(inner, f"lifted.{node.name}")
-    placeholder = add_weight(inner, name, tensor.detach(), InputKind.CONSTANT_TENSOR)
-    placeholder.meta["val"] = node.meta["val"]
-    node.replace_all_uses_with(placeholder)
-    node.graph.erase_node(node)
-
-
 def _doubles(source: Source, captured: Captured) -> list[str]:
     """The weights, or else inputs, that are float64 where the program computes in fp32."""
     if source.given_program() is not None:
@@ -517,3 +383,13 @@ def _doubles(source: Source, captured: Captured) -> list[str]:
     found = [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
     kept = source.eager().state_dict() if found else {}  # layers whose code casts what they read
     return [name for name in found if name not in kept or kept[name].dtype != torch.float64]
+
+
+def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
+    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
+    named, leaves = named_leaves(given, wanted)
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    program = structural_copy(given)
+    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
+    captured = describe(program)
+    return replace(captured, notes=(*named.notes, *captured.notes))

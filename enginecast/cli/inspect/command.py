@@ -66,7 +66,6 @@ def _plan(
     request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
 ) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
-    from enginecast.capture.tracing.ladder.strategy import RefusedError
     from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
     from enginecast.cli.inspect.inspect import inspect_model, print_attempts, print_inspection
     from enginecast.compiler.attempts import (
@@ -100,7 +99,7 @@ def _plan(
         follows = next((a for a in attempts if a.follows(FIRST, causes_of(error))), None)
         goes_on = "refused" in causes_of(error) and may_be_script(options)
         if not as_json:
-            rungs = error.rungs if isinstance(error, RefusedError) else ()
+            rungs = getattr(error, "rungs", ())  # of a refusal by torch.export
             then = [] if follows is None else [f"an export may go on with {follows}"]
             print_attempts([str(tried), *(f"    {rung}" for rung in rungs), *then], results())
         if goes_on:
