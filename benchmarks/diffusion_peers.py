@@ -38,7 +38,7 @@ from tiny_components import CONFIGS, save
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import BATCH, InputSpec, named_dims
 from enginecast.capture.sources.diffusion import ComponentSource
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 
 OTHER_SIZES = {"batch": 3, "height": 8, "width": 12, "text": 5, "patches": 24, "frames": 3}
 CLOSE = 1e-3

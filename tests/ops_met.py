@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from zoo.tiny import build, model_types, save
 
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.passes.ir.blocks import all_nodes
 
 MET = Path(__file__).with_suffix(".txt")

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
 import enginecast.cli.inspect.precision as advice_module
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.cli.inspect.precision import Advice, Option, advise
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.reference import reference_of

@@ -6,7 +6,7 @@ import torch
 from models import save
 from transformers import DetrConfig, DetrModel
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 
 BACKBONE = {
     "model_type": "resnet",

@@ -13,7 +13,7 @@ from models import tiny_t5
 from enginecast.bench import contenders
 from enginecast.bench.timing import Times, interleaved, ratio
 from enginecast.capture.outputs.flatten import parse_wanted
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 
 
 class Slow:

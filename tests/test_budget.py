@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_components import save
 
 from enginecast.capture.sources.diffusion import STEM
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.widened import WidenedWeight
 from enginecast.compiler import budget
 from enginecast.compiler.budget import IMPORTED, estimate

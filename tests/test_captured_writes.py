@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.export import Captured, capture, describe
 from enginecast.compiler.open_model import input_specs
 from enginecast.compiler.request import ExportRequest, ModelOptions

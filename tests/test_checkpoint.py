@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BertForMaskedLM
 
 from enginecast.capture.sources.checkpoint import INDEX, SINGLE, some
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 
 Damage = Callable[[Path], None]
 NORM = "encoder.final_layer_norm.weight"

@@ -12,7 +12,7 @@ from models import VOCABULARY, save, tiny_bert
 from transformers import PreTrainedModel
 
 import enginecast
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 
 LAYERS = {
     "hidden_size": 32,

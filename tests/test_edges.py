@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.capture.inputs.examples import EDGES, edge_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import ModelOptions

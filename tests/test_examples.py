@@ -30,7 +30,7 @@ from enginecast.capture.inputs.specs import (
     with_held_marks,
 )
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.open_model import input_specs
 from enginecast.errors import SourceError, UsageError
 

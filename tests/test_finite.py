@@ -13,7 +13,7 @@ from transformers import T5ForConditionalGeneration
 
 from enginecast.capture.sources.checkpoint import sha256_of_weights
 from enginecast.capture.sources.finite import Lost, lost_in, lost_of
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.errors import SourceError

@@ -16,7 +16,7 @@ from exports import cast
 from models import add_tokenizer, tiny_bert
 
 from enginecast.capture.sources.hub import FILES, is_hub_name, model_name
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError
 from enginecast.runtime.bundle.reader import open_bundle
 

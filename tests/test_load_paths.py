@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from transformers import T5EncoderModel
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.export import bind_weights
 from enginecast.passes.ir.edit import dtype_of, value, weight_expressions
 from enginecast.passes.precision.inf_clamps import find_inf_clamps

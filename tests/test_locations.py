@@ -196,7 +196,7 @@ PREPARE = """
 import sys
 sys.path.append({root!r})
 from enginecast.capture.control_flow.converters.convert import user_functions
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import ModelOptions, prepare
 from enginecast.compiler.steps import Steps
 import torch

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.ladder import look_alikes
 from enginecast.compiler.open_model import ModelInputs, input_specs
 from enginecast.errors import UsageError

@@ -21,8 +21,8 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError, OtherSizes
-from enginecast.compiler.ranges.sizes import refuse_asked
 from enginecast.compiler.prepare import prepare
+from enginecast.compiler.ranges.sizes import refuse_asked
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError, VerificationError

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.ladder.shapes import symbol_names
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions

@@ -18,7 +18,7 @@ from enginecast.capture.outputs.flatten import (
     parse_wanted,
     run_named,
 )
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps

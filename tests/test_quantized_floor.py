@@ -7,7 +7,7 @@ import pytest
 import torch
 from exports import Exports
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.reference import reference_of
 from enginecast.compiler.request import ModelOptions

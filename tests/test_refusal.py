@@ -20,7 +20,7 @@ from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.refusals.refusal import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.export import capture
 from enginecast.capture.tracing.ladder.strategy import TracingStrategy
 from enginecast.capture.tracing.ladder.trace import trace

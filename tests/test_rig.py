@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
 from enginecast.capture.sources.factory import kept_in_fp32
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import enginecast
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.script_file import open_script_file, sniff
-from enginecast.capture.sources.source import open_source
 from enginecast.cli.app import app
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, SourceError, UsageError

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from enginecast.cache.encoders.encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.padding_side import FROM_THE_LEFT
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
-from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.errors import SourceError
@@ -245,7 +245,10 @@ def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
             "outside the folder",
         ),
         (lambda f: (f / "2_Dense/model.safetensors").unlink(), "do not fit"),
-        (lambda f: (f / "2_Dense/config.json").write_text("{}"), "missing required field `in_features`"),
+        (
+            lambda f: (f / "2_Dense/config.json").write_text("{}"),
+            "missing required field `in_features`",
+        ),
         (
             lambda f: (f / "2_Dense/config.json").write_text(
                 '{"in_features": 32, "out_features": 4, "activation_function": "os.system"}'

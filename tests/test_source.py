@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from enginecast.capture.sources.huggingface import refuse_apex
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError, UsageError
 
 
@@ -371,7 +371,7 @@ except ImportError:
 OPEN_T5 = """
 import sys
 from enginecast.capture.sources.huggingface import without_apex
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 model = open_source(sys.argv[1]).empty()
 with without_apex():
     import modeling

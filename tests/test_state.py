@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.export import capture
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.reference import reference_of

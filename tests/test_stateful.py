@@ -19,7 +19,7 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 import enginecast
 from enginecast.capture.sources import stateful
 from enginecast.capture.sources.factory import take_module
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError

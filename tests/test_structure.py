@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps

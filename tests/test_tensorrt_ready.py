@@ -9,7 +9,7 @@ from exports import Exports
 from family import Family
 from family_models import FAMILIES
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.ladder.shapes import symbol_names
 from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared, prepare

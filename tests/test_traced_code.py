@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.api import compile as export
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps

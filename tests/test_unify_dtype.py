@@ -34,7 +34,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import PassError
 from enginecast.passes.ir.edit import dtype_of, is_float, weight_specs
 from enginecast.passes.ir.match import is_float_cast

@@ -17,8 +17,9 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.sources.encoder_decoder import as_generating
 from enginecast.capture.sources.image_sizes import with_sizes
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.ladder.look_alikes import settle_sizes
 from enginecast.compiler.cases import SEED, check_values

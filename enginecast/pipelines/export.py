@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import torch
 
+from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.recording import Calls, Recorded, record
-from enginecast.capture.sources.source import ComponentOptions, open_source
+from enginecast.capture.sources.source import ComponentOptions
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from zoo.judge import difference, judge
 
 from enginecast.capture.outputs.flatten import name_result
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.errors import EnginecastError, InputError

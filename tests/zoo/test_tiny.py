@@ -11,7 +11,7 @@ from exports import Exports
 from torch import nn
 from transformers import CONFIG_MAPPING, T5EncoderModel
 
-from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.open_source import open_source
 from enginecast.runtime.load import load
 from zoo.entries import ENTRIES
 from zoo.given import GIVEN

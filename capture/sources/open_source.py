@@ -1,0 +1,121 @@
+"""What a MODEL argument may be: a folder, a config alone, a factory, a `.pt2` program, or a
+TorchScript file.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from enginecast.capture.sources.hub import download_line, is_hub_name
+from enginecast.capture.sources.recording import Recorded, require_one
+from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source
+from enginecast.errors import SourceError, UsageError
+
+SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
+"""Ends of the names of files that torch writes, of which those of TorchScript are models."""
+
+
+def open_source(
+    model: str | nn.Module,
+    *,
+    random_weights: int | None = None,
+    allow_code: bool = False,
+    example: Mapping[str, Any] | Recorded | None = None,
+    component: ComponentOptions = DEFAULTS,
+) -> Source:
+    """Open a MODEL argument: the one place that looks at what it is.
+
+    Args:
+        model: a Hugging Face folder, that of a component of diffusers, `package.module:factory`, a
+            `.pt2` file, a file of TorchScript, or a module, of which a copy is taken.
+        random_weights: seed for random weights; only for a folder that has a config and no weights.
+        allow_code: whether a file may be loaded whose loading can run code.
+        example: inputs by name, for a module; or recorded calls, for a folder, too.
+        component: for a folder.
+
+    Raises:
+        SourceError: the model cannot be read.
+        UsageError: an option does not fit the kind of model.
+    """
+    require_one(example)
+    is_folder = isinstance(model, str) and Path(model).is_dir()
+    if component.given and not is_folder:
+        name = next(iter(component.given))
+        raise UsageError(f"--{name} does not fit {_shown(model)}: it is for a component's folder")
+    if isinstance(model, nn.Module):
+        from enginecast.capture.sources.factory import take_module
+
+        return take_module(model, example or {})
+    path = Path(model)
+    if is_folder:
+        found = _open_folder(path, random_weights, component)
+        if isinstance(example, Recorded):
+            from enginecast.capture.sources.recorded import RecordedSource
+
+            return RecordedSource(found, example)
+        return found
+    if random_weights is not None:
+        raise UsageError(
+            f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
+            "config.json and no weights"
+        )
+    if path.suffix == ".pt2":
+        from enginecast.capture.sources.program_file import open_program_file
+
+        return open_program_file(path, allow_code=allow_code)
+    if path.suffix in SCRIPTS and (path.is_file() or ":" not in model):
+        from enginecast.capture.sources.script_file import open_script_file
+
+        return open_script_file(path, allow_code=allow_code)
+    if ":" in model and not path.exists():
+        from enginecast.capture.sources.factory import open_factory
+
+        return open_factory(model)
+    if is_hub_name(model):
+        raise SourceError(
+            f"{model!r} is not a model here: no such folder",
+            hint=f"From the Hugging Face hub: --download, or {download_line(model)}",
+        )
+    raise SourceError(
+        f"{model!r} is not a model: "
+        + ("a file of unknown kind" if path.exists() else "no such file or folder"),
+        hint="Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
+        " file.",
+    )
+
+
+def _open_folder(folder: Path, random_weights: int | None, component: ComponentOptions) -> Source:
+    if not any(folder.iterdir()):
+        raise SourceError(
+            f"{folder}: expected a model, but the folder is empty",
+            hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
+        )
+    if _is_of_diffusers(folder):
+        from enginecast.capture.sources.diffusion import open_component
+
+        return open_component(folder, random_weights, component)
+    from enginecast.capture.sources.sentence import is_sentence_folder, open_sentence_folder
+
+    if is_sentence_folder(folder):
+        return open_sentence_folder(folder, random_weights, component)
+    from enginecast.capture.sources.huggingface import open_folder
+
+    return open_folder(folder, random_weights, component)
+
+
+def _shown(model: str | nn.Module) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def _is_of_diffusers(folder: Path) -> bool:
+    """Whether diffusers wrote a folder; one whose config is broken is left to who reads it."""
+    if any((folder / name).is_file() for name in ("model_index.json", "scheduler_config.json")):
+        return True
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "_class_name" in config
