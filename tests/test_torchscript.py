@@ -345,7 +345,7 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
         raise RefusedError(refusal)
 
     monkeypatch.setattr(ExportSession, "_of_script", unstorable)
-    monkeypatch.setattr(ExportSession, "_of_program", refuse)
+    monkeypatch.setattr("enginecast.compiler.session.prepare", refuse)
     request, source = ExportRequest("model"), take_module(nn.Linear(2, 2), {})
     session = ExportSession(request, request.resolve(), source, None, Steps())  # type: ignore[arg-type]
     with pytest.raises(CaptureError) as caught:

@@ -6,7 +6,7 @@ tried again, and after what, stands in `attempts`.
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -172,8 +172,13 @@ class ExportSession:
                 "the trace differs from eager; tracing again, hidden from the model's code"
             )
         try:
-            made = self._of_program(attempt, options, notes)
-        except EnginecastError as error:
+            plan = given_plan(self.config, self.source)
+            model = prepare(self.source, options, self.steps, plan, notes, attempt)
+            if difference := model.captured.unlike_eager:
+                going_on = partial(self._of_program, model)
+                raise LeadsOnError("told sizes", difference, by_itself=going_on)
+            made = self._of_program(model)
+        except (EnginecastError, LeadsOnError) as error:
             if not attempt.is_hidden:
                 raise
             self.steps.log(f"tracing hidden from the model's code failed: {error}")
@@ -192,20 +197,8 @@ class ExportSession:
             if dim.name is not None and dim.given is not None and not dim.asked
         ]
 
-    def _of_program(
-        self, attempt: Attempt, options: ModelOptions, notes: tuple[str, ...]
-    ) -> Candidate:
-        """Engines that are made of a program: passes, lowering and the first run of each."""
-        plan = given_plan(self.config, self.source)
-        model = prepare(self.source, options, self.steps, plan, notes, attempt)
-        if difference := model.captured.unlike_eager:
-            raise LeadsOnError(
-                "told sizes", difference, by_itself=partial(self._with_reference, attempt, model)
-            )
-        return self._with_reference(attempt, model)
-
-    def _with_reference(self, attempt: Attempt, model: Prepared) -> Candidate:
-        """The same, from the reference on."""
+    def _of_program(self, model: Prepared) -> Candidate:
+        """Engines that are made of a program, from the reference on."""
         with self.steps("read the weights"):
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
@@ -239,9 +232,18 @@ class ExportSession:
         Args:
             problems: why nothing is lowered.
         """
+        passes, target = build(self.config.pipeline), self.config.target
+        engines = () if problems else self.config.engines
         # A plan takes many runs of the program.
         with torch_threads(1 if model.is_small and not self.config.quantized else None):
-            rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
+            steps = self.steps
+            rewritten = rewrite(model, passes, reference, steps, target=target, engines=engines)
+            if is_wrong(rewritten) and self.request.drop_guilty:
+                rewritten = without_culprits(
+                    model, passes, reference, rewritten, target, steps, engines
+                )
+            elif is_wrong(rewritten):
+                rewritten = replace(rewritten, bisection=find_culprits(model, rewritten, steps))
         problems = (*problems, *rewritten.failures)
         plan = plan_notes(plan_of(rewritten.program))
         judged = Candidate(
@@ -264,7 +266,12 @@ class ExportSession:
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
             manifest = with_field(manifest, **task.describe(self.source))
-        notes = self._sums(model, rewritten, artifacts)
+        notes = list[str]()
+        for engine, artifact in zip(rewritten.engines, artifacts, strict=True):
+            if artifact.requires.get(SUMS) == EXACT:  # sums that not every CPU has
+                with self.steps("emulate a CPU without VNNI"):
+                    notes.append(without_vnni(model, engine, rewritten.reference))
+                self.steps.say(notes[-1])
         manifest = with_field(manifest, notes=(*manifest.notes, *notes))
         runs = self._run(model, manifest, rewritten, artifacts)
         fusions = count_fusions(
@@ -330,20 +337,6 @@ class ExportSession:
         check_names(accept, outputs, cases)
         return replace(reference, floor=replace(reference.floor, accept=accept))
 
-    def _rewrite(
-        self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]
-    ) -> Rewritten:
-        """Run the passes, and those that lower; where that goes wrong, search for the culprits."""
-        passes, target = build(self.config.pipeline), self.config.target
-        rewritten = rewrite(model, passes, reference, self.steps, target=target, engines=engines)
-        if not is_wrong(rewritten):
-            return rewritten
-        if self.request.drop_guilty:
-            return without_culprits(
-                model, passes, reference, rewritten, target, self.steps, engines
-            )
-        return replace(rewritten, bisection=find_culprits(model, rewritten, self.steps))
-
     def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
         """Write the files of every engine."""
         artifacts = []
@@ -357,18 +350,6 @@ class ExportSession:
                 self.steps.say(note)
             artifacts.append(artifact)
         return tuple(artifacts)
-
-    def _sums(
-        self, model: Prepared, rewritten: Rewritten, artifacts: Sequence[Artifact]
-    ) -> list[str]:
-        """What engines would lose whose sums not every CPU has."""
-        notes = []
-        for engine, artifact in zip(rewritten.engines, artifacts, strict=True):
-            if artifact.requires.get(SUMS) == EXACT:
-                with self.steps("emulate a CPU without VNNI"):
-                    notes.append(without_vnni(model, engine, rewritten.reference))
-                self.steps.say(notes[-1])
-        return notes
 
     def _run(
         self,
