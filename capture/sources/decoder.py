@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.export import ExportedProgram
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -32,7 +31,6 @@ from enginecast.capture.inputs.specs import SEQUENCE, DimSpec, InputSpec, with_e
 from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, padding_of
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.empty import fake_weights
-from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError, first_line
@@ -182,7 +180,7 @@ class DecoderSource(WrappedSource):
         Raises:
             SourceError: generation_config.json cannot be used.
         """
-        if not isinstance(self._model, HuggingFaceSource):
+        if self._model.folder is None:
             found: Any = getattr(self._model.empty(), "generation_config", None)
             return found if isinstance(found, GenerationConfig) else self._config_alone()
         file = self._model.folder / GENERATION_FILE
@@ -294,9 +292,6 @@ class DecoderSource(WrappedSource):
     def forward_signature(self) -> inspect.Signature:
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
-
-    def given_program(self) -> ExportedProgram | None:
-        return None
 
     def inputs(self) -> tuple[InputSpec, ...]:
         """`input_ids` [batch, sequence], `attention_mask` [batch, total], `position_ids`
@@ -422,11 +417,10 @@ def as_decoder(source: Source, task: str) -> DecoderSource:
     """
     check_task(source, task)
     known = source.model_class
-    if isinstance(source, HuggingFaceSource) and not generates(known):
-        headed = AutoModelForCausalLM._model_mapping.get(type(source.config), None)
-        if headed is not None:
-            source.model_class = headed
-            known = headed
+    headed = AutoModelForCausalLM._model_mapping.get(type(source.config), None)
+    if headed is not None and not generates(known):
+        source.take_class(headed)
+        known = source.model_class
     require_generating(source, task, known, "generate", hint="a ...ForCausalLM")
     return DecoderSource(source)
 

@@ -15,7 +15,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
 from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
@@ -23,6 +22,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationMixin,
+    PreTrainedConfig,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -59,7 +59,6 @@ from enginecast.capture.sources.decoder import (
     without_values,
 )
 from enginecast.capture.sources.empty import fake_weights
-from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
@@ -132,10 +131,6 @@ class EncoderSource(WrappedSource):
         )
 
     @property
-    def tokenized(self) -> tuple[str, ...]:
-        return self._model.tokenized
-
-    @property
     def _fingerprint(self) -> Mapping[str, str]:
         return {**self._model.fingerprint(), "task": TEXT_GENERATION, "part": ENCODER}
 
@@ -144,9 +139,6 @@ class EncoderSource(WrappedSource):
 
     def empty(self) -> nn.Module:
         return self._projecting(self._model.empty())
-
-    def given_program(self) -> ExportedProgram | None:
-        return None
 
     def of_part(
         self, options: Sequence[DynamicOption], specs: Sequence[InputSpec]
@@ -464,10 +456,9 @@ def as_generating(source: Source, task: str) -> DecoderSource:
     if not getattr(source.config, "is_encoder_decoder", False):
         return as_decoder(source, task)
     check_task(source, task)
-    if isinstance(source, HuggingFaceSource):
-        headed = _generating_class(source)
-        if headed is not None:
-            source.take_class(headed)
+    headed = _generating_class(source.config)
+    if headed is not None:
+        source.take_class(headed)
     known = source.model_class
     needed = (IDS, MASK, "encoder_outputs", "past_key_values")
     lacking = [name for name in needed if name not in source.forward_arguments]
@@ -477,14 +468,14 @@ def as_generating(source: Source, task: str) -> DecoderSource:
     return CrossDecoderSource(source)
 
 
-def _generating_class(source: HuggingFaceSource) -> type[Any] | None:
+def _generating_class(config: PreTrainedConfig | None) -> type[Any] | None:
     """The class with `generate` that a config names, or else that transformers has for it."""
-    for name in source.config.architectures or ():
+    for name in (config and config.architectures) or ():
         found = getattr(transformers, name, None)
         if generates(found):
             return found
     for kind in (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText):
-        mapped: type[Any] | None = kind._model_mapping.get(type(source.config), None)
+        mapped: type[Any] | None = kind._model_mapping.get(type(config), None)
         if generates(mapped):
             return mapped
     return None

@@ -34,10 +34,6 @@ class CalledSource(WrappedSource):
     def forward_signature(self) -> inspect.Signature:
         return self._model.forward_signature if self.call is None else self.call.signature
 
-    @property
-    def tokenized(self) -> tuple[str, ...]:
-        return self._model.tokenized
-
 
 class RecordedSource(CalledSource):
     """A folder's model whose inputs are those of recorded calls."""

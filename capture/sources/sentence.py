@@ -30,6 +30,7 @@ from enginecast.capture.sources.huggingface import (
     open_folder,
 )
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
+from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError
 
 MODULES_FILE = "modules.json"
@@ -343,7 +344,7 @@ def _parts(folder: Path) -> list[_Part]:
     return found
 
 
-class SentenceSource(Source):
+class SentenceSource(WrappedSource):
     """The transformer of a folder, and after it pooling, projections and normalization."""
 
     def __init__(
@@ -353,24 +354,18 @@ class SentenceSource(Source):
         parts: Sequence[_Part],
         settings: Mapping[str, Any],
     ) -> None:
-        self.folder, self._model = folder, model
+        super().__init__(model)
+        self.folder, self._transformer = folder, model
         self.transformer_folder = model.folder
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)
         self._truncated = _whole_config(folder).truncate_dim
-        self.name = model.name
-        self.config = model.config
-        self.model_class = model.model_class
-        self.tokenizer_files = model.tokenizer_files
         with parameters_on_meta():
             self._stored = Head(
                 self._parts, self._truncated
             ).state_dict()  # on meta: names and shapes
         self.longest_text = _longest(model.folder, settings)
         self.notes = (*model.notes, *_notes(folder, settings))
-
-    def write_beside(self, folder: Path) -> None:
-        self._model.write_beside(folder)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -405,28 +400,12 @@ class SentenceSource(Source):
         counts = Counter(self._model.weight_elements())
         return dict(counts + Counter(elements_of(self._head_weights.values())))
 
-    @property
-    def in_memory(self) -> bool:
-        return self._model.in_memory
-
-    @property
-    def maps_mixed(self) -> bool:
-        return self._model.maps_mixed
-
-    @property
-    def forward_signature(self) -> inspect.Signature:
-        return self._model.forward_signature
-
-    @property
-    def tokenized(self) -> tuple[str, ...]:
-        return self._model.tokenized
-
     @cached_property
     def _head_weights(self) -> Mapping[str, Tensor]:
         """Of the layers after pooling, by their names in `Head`."""
-        if self._model.seed is not None:
+        if self._transformer.seed is not None:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._model.seed)
+                torch.manual_seed(self._transformer.seed)
                 return Head(self._parts, self._truncated).state_dict()
         found: dict[str, Tensor] = {}
         for place, part in enumerate(self._parts[1:]):

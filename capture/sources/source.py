@@ -71,6 +71,8 @@ class Source(ABC):
     config: PreTrainedConfig | None = None
     model_class: type[nn.Module] | None = None
     """Class of the model, where it is known before the model is built."""
+    folder: Path | None = None
+    """Where its files are."""
     trained: frozenset[str] = frozenset()
     """The modules that were given in train mode; `eager` has all of them in eval mode."""
     call: Call | None = None
@@ -94,6 +96,9 @@ class Source(ABC):
     def parts(self) -> Mapping[str, "Source"]:
         """The parts of the model that are engines of their own, by the folders of their bundles."""
         return {}
+
+    def take_class(self, model_class: type[Any]) -> None:  # noqa: B027 - mostly it is what it is
+        """Load the model as another class, before anything was loaded, where that can be chosen."""
 
     def without_state(self) -> "Source":
         """The module as it was given, whose state is no input."""

@@ -119,10 +119,6 @@ class StatefulSource(WrappedSource):
             ]
         )
 
-    @property
-    def tokenized(self) -> tuple[str, ...]:
-        return self._model.tokenized
-
     def example(self) -> dict[str, Tensor]:
         found = self._model.example()
         return {**found, **self.start} if found else {}

@@ -1,5 +1,6 @@
 """The base class of sources that wrap another source's model and call it differently."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ class WrappedSource(Source):
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         return self._model.weight_elements()
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        return self._model.forward_signature
+
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        return self._model.tokenized
 
     @property
     def in_memory(self) -> bool:
