@@ -23,7 +23,7 @@ from enginecast.capture.sources.decoder import (
     TEXT_GENERATION,
     DecoderSource,
 )
-from enginecast.capture.sources.encoder_decoder import ENCODER_MASK, CrossDecoderSource
+from enginecast.capture.sources.encoder_decoder import ENCODER_MASK
 from enginecast.capture.sources.source import Source
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.checks import Check, Examined, Running
@@ -151,7 +151,7 @@ def generated(
     """
     dtype = single.dtype
     read: dict[str, Tensor] = {}
-    if encoder is not None and isinstance(source, CrossDecoderSource):
+    if encoder is not None:
         read = _read(encoder, prepared, source)
         ids = torch.tensor([source.start_ids]).repeat(len(next(iter(read.values()))), 1)
         mask = torch.ones_like(ids)
@@ -170,8 +170,8 @@ def generated(
     def own_logits(dtype: str) -> Numbers:
         """The model's own logits in this dtype, by calls of its `forward`."""
         fed = inputs
-        if isinstance(source, CrossDecoderSource):
-            fed = {**inputs, **_with_mask(read, _run(source.encoder, read, dtype), inputs)}
+        for part in source.parts().values():
+            fed = {**inputs, **_with_mask(read, _run(part, read, dtype), inputs)}
         return logits(_run(source, fed, dtype))
 
     def logits(outputs: Mapping[str, Tensor]) -> Numbers:
@@ -257,7 +257,7 @@ def _distance(found: Numbers, exact: Numbers) -> float:
     return ratio(difference, float(np.linalg.norm(exact)))
 
 
-def _read(encoder: Prepared, decoder: Prepared, source: CrossDecoderSource) -> dict[str, Tensor]:
+def _read(encoder: Prepared, decoder: Prepared, source: DecoderSource) -> dict[str, Tensor]:
     """The encoder's inputs: the user's or random texts, padded on the right; or sound or images."""
     by_name = {spec.name: spec for spec in decoder.inputs}
     high = by_name[source.ids].high
