@@ -94,7 +94,13 @@ class Call:
 
     def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The arguments, with tensors in their places."""
-        return {name: _filled(value, tensors) for name, value in self.arguments.items()}
+
+        def filled(_: tuple[str, ...], leaf: Any) -> Any:
+            if isinstance(leaf, Slot):
+                return tensors[leaf.name]
+            return leaf.tensor() if isinstance(leaf, Fixed) else leaf
+
+        return {name: _mapped(value, filled) for name, value in self.arguments.items()}
 
 
 OF_CACHES = (
@@ -135,7 +141,11 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
         raise SourceError(
             f"{owner}: the example's {name} is a {type(value).__name__}, expected a tensor"
         )
-    return Call({name: _slotted(value, (name,)) for name, value in given.items()}), tensors
+
+    def slotted(path: tuple[str, ...], leaf: Any) -> Any:
+        return Slot("_".join(path)) if isinstance(leaf, Tensor) else leaf
+
+    return Call({name: _mapped(value, slotted, (name,)) for name, value in given.items()}), tensors
 
 
 def left_out(value: Any) -> bool:
@@ -147,13 +157,12 @@ def left_out(value: Any) -> bool:
 def leaves_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What is not a container, by path, without None; as text what JSON has no number for."""
     given = {name: value for name, value in arguments.items() if not left_out(value)}
-    return {".".join(path): _written(leaf) for path, leaf in _leaves(given) if leaf is not None}
 
+    def written(leaf: Any) -> Any:
+        is_infinite = isinstance(leaf, float) and not math.isfinite(leaf)
+        return str(leaf) if is_infinite or isinstance(leaf, Fixed) else leaf
 
-def _written(leaf: Any) -> Any:
-    """A leaf as JSON has it: text where that has no such number, and for a fixed tensor."""
-    is_infinite = isinstance(leaf, float) and not math.isfinite(leaf)
-    return str(leaf) if is_infinite or isinstance(leaf, Fixed) else leaf
+    return {".".join(path): written(leaf) for path, leaf in _leaves(given) if leaf is not None}
 
 
 def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str) -> Call:
@@ -193,12 +202,17 @@ def take_named_tensors(module: nn.Module, call: Call | None) -> nn.Module:
 
 def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """A copy of a call's arguments with other tensors."""
-    if isinstance(value, Tensor):
-        return change(value)
+    return _mapped(value, lambda _, leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def _mapped(
+    value: Any, change: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()
+) -> Any:
+    """The same containers, with other leaves; `change` gets the path of each."""
     items = _items(value)
     if items is None:
-        return value
-    return _rebuilt(value, [with_tensors(item, change) for item in items.values()])
+        return change(path, value)
+    return _rebuilt(value, [_mapped(item, change, (*path, key)) for key, item in items.items()])
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -231,26 +245,6 @@ def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
             object.__setattr__(made, field.name, item)
         return made
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def _slotted(value: Any, path: tuple[str, ...]) -> Any:
-    if isinstance(value, Tensor):
-        return Slot("_".join(path))
-    items = _items(value)
-    if items is None:
-        return value
-    return _rebuilt(value, [_slotted(item, (*path, key)) for key, item in items.items()])
-
-
-def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, Slot):
-        return tensors[value.name]
-    if isinstance(value, Fixed):
-        return value.tensor()
-    items = _items(value)
-    return (
-        value if items is None else _rebuilt(value, [_filled(i, tensors) for i in items.values()])
-    )
 
 
 def _tuples(value: Any) -> Any:
