@@ -195,17 +195,18 @@ def first_taken(
             if left is None and found.by_itself is not None:
                 left = place, found.by_itself
         except EnginecastError as error:
-            why, last, causes = first_line(error), error, causes_of(error)
+            why, last, causes = error.message, error, causes_of(error)
         else:
             if made is None:
                 continue
             return Taken(made, (*earlier, *tried, Tried(attempt, "taken")))
-        tried.append(Tried(attempt, "failed", why))
+        short = why if last is None else first_line(last)
+        tried.append(Tried(attempt, "failed", short))
         refused = last if isinstance(last, RefusedError) else before.refused
         if attempt.sizes == "example":
             before = replace(before, last=attempt, why=why, refused=refused)
         else:
-            before, whole = Before(attempt, why, why, refused), last
+            before, whole = Before(attempt, why, short, refused), last
     if left is not None:  # the list goes on from what the attempt comes to by itself
         place, by_itself = left
         doubtful = attempts[place]

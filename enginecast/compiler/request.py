@@ -219,9 +219,21 @@ class ExportRequest:
             PassError: a GPU architecture lacks what is planned.
             MissingError: a device that was asked for and is not there.
         """
-        self._check_values()
+        for text in self.accept:
+            parse_accept(text)
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {self.threads}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"--device {self.device}: expected cpu or cuda")
+        if self.arch is not None and not _ARCH.fullmatch(self.arch):
+            expected = "a GPU architecture such as sm90 or gfx942"
+            raise UsageError(f"--arch {self.arch}: expected {expected}")
         target = target_of(self.target)
-        self._check_task(target)
+        if self._turns and "program" not in target.takes:  # nothing would compare its engines
+            raise UsageError(
+                f"{self._turns} does not fit --target {target.name}",
+                hint="Use --target onnxruntime.",
+            )
         self._check_engines(target)
         if "program" not in target.takes:
             return self._without_passes(target)
@@ -237,7 +249,9 @@ class ExportRequest:
         arch = self.arch or (given.arch if given is not None and given.arch != "cpu" else None)
         device = self.device or target.default_device(name, arch)
         target.check_device(device)
-        quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
+        passes = {pass_.name for pass_ in build(self.pipeline or "")}
+        formats = (kind.format for kind in QUANTIZED.values() if kind.rewrites in passes)
+        quantized = name if name in QUANTIZED else next(formats, "")
         self._check_quantized(quantized, given)
         if self._turns and quantized:
             raise UsageError(
@@ -247,7 +261,12 @@ class ExportRequest:
             )
         if quantized and device == "cuda" and self.pipeline is None:
             target.pipeline(name, device=device)  # what does not go together does so on no GPU
-            arch = arch or _arch_of_this_machine(name)
+            if arch is None and not torch.cuda.is_available():
+                raise UsageError(
+                    f"--precision {name} for a GPU depends on its architecture",
+                    hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
+                )
+            arch = arch or "sm{}{}".format(*torch.cuda.get_device_capability())
         text = target.pipeline(
             name, device=device, arch=arch if device == "cuda" else None, max_error=self.max_error
         )
@@ -268,26 +287,6 @@ class ExportRequest:
             self.target_options or (target.options and target.options()),
             tuple(self.also),
         )
-
-    def _check_values(self) -> None:
-        """Refuse values that no export takes."""
-        for text in self.accept:
-            parse_accept(text)
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads: expected at least 1, got {self.threads}")
-        if self.device not in (None, "cpu", "cuda"):
-            raise UsageError(f"--device {self.device}: expected cpu or cuda")
-        if self.arch is not None and not _ARCH.fullmatch(self.arch):
-            expected = "a GPU architecture such as sm90 or gfx942"
-            raise UsageError(f"--arch {self.arch}: expected {expected}")
-
-    def _check_task(self, target: Target) -> None:
-        """Refuse a task whose engines nothing would compare."""
-        if self._turns and "program" not in target.takes:
-            raise UsageError(
-                f"{self._turns} does not fit --target {target.name}",
-                hint="Use --target onnxruntime.",
-            )
 
     @property
     def _turns(self) -> str:
@@ -380,7 +379,11 @@ class ExportRequest:
                 " pipeline computes everything in fp32",
                 hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
             )
-        chosen = (_skipping(p, skips) if type(p) in kinds else p for p in passes)
+        chosen = []
+        for pass_ in passes:
+            names = SKIP_FIELDS[type(pass_)] if type(pass_) in kinds else ()
+            new = {n: (*getattr(pass_, n), *s) for n, s in zip(names, skips, strict=False)}
+            chosen.append(replace(pass_, **new))
         return render(list(map(spec_from_pass, chosen)))
 
 
@@ -399,12 +402,6 @@ def _beside(config: EngineConfig, target: str) -> EngineConfig:
     return replace(config, device=device, runs_here=here or device == "cpu")
 
 
-def _quantized_by(pipeline: str | None) -> str:
-    """What a pipeline quantizes to; empty when it does not."""
-    names = {pass_.name for pass_ in build(pipeline or "")}
-    return next((kind.format for kind in QUANTIZED.values() if kind.rewrites in names), "")
-
-
 def computed_dtype(passes: Sequence[Pass]) -> str:
     """What a program computes in after these passes: "fp16", "bf16", or else "fp32"."""
     found = [pass_.to for pass_ in passes if isinstance(pass_, UnifyDtype)]
@@ -416,19 +413,3 @@ def _dtype_of_pipeline(pipeline: str) -> str:
     if any(isinstance(pass_, UnifyDtype) and pass_.to == "fp64" for pass_ in passes):
         raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
     return computed_dtype(passes)
-
-
-def _skipping(pass_: Pass, skips: tuple[tuple[str, ...], tuple[str, ...]]) -> Pass:
-    names = SKIP_FIELDS[type(pass_)]
-    more = zip(names, skips, strict=True)
-    return replace(pass_, **{name: (*getattr(pass_, name), *new) for name, new in more})
-
-
-def _arch_of_this_machine(precision: str) -> str:
-    if not torch.cuda.is_available():
-        raise UsageError(
-            f"--precision {precision} for a GPU depends on its architecture",
-            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
-        )
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm{major}{minor}"
