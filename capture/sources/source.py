@@ -88,6 +88,8 @@ class Source(ABC):
     task: str = ""
     """What its engines are called in turn for; empty: each call stands by itself."""
 
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    """Buffers that hold the state of the module, with their initial values."""
     start: Mapping[str, Tensor] = MappingProxyType({})
     """Inputs that hold the state of the module, with what the first call is fed."""
     takes_file: bool = True

@@ -182,8 +182,10 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
             hint="Export the module it was made from, or make the state an input and an output.",
         )
     module = source.eager()
+    first = {id(tensor): name for name, tensor in module.named_buffers()}
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    one = {alias: name for name in before for alias in _aliases(module, name)}
+    every = module.named_buffers(remove_duplicate=False)
+    one = {alias: first[id(tensor)] for alias, tensor in every}
     shared = _sharing(module)
     seen: list[dict[str, Tensor]] = []
     written: dict[str, None] = {}
@@ -261,8 +263,10 @@ def _written(
                 " one of them",
                 hint="Write into it in place, or keep two buffers from the start.",
             )
-        if now is tensor and tensor._version == versions[name] and _is_same(values[name], tensor):
-            continue
+        if now is tensor and tensor._version == versions[name]:
+            old = values[name]
+            if bool(((old == tensor) | ((old != old) & (tensor != tensor))).all()):  # NaN is NaN
+                continue
         if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
             what = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
             raise SourceError(
@@ -305,18 +309,6 @@ def _holders(held: Any, tensor: Tensor | None, seen: set[int]) -> Iterator[tuple
             yield held, key
         elif not isinstance(item, (str, bytes, int, float)):
             yield from _holders(item, tensor, seen)
-
-
-def _aliases(module: nn.Module, name: str) -> list[str]:
-    """All names of a buffer, its own included."""
-    same = dict(module.named_buffers())[name]
-    every = module.named_buffers(remove_duplicate=False)
-    return [alias for alias, tensor in every if tensor is same]
-
-
-def _is_same(old: Tensor, new: Tensor) -> bool:
-    """Whether two tensors of one shape have the same values; NaN is NaN."""
-    return bool(((old == new) | ((old != old) & (new != new))).all())
 
 
 def _sharing(module: nn.Module) -> dict[str, str]:
