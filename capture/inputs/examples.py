@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.inputs.fitting import fitting, in_order, with_marks
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims, sums
+from enginecast.capture.inputs.specs import (
+    BATCH,
+    SEQUENCE,
+    InputSpec,
+    count_elements,
+    named_dims,
+    sums,
+)
 
 Style = Literal[
     "normal",
@@ -270,8 +277,7 @@ def _plans(
             yield _Plan(name, 1, 9, 0, style=style)
     for name in dims if parameters is not None else ():
         plan = _Plan(f"largest {name}", 2, 7, 0, most=name)
-        sizes = _sizes(specs, plan)
-        elements = sum(math.prod(_shape(spec, sizes)) for spec in specs)
+        elements = count_elements(specs, _sizes(specs, plan))
         if elements * max(parameters or 0, 1) <= LARGEST_WORK:
             yield plan
     # Random values may never have as many marks as the example.
@@ -309,7 +315,7 @@ def edge_inputs(
         sorts: whether the model sorts: torch does not define which of equal values comes first.
     """
     sizes = _sizes(specs, _EDGE_PLAN)
-    is_drawn = any(_is_drawn(spec) for spec in specs)
+    is_drawn = any(spec.is_unbounded for spec in specs)
     if not is_drawn or _float_work(specs, parameters) > EDGE_WORK:
         return []
     edges = [
@@ -342,13 +348,7 @@ def _is_costly(specs: Sequence[InputSpec], parameters: int) -> bool:
 def _float_work(specs: Sequence[InputSpec], parameters: int) -> int:
     """Elements of the float inputs of a batch of two, times parameters."""
     sizes = _sizes(specs, _EDGE_PLAN)
-    drawn = (math.prod(_shape(spec, sizes)) for spec in specs if _is_drawn(spec))
-    return sum(drawn) * parameters
-
-
-def _is_drawn(spec: InputSpec) -> bool:
-    """Whether an input holds floats without a known range."""
-    return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
+    return count_elements([spec for spec in specs if spec.is_unbounded], sizes) * parameters
 
 
 def _corners(specs: Sequence[InputSpec], parameters: int, *, has_mask: bool) -> list[_Plan]:

@@ -1,5 +1,6 @@
 """Inputs of a model: names, kinds, dtypes, and which dimensions may vary."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -140,6 +141,12 @@ class InputSpec:
         return self.low is not None and self.high is not None
 
     @property
+    def is_unbounded(self) -> bool:
+        """Whether it holds floats without a known range."""
+        is_mask = self.kind == "attention_mask"
+        return self.dtype.is_floating_point and self.low is None and not is_mask
+
+    @property
     def is_free(self) -> bool:
         """Whether each value may be any in the range."""
         return self.draws == "any"
@@ -193,6 +200,11 @@ def sizes_of(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str,
         for dim, size in zip(spec.dims, inputs[spec.name].shape, strict=True)
         if dim.name is not None
     }
+
+
+def count_elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
+    """How many elements inputs of these sizes have."""
+    return sum(math.prod(dim.size_in(sizes) for dim in spec.dims) for spec in specs)
 
 
 def from_example(

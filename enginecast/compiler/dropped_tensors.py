@@ -16,7 +16,7 @@ from enginecast.capture.control_flow.cover.branches import by_paths
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.compiler.ranges.eager import FAILS, Eager, differences
+from enginecast.compiler.ranges.eager import FAILS, Eager, differences, parameters_of
 from enginecast.verification.eager import reference_outputs
 from enginecast.verification.runs import Runs
 
@@ -84,7 +84,7 @@ def dropped_failures(
         yield f"{said}, and only one path was seen: {lost.place}: {lost.seen}"
     if unseen:
         return
-    parameters = sum(tensor.numel() for tensor in plain.program.state_dict.values())
+    parameters = parameters_of(plain.program)
     elements = max(sum(t.numel() for t in base.inputs.values()) for base in bases)
     most = FEW_TRIALS if elements * parameters > WORK else MOST_TRIALS
     for case in islice(_changed(specs, bases), most):
@@ -102,7 +102,7 @@ def dropped_failures(
 
 def _changed(specs: Sequence[InputSpec], bases: Sequence[Case]) -> Iterator[Case]:
     """The base cases with changed floats: in all inputs together, and in each alone."""
-    names = [spec.name for spec in specs if _is_drawn(spec)]
+    names = [spec.name for spec in specs if spec.is_unbounded]
     together = [names] if names else []
     alone = [[name] for name in names] if len(names) > 1 else []
     for chosen in (*together, *alone):
@@ -117,8 +117,3 @@ def _finite(change: Change, tensor: Tensor) -> Tensor:
     limits = torch.finfo(tensor.dtype)
     wide = tensor.to(torch.float64)
     return change(wide).clamp(limits.min, limits.max).to(tensor.dtype)
-
-
-def _is_drawn(spec: InputSpec) -> bool:
-    """Whether an input holds floats without a known range."""
-    return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"

@@ -38,7 +38,7 @@ from enginecast.compiler.cases import (
     with_telling_values,
 )
 from enginecast.compiler.open_model import input_specs
-from enginecast.compiler.ranges.eager import Eager
+from enginecast.compiler.ranges.eager import Eager, parameters_of
 from enginecast.compiler.ranges.fit_values import fit_values, note_uses
 from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
@@ -179,7 +179,7 @@ class Prepared(OpenedModel):
         if self.captured.guards:
             return []
         sorts = any(node.target in SORTING for node in all_nodes(program))
-        return edge_inputs(self.inputs, SEED, _parameters(program), sorts=sorts)
+        return edge_inputs(self.inputs, SEED, parameters_of(program), sorts=sorts)
 
 
 def prepare(
@@ -287,7 +287,7 @@ def _with_cases(
 ) -> Prepared:
     """A model that was captured, with its verification inputs."""
     program, inputs, checks = captured.program, captured.inputs, captured.size_checks
-    parameters = 0 if options.thorough else _parameters(program)
+    parameters = 0 if options.thorough else parameters_of(program)
     cases = choose_cases(source, inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(inputs, cases, captured.other_sizes)
     cases = allowed(inputs, cases, checks)
@@ -313,7 +313,7 @@ def _with_cases(
         runs, returned = eager.reads([case.inputs for case in some])
         told = frozenset().union(*map(telling_outputs, returned))
         if returned and len(some) == 1 and any(case.singles for case in cases):
-            kept = eager.module if _parameters(program) <= SMALL else None
+            kept = eager.module if parameters_of(program) <= SMALL else None
             first = Call(some[0].inputs, returned[0], kept)
 
     def note(covered: Covered) -> None:
@@ -365,13 +365,9 @@ def _first(cases: tuple[Case, ...]) -> tuple[Case, ...]:
     return cases[: 1 if any(case.singles for case in cases) else OBSERVED]
 
 
-def _parameters(program: ExportedProgram) -> int:
-    return sum(tensor.numel() for tensor in program.state_dict.values())
-
-
 def _is_small(captured: Captured) -> bool:
     """Whether runs of a program are too short for several threads."""
-    parameters = _parameters(captured.program)
+    parameters = parameters_of(captured.program)
     return parameters <= SMALL and not is_heavy(captured.inputs, parameters)
 
 

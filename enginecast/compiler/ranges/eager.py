@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from enginecast.capture.control_flow.detect.recorder import Read, Recorder, record
 from enginecast.capture.outputs.flatten import ALL, Wanted, run_named
@@ -29,6 +30,11 @@ from enginecast.verification.runs import Runs
 Inputs = Mapping[str, Tensor]
 FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
 """Errors that a program raises for values or sizes it does not accept."""
+
+
+def parameters_of(program: ExportedProgram) -> int:
+    """How many elements the weights of a program have."""
+    return sum(tensor.numel() for tensor in program.state_dict.values())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ that the user asked for is refused. A condition that no range can express, such 
 sizes that must not be a multiple of seven, is checked at run time.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from enginecast.capture.inputs.narrowing import fix
 from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
+    count_elements,
     named_dims,
     ranges_of,
     with_sums,
@@ -42,7 +42,7 @@ from enginecast.capture.tracing.ladder.shapes import (
     Range,
     SizeCheck,
 )
-from enginecast.compiler.ranges.eager import Eager, differences
+from enginecast.compiler.ranges.eager import Eager, differences, parameters_of
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.analyses.work import work_of
 from enginecast.runtime.size_checks import holds
@@ -84,11 +84,6 @@ def furthest(takes: Callable[[int], bool], start: int, end: int) -> int:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if takes(middle) else (good, middle)
     return good
-
-
-def elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
-    """Of inputs of these sizes."""
-    return sum(math.prod(dim.size_in(sizes) for dim in spec.dims) for spec in specs)
 
 
 def judge_sizes(source: Source, captured: Captured, wanted: Wanted) -> Captured:
@@ -153,8 +148,7 @@ class _Compared:
 
     def __init__(self, eager: Eager, captured: Captured) -> None:
         self._eager, self._captured, self._specs = eager, captured, captured.inputs
-        tensors = captured.program.state_dict.values()
-        self._parameters = sum(tensor.numel() for tensor in tensors)
+        self._parameters = parameters_of(captured.program)
         self._guards = {guard.output for guard in captured.guards}
 
     def difference_on_any(self, sizes: Mapping[str, int]) -> str:
@@ -163,7 +157,7 @@ class _Compared:
         It is compared on values of either sign, if the code accepts these in the sizes of the
         trace.
         """
-        if elements(self._specs, sizes) * max(self._parameters, 1) > TRIED_WORK:
+        if count_elements(self._specs, sizes) * max(self._parameters, 1) > TRIED_WORK:
             return ""
         traced = example_sizes(self._specs)
         for style in TRIED_STYLES:
@@ -206,8 +200,8 @@ class _Compared:
 
     def _is_too_large(self, sizes: Mapping[str, int]) -> bool:
         """Whether a run in these sizes takes too much time or memory for a comparison."""
-        count = elements(self._specs, sizes)
-        if count <= LARGER * elements(self._specs, {}):
+        count = count_elements(self._specs, sizes)
+        if count <= LARGER * count_elements(self._specs, {}):
             return False
         work = work_of(self._captured.program, without_data(self._specs, sizes))
         if work is None:
@@ -240,8 +234,8 @@ def leave_out_refused(source: Source, captured: Captured, wanted: Wanted) -> Cap
     dims = named_dims(captured.inputs)
     smallest = {name: dim.minimum for name, dim in dims.items()}
     free = [name for name, dim in dims.items() if not dim.asked and dim.minimum < dim.size]
-    parameters = sum(tensor.numel() for tensor in captured.program.state_dict.values())
-    if not free or elements(captured.inputs, smallest) * parameters > REFUSED_WORK:
+    work = count_elements(captured.inputs, smallest) * parameters_of(captured.program)
+    if not free or work > REFUSED_WORK:
         return captured
     eager = Eager(source.eager(), wanted)
 
@@ -296,7 +290,7 @@ def telling_cases(
     """
     traced, cases = example_sizes(specs), []
     for sizes in telling_sizes(module, specs, traced):
-        if elements(specs, sizes) * max(parameters, 1) > TRIED_WORK:
+        if count_elements(specs, sizes) * max(parameters, 1) > TRIED_WORK:
             continue
         changed = [f"{name} {size}" for name, size in sizes.items() if size != traced[name]]
         for style in styles:

@@ -22,6 +22,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_values
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch
+from enginecast.compiler.ranges.eager import parameters_of
 from enginecast.compiler.ranges.sizes import SEED, furthest
 from enginecast.errors import UsageError, first_line
 from enginecast.passes.ir.blocks import WHILE_LOOP
@@ -325,7 +326,7 @@ def of_program(
     program: ExportedProgram, specs: tuple[InputSpec, ...], texts: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
     """`resolve_ranges` with a captured program."""
-    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
+    parameters = parameters_of(program)
 
     def whole(cases: Sequence[Inputs]) -> Sequence[Sequence[Tensor]]:
         results = Run(program, cases).results() if parameters <= WHOLE else []
