@@ -41,7 +41,7 @@ from transformers import T5Config, T5EncoderModel
 from enginecast.cache.read.reader import open_cache
 from enginecast.runtime.device.torch_values import as_tensor
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from cache_fixtures import add_t5_tokenizer, captions
 
 SIZES = {"tiny": (64, 128, 2, 2), "small": (512, 1024, 8, 6), "base": (768, 2048, 12, 12)}

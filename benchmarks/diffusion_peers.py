@@ -30,7 +30,7 @@ import torch
 from large import RESULTS, machine
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from test_components import ENTRIES, small
 from tiny_components import CONFIGS, save

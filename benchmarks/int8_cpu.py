@@ -2,7 +2,8 @@
 
     python benchmarks/int8_cpu.py [--small] [--layers N] [--rounds N] [--out FILE.json]
 
-A T5 v1.1-base-shaped encoder with seeded random weights and the planted outliers of tests/rig.py.
+A T5 v1.1-base-shaped encoder with seeded random weights and the planted outliers of
+tests/support/rig.py.
 Error: the lowest cosine of a row, and the relative L2 error, over the valid tokens of ragged
 prompts, against eager fp32.  Time: CPU time of the process, one thread, medians of interleaved
 rounds whose order turns around; what is reported is ratios.  Size: model and weights, as a part of
@@ -35,7 +36,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.verification.metrics import measure, row_mask
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from rig import BASE, Rig, Sizes, prompts
 
 SMALL = Sizes(width=256, inner=512, heads=4, head_size=64, vocabulary=1024)

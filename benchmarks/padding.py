@@ -29,7 +29,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.runtime.engine import Engine
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from rig import BASE, Rig
 
 CASES = {

@@ -2,7 +2,7 @@
 
 Whether a pipeline gives its encoder a padding mask, and which rows it reads, decides what may be
 left out of a cache.  No config says so; each row was read in the source that it names, and
-tests/test_cache_pipelines.py holds it against the diffusers that is installed.
+tests/cache/test_cache_pipelines.py holds it against the diffusers that is installed.
 """
 
 import difflib
