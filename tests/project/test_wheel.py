@@ -23,7 +23,7 @@ MODEL_CODE = """
 from pathlib import Path
 
 def get_model_path():
-    return str(Path(__file__).parents[1] / "model")
+    return str(Path(__file__).parent / "model")
 """
 PARTS = {
     "Pooling": {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True},
