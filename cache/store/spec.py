@@ -119,17 +119,15 @@ def fingerprint(spec: EncoderSpec) -> str:
 
 def differences(ours: EncoderSpec, theirs: EncoderSpec) -> list[str]:
     """The fields in which two specs differ, each as "field: OURS, THEIRS"."""
-    pairs = (
-        (field, getattr(ours, field), getattr(theirs, field))
-        for field in EncoderSpec.__struct_fields__
-    )
-    return [
-        f"{field}: {_plain(one)}, {_plain(other)}" for field, one, other in pairs if one != other
-    ]
-
-
-def _plain(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if not isinstance(value, str) else repr(value)
+    found = []
+    for field in EncoderSpec.__struct_fields__:
+        pair = getattr(ours, field), getattr(theirs, field)
+        if pair[0] != pair[1]:
+            plain = (
+                repr(v) if isinstance(v, str) else msgspec.json.encode(v).decode() for v in pair
+            )
+            found.append(f"{field}: {', '.join(plain)}")
+    return found
 
 
 def pad_rows(

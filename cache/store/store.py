@@ -91,7 +91,13 @@ class Store:
                 raise CacheError(f"{self.root}: no encoder yet", hint=hint)
             asked = f"no encoder {name!r}" if name else "several encoders; name one"
             raise CacheError(f"{self.root}: {asked}: it holds {', '.join(names)}")
-        read = _read_spec(self.root / name / SPEC_NAME)
+        file = self.root / name / SPEC_NAME
+        read = _decoded(file, SpecFile)
+        if read.fingerprint != fingerprint(read.spec):
+            raise CacheError(
+                f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
+                hint="Put the original back, or fill a new cache.",
+            )
         return Encodings(self.root / name, read.spec, read.about)
 
     def add(self, name: str, spec: EncoderSpec, about: About, tokenizer: bytes) -> "Encodings":
@@ -207,9 +213,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     root = _root(path)
     mark = root / MARK_NAME
     if not is_there(mark):
-        if root.is_dir():
-            what = f"it has no {MARK_NAME}"
-        else:
+        what = f"it has no {MARK_NAME}"
+        if not root.is_dir():
             what = "it is not a folder" if root.exists() else "it does not exist"
         raise CacheError(
             f"{root}: expected an embedding cache, but {what}",
@@ -286,13 +291,3 @@ def _decoded(file: Path, kind: type[_Content]) -> _Content:
         raise disk_error(file, error) from error
     except msgspec.MsgspecError as error:
         raise CacheError(f"{file}: {error}") from error
-
-
-def _read_spec(file: Path) -> SpecFile:
-    read = _decoded(file, SpecFile)
-    if read.fingerprint != fingerprint(read.spec):
-        raise CacheError(
-            f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
-            hint="Put the original back, or fill a new cache.",
-        )
-    return read

@@ -78,13 +78,10 @@ class Directory:
         Raises:
             BundleError: the file's state differs from the expected one.
         """
-        descriptor = self.open(name)
-        try:
-            if expected is not None and _state(os.fstat(descriptor)) != expected:
+        with open(self.open(name), "rb", buffering=0) as file:
+            if expected is not None and _state(os.fstat(file.fileno())) != expected:
                 raise changed(self.root, name)
-            yield Path(f"/proc/self/fd/{descriptor}") if _has_paths() else self.root / name
-        finally:
-            os.close(descriptor)
+            yield Path(f"/proc/self/fd/{file.fileno()}") if _has_paths() else self.root / name
 
     def read(self, name: str, most: int) -> bytes:
         """The first bytes of a file."""
@@ -114,6 +111,22 @@ def resolved(path: str | os.PathLike[str]) -> Path:
         reason = (isinstance(error, OSError) and error.strerror) or error
         shown = shortened(os.fsdecode(path))
         raise BundleError(f"{shown!r}: expected the path of a folder: {reason}") from error
+
+
+@contextmanager
+def descriptor_of(
+    path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644
+) -> Iterator[int]:
+    """A file or folder that is open within the block.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def changed(root: Path, name: str) -> BundleError:
