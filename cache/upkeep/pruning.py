@@ -180,8 +180,9 @@ def _prune(encodings: Encodings, pruning: _Pruning, shard_bytes: int, *, dry_run
         paths = commit_all(encodings, entries_of(pruning.old), shard_bytes=shard_bytes)
         made = [path.stat().st_size for path in paths]
         freed += sum(remove_file(path, identity) for path, identity in identities.items())
-        for path in quarantine:  # an error of the disk names it
-            path.unlink(missing_ok=True)
+        for path in quarantine:
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
     return Pruned(
         encodings.name,
         leftovers=len(leftovers),

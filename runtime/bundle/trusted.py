@@ -9,12 +9,13 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle.directory import descriptor_of
 from enginecast.runtime.bundle.manifest import Digest, Record
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.bundle.staging import write_file
@@ -119,17 +120,15 @@ def distrust(sha256: str) -> bool:
 def _alone() -> Iterator[None]:
     """Lock the list within the block: concurrent changes would be lost."""
     folder = store_path().parent
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise BundleError(f"{folder}: {error.strerror}") from error
-    try:
+    with ExitStack() as held:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = held.enter_context(descriptor_of(folder))
+        except OSError as error:
+            raise BundleError(f"{folder}: {error.strerror}") from error
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(bundles: tuple[Trusted, ...]) -> None:
