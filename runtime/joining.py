@@ -93,8 +93,10 @@ class Joining:
         """The inputs of a batch; None if the engine cannot run these sizes together."""
         width = max(one.width for one in group)
         sizes = {self._batch: sum(one.count for one in group), str(self._tokens): width}
-        if not all(holds(one.condition, sizes) for one in self._checks()):
-            return None
+        named = (self._batch, str(self._tokens) or self._batch)
+        for check in self._manifest.size_checks:  # on the sizes that a batch changes
+            if any(name in check.condition for name in named) and not holds(check.condition, sizes):
+                return None
         if sizes[self._batch] % self._manifest.steps.get(self._batch, 1):
             return None
         found = {}
@@ -136,15 +138,6 @@ class Joining:
                 share = f"{error / length:.1e} of its length" if length else f"{error:.1e}"
                 return f"output {spec.name!r} by {share}"
         return ""
-
-    def _checks(self) -> Sequence[Any]:
-        """Conditions on the sizes that a batch changes."""
-        named = (self._batch, str(self._tokens) or self._batch)
-        return [
-            one
-            for one in self._manifest.size_checks
-            if any(name in one.condition for name in named)
-        ]
 
     def _may_pad(self, feeds: Mapping[str, Array]) -> bool:
         """Whether columns of padding may be added on the right of a request."""

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import prod
 
+import numpy as np
+
 from enginecast.errors import MissingError, StoppedError, UsageError
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.device.machine import available
 from enginecast.runtime.sessions.stop import Stop
-from enginecast.runtime.values.device_tensor import Feed
+from enginecast.runtime.values.device_tensor import Feed, shown_shapes
 
 LARGE = 256 << 20
 """Bytes of outputs below which free memory is not checked: the check takes longer than some
 runs."""
-_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2}
-_BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
 
 
 class Limits:
@@ -71,7 +71,9 @@ class Limits:
                 try:
                     yield stop
                 finally:
-                    self._give()
+                    with self._freed:
+                        self._held -= 1
+                        self._freed.notify_all()
             finally:
                 if timer is not None:
                     timer.cancel()
@@ -92,11 +94,6 @@ class Limits:
             f"none of the {most} runs in progress ended within {timeout:g} s",
             hint="Load the engine with a larger max_runs, or wait longer.",
         )
-
-    def _give(self) -> None:
-        with self._freed:
-            self._held -= 1
-            self._freed.notify_all()
 
     def _wake(self) -> None:
         with self._freed:
@@ -144,15 +141,14 @@ def require_memory(
             elements = prod(
                 one if isinstance(one, int) else sizes.get(one, 1) for one in output.shape
             )
-            needed += elements * _BYTES[output.dtype]
+            needed += elements * np.dtype(output.dtype).itemsize
     if needed < LARGE:
         return True
     there = available()
     if there is not None and needed > there:
-        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
         raise MissingError(
-            f"{shapes}: the outputs alone take {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB of"
-            " memory are free",
+            f"{shown_shapes(feeds)}: the outputs alone take {needed / 1e9:.1f} GB, and"
+            f" {there / 1e9:.1f} GB of memory are free",
             hint="Give smaller batches, or ask for fewer outputs.",
         )
     return False

@@ -101,12 +101,31 @@ class PromptEncoder:
                 hint="Feed tensors instead: --inputs FILE.safetensors.",
             )
         self._manifest, self._text = manifest, manifest.text
-        self._batch, self._tokens = _limits(manifest)
+        for spec in manifest.inputs:
+            if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
+                raise InputError(
+                    f"input {spec.name!r}: expected int64 token ids, mask or types [batch,"
+                    f" sequence], got {spec.kind} {spec.dtype} {list(spec.shape)}",
+                    hint="Feed tensors instead: --inputs FILE.safetensors.",
+                )
+        ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
+        if ids is None:
+            what = "expected an engine that takes token ids, got none among inputs"
+            raise InputError(f"prompts: {what}")
+        self._batch, self._tokens = (
+            manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape
+        )
         self._step = max(
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
         self._path = folder / TOKENIZER_NAME
-        self._tokenizer = _tokenizer_of(tokenizer, self._path, self.rules.longest)
+        if tokenizer is None:
+            raise BundleError(f"{folder}: expected {TOKENIZER_NAME}, but there is none")
+        with refusing(f"{self._path}: not a tokenizer"):
+            self._tokenizer = Tokenizer.from_buffer(tokenizer)
+            self._tokenizer.no_padding()  # the file may ask for its own padding and length
+            side = (self._tokenizer.truncation or {}).get("direction", "right")
+            self._tokenizer.enable_truncation(self.rules.longest, direction=side)
 
     @property
     def rules(self) -> TextRules:
@@ -165,44 +184,6 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
     """Make the feeds of an engine from prompts: see `PromptEncoder`."""
     path = folder / TOKENIZER_NAME
     return PromptEncoder(folder, manifest, path.read_bytes() if path.is_file() else None)(prompts)
-
-
-def _limits(manifest: Manifest) -> list[tuple[int, int]]:
-    """Batch and sequence sizes that the token ids' shape allows."""
-    for spec in manifest.inputs:
-        if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
-            raise InputError(
-                f"input {spec.name!r}: expected int64 token ids, mask or types [batch, sequence], "
-                f"got {spec.kind} {spec.dtype} {list(spec.shape)}",
-                hint="Feed tensors instead: --inputs FILE.safetensors.",
-            )
-    ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
-    if ids is None:
-        raise InputError("prompts: expected an engine that takes token ids, got none among inputs")
-    return [manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape]
-
-
-def open_tokenizer(path: Path, longest: int) -> Tokenizer:
-    """Open a `tokenizer.json`; it cuts texts at `longest` tokens and leaves padding to `pad`.
-
-    Raises:
-        BundleError: the file is missing or damaged.
-    """
-    return _tokenizer_of(path.read_bytes() if path.is_file() else None, path, longest)
-
-
-def _tokenizer_of(data: bytes | None, path: Path, longest: int) -> Tokenizer:
-    """A tokenizer that cuts texts at `longest` tokens, on the side that its file says, and leaves
-    padding to `pad`.
-    """
-    if data is None:
-        raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
-    with refusing(f"{path}: not a tokenizer"):
-        tokenizer = Tokenizer.from_buffer(data)
-        tokenizer.no_padding()  # the file may ask for its own padding and length
-        side = (tokenizer.truncation or {}).get("direction", "right")
-        tokenizer.enable_truncation(longest, direction=side)
-        return tokenizer
 
 
 @contextmanager

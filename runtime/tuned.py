@@ -97,7 +97,15 @@ def find_tuned(
     path = tuned_path(bundle.root)
     if not session.tunable or not path.is_file():
         return DEFAULT
-    tuned = _read(path)
+    try:
+        with path.open("rb") as file:
+            tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
+    except (OSError, RecursionError, msgspec.MsgspecError) as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from error
+    if (tuned.settings.threads or 1) > tuned.machine.cores:
+        raise BundleError(
+            f"{path}: {tuned.settings.threads} threads on {tuned.machine.cores} cores"
+        )
     if tuned.bundle != bundle_digest(bundle):
         raise BundleError(f"{path}: made for another bundle of this name")
     if (tuned.engine, tuned.provider) != (record.file, session.provider_for(provider)):
@@ -108,16 +116,3 @@ def find_tuned(
         if then != now:
             raise BundleError(f"{path}: made on another machine: {name} {then!r}, here {now!r}")
     return tuned.settings
-
-
-def _read(path: Path) -> Tuned:
-    try:
-        with path.open("rb") as file:
-            tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
-    except (OSError, RecursionError, msgspec.MsgspecError) as error:
-        raise BundleError(f"{path}: cannot be read: {error}") from error
-    if (tuned.settings.threads or 1) > tuned.machine.cores:
-        raise BundleError(
-            f"{path}: {tuned.settings.threads} threads on {tuned.machine.cores} cores"
-        )
-    return tuned

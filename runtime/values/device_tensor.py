@@ -4,6 +4,7 @@ torch is imported when there is such a tensor, and not before.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -105,6 +106,11 @@ class DeviceTensor:
 
 Feed = Array | DeviceTensor
 """What a session gets, checked."""
+
+
+def shown_shapes(feeds: Mapping[str, Feed]) -> str:
+    """The inputs of a run in a message: "input_ids [8, 512], attention_mask [8, 512]"."""
+    return ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
 
 
 def lies_on_gpu(value: Any) -> bool:

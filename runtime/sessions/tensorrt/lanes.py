@@ -81,14 +81,9 @@ class Context:
         """The shapes of the outputs; the same shapes are not set again, which a graph that is
         being recorded could not hold.
         """
-        if list(given) != self._given or not self._found:
-            self._given = []
-            self._set_shapes(given)
-            self._found = self._infer()
-            self._given = list(given)
-        return self._found
-
-    def _set_shapes(self, given: Sequence[tuple[int, ...]]) -> None:
+        if list(given) == self._given and self._found:
+            return self._found
+        self._given = []
         for tensor, shape in zip(self._loaded.inputs, given, strict=True):
             if not self._context.set_input_shape(tensor.binding, shape):
                 wanted = self._loaded.range_of(tensor.name)
@@ -97,8 +92,6 @@ class Context:
                     f" {self._messages.take()}",
                     hint="The engine was built for those; export it with the range that you need.",
                 )
-
-    def _infer(self) -> list[tuple[int, ...]]:
         try:
             lacking = self._context.infer_shapes()
         except RuntimeError as error:
@@ -114,6 +107,7 @@ class Context:
                     " is not supported"
                 )
             found.append(shape)
+        self._given, self._found = list(given), found
         return found
 
 
@@ -194,15 +188,12 @@ class Lanes:
 
     def _get(self) -> Lane:
         with self._changed:
-            while True:
-                lane = self._choose()
-                if lane is not None:
-                    self._free.remove(lane)
-                    break
-                if self._made < LANES:
-                    self._made += 1
-                    break
+            while (lane := self._choose()) is None and self._made == LANES:
                 self._changed.wait()
+            if lane is None:
+                self._made += 1
+            else:
+                self._free.remove(lane)
         if lane is None:
             try:
                 lane = self._make()

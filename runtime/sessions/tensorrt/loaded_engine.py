@@ -82,11 +82,24 @@ def load_engine(
     """
     messages = Messages()
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
-    runtime = _runtime(trt, logger, messages)
+    try:
+        runtime = trt.Runtime(logger)
+    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
+        said = messages.take() if len(messages) else str(error)
+        raise MissingError(
+            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
+            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
+        ) from error
     runtime.error_recorder = recorder
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
-    engine = _deserialized(runtime, path)
+    engine = None
+    if path.stat().st_size:  # it can take gigabytes: it is mapped, not read
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise BundleError(
             f"{record.file}: TensorRT refuses the plan: {messages.take()}",
@@ -109,28 +122,6 @@ def load_engine(
     _require_profile(engine, record.file, inputs, profile)
     keep = (runtime, recorder, logger)
     return LoadedEngine(trt, engine, record.file, inputs, outputs, profile, messages, keep)
-
-
-def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
-    try:
-        return trt.Runtime(logger)
-    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
-        said = messages.take() if len(messages) else str(error)
-        raise MissingError(
-            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
-            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
-        ) from error
-
-
-def _deserialized(runtime: Any, path: Path) -> Any:
-    """The engine, or None.  It can take gigabytes: it is mapped, not read."""
-    if path.stat().st_size == 0:
-        return None
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        return runtime.deserialize_cuda_engine(content)
 
 
 def _refit(trt: Any, engine: Any, logger: Any, record: EngineRecord, network: Path) -> None:
@@ -209,20 +200,17 @@ def _agreed(
         )
     for one in declared:
         found = by_name[one.name]
-        if found.dtype != one.dtype or not _fits(one.shape, found.shape):
+        # A size that varies in the manifest may be fixed in the engine: one range of one size.
+        fits = len(one.shape) == len(found.shape) and all(
+            isinstance(size, str) or actual in (size, -1)
+            for size, actual in zip(one.shape, found.shape, strict=True)
+        )
+        if found.dtype != one.dtype or not fits:
             raise BundleError(
                 f"{file}: {field}: the manifest says {one.name} {expected[one.name]}, the plan has"
                 f" {got[one.name]}"
             )
     return tuple(by_name[one.name] for one in declared)
-
-
-def _fits(declared: Sequence[int | str], actual: Sequence[int]) -> bool:
-    """A size that varies in the manifest may be fixed in the engine: one range of one size."""
-    return len(declared) == len(actual) and all(
-        isinstance(size, str) or found in (size, -1)
-        for size, found in zip(declared, actual, strict=True)
-    )
 
 
 def _require_profile(
