@@ -499,11 +499,7 @@ class Engine:
 
 
 def by_name(feeds: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call, merged from a mapping and from keyword arguments.
-
-    Raises:
-        InputError: an input was given twice.
-    """
+    """The inputs of a call, from a mapping and from keyword arguments; none may be given twice."""
     given = feeds or {}
     twice = sorted(given.keys() & inputs.keys())
     if twice:

@@ -129,11 +129,7 @@ class Sampling:
 
 
 def only(tokens: Sequence[int], logits: Scores) -> Scores:
-    """Zero for some tokens, and minus infinity for all others, [batch, vocabulary].
-
-    Raises:
-        UsageError: the vocabulary has none of such an id.
-    """
+    """Zero for some tokens, which the vocabulary has, and minus infinity for all others."""
     beyond = [token for token in tokens if not 0 <= token < logits.shape[1]]
     if beyond:
         raise UsageError(
@@ -158,11 +154,8 @@ def without(tokens: Sequence[int], logits: Scores) -> Scores:
 
 def penalized(logits: Scores, ids: Ids, penalty: float, starts: Ids | None = None) -> Scores:
     """The logits [batch, vocabulary], with those of tokens in `ids` [batch, tokens] nearer to 0
-    where they are positive, and farther off where they are negative; for a penalty above 1.
-
-    Args:
-        starts: where each row of `ids` begins, [batch]: the padding before it does not count.
-            None: at its first id.
+    where they are positive, and farther off where they are negative; for a penalty above 1.  What
+    is before `starts` [batch] is padding, and does not count.
     """
     size, factor = logits.shape[1], np.float32(penalty)
     counted = np.minimum(ids, size)  # embeddings may have ids that are never generated
@@ -204,12 +197,9 @@ class Decoder:
     """The state of one run of a language model: what its engine is fed from call to call.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
+        engine: of a bundle that was exported with `--task text-generation`, or a UsageError.
         encoder: of the part that reads what the decoder attends to; None: that which was loaded
             with the engine, where the model has an encoder.
-
-    Raises:
-        UsageError: the bundle is none.
     """
 
     def __init__(self, engine: Engine, encoder: Engine | None = None) -> None:
@@ -238,15 +228,7 @@ class Decoder:
         return self.engine.manifest.symbols[str(self._inputs[self._names[MASK]].shape[1])][1]
 
     def encode(self, feeds: Mapping[str, Array]) -> None:
-        """Run the encoder: what it gives is fed to the decoder in all calls from now on.
-
-        Args:
-            feeds: its inputs.
-
-        Raises:
-            UsageError: there is no encoder.
-            EnginecastError: as `Engine.run`.
-        """
+        """Run the encoder: what it gives is fed to the decoder in all calls from now on."""
         if self.encoder is None:
             raise UsageError(f"{self.engine.folder}: the model has no encoder")
         types = {spec.name: np.dtype(spec.dtype) for spec in self.encoder.inputs}
@@ -270,9 +252,6 @@ class Decoder:
 
         Returns:
             The logits of the next token, float32 [batch, vocabulary].
-
-        Raises:
-            EnginecastError: as `Engine.run`.
         """
         self._ids, self._mask = ids, mask
         self._positions = np.where(mask == 0, 0, mask.cumsum(-1) - 1)
@@ -284,16 +263,8 @@ class Decoder:
         return self._run(ids, self._positions)
 
     def step(self, tokens: Ids) -> Scores:
-        """Go on by a token in each row.
-
-        Args:
-            tokens: int64 [batch].
-
-        Returns:
-            The logits of the token that comes after it, float32 [batch, vocabulary].
-
-        Raises:
-            EnginecastError: as `Engine.run`.
+        """Go on by a token in each row, int64 [batch]: the logits of the one that comes after it,
+        float32 [batch, vocabulary].
         """
         before = self._ids.shape[1]
         self._ids = np.concatenate([self._ids, tokens[:, None]], -1)
@@ -324,11 +295,7 @@ def encoder_of(engine: Engine) -> Engine | None:
 
 
 def generation_of(engine: Engine) -> Generation:
-    """What a bundle says of text generation.
-
-    Raises:
-        UsageError: its engine does not generate text.
-    """
+    """What a bundle says of text generation; a UsageError where its engine generates none."""
     found = engine.manifest.generation
     if found is None:
         raise UsageError(
@@ -746,10 +713,8 @@ class Generator:
 
 
 def _unheeded(own: Generation, *, is_begun: bool) -> list[str]:
-    """What of the model's generation config would change the tokens, and does not here.
-
-    Args:
-        is_begun: whether a caller gives what the decoder reads first.
+    """What of the model's generation config would change the tokens, and does not here; `is_begun`:
+    a caller gives what the decoder reads first.
     """
     return [name for name in own.not_heeded if not (is_begun and name in PROMPTING)]
 

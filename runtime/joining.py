@@ -56,12 +56,7 @@ class Joining:
             self._tokens = mask.shape[1]
 
     def rows(self, feeds: Mapping[str, Any]) -> Rows:
-        """Check the inputs of a request.
-
-        Raises:
-            InputError: they do not fit the declared inputs.
-            UsageError: a tensor is on a GPU.
-        """
+        """Check the inputs of a request."""
         manifest = self._manifest
         checked = check_inputs(
             manifest.inputs,

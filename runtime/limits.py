@@ -19,11 +19,7 @@ runs."""
 
 
 class Limits:
-    """Tracks and limits the current runs of an engine.
-
-    Args:
-        most: how many may run at once; None: any number.
-    """
+    """Tracks and limits the current runs of an engine: so many at once; None: any number."""
 
     def __init__(self, most: int | None = None) -> None:
         if most is not None and most < 1:
@@ -41,13 +37,8 @@ class Limits:
         return len(running)
 
     def run(self, timeout: float | None, stop: Stop | None = None) -> AbstractContextManager[Stop]:
-        """Wait for a slot, and stop a run after `timeout` seconds, waiting included.
-
-        Args:
-            stop: lets another thread stop the run, too.
-
-        Raises:
-            StoppedError: no slot became free in that time.
+        """Wait for a slot, and stop a run after `timeout` seconds, waiting included; `stop` lets
+        another thread do so, too.
         """
         stop = stop or Stop()
         if timeout is None and self._most is None:
@@ -125,9 +116,6 @@ def require_memory(
 
     Returns:
         Whether these sizes need no further check, however little memory there is.
-
-    Raises:
-        MissingError: with the sizes, the bytes needed and the bytes available.
     """
     if on_gpu:  # its own runtime says what it lacks
         return True

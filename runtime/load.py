@@ -303,11 +303,7 @@ def _whole_message(error: EnginecastError) -> str:
 
 
 def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
-    """The engine of a bundle that a backend runs.
-
-    Raises:
-        BundleError: there is none, it was rejected, or it was made for another device.
-    """
+    """The engine that a backend runs; a BundleError: none, rejected, or made for another device."""
     target = backend.session.name
     found = [one for one in bundle.manifest.engines if one.target == target]
     if not found:
@@ -402,11 +398,7 @@ def backends() -> dict[str, Backend]:
 
 
 def backends_of(prefer: Sequence[str]) -> tuple[Backend, ...]:
-    """The backends of these names, in their order.
-
-    Raises:
-        UsageError: there is no such name, one comes twice, or there are none.
-    """
+    """The backends of these names, in their order."""
     known = backends()
     hint = f"There are {', '.join(known)}."
     if isinstance(prefer, str) or not prefer:

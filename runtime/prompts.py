@@ -41,13 +41,10 @@ class TextRules:
     """Rules for turning texts into inputs; `enginecast.serving` exports them for other servers.
 
     Args:
-        padding_id: fills up the token ids.
-        padding_side: where the padding goes.
+        padding_id, padding_side: what fills up the token ids, and where.
         longest: tokens at which a text is cut.
-        least_tokens: tokens that a row has at least.
-        step: the number of tokens is a multiple of it.
-        least_texts: texts of a batch at least.
-        most_texts: and at most.
+        least_tokens, step: tokens that a row has at least, and what they are a multiple of.
+        least_texts, most_texts: of a batch.
     """
 
     padding_id: int
@@ -60,11 +57,7 @@ class TextRules:
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[str]:
-    """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt.
-
-    Raises:
-        InputError: names the file, and the line that is not UTF-8.
-    """
+    """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -141,10 +134,7 @@ class PromptEncoder:
         )
 
     def __call__(self, prompts: Sequence[str]) -> PromptBatches:
-        """Make feeds of prompts.
-
-        Args:
-            prompts: any number; more than the largest batch become several batches.
+        """Make feeds of prompts; more than the largest batch become several batches.
 
         Returns:
             int64 arrays [batch, sequence] for those of token ids, attention mask and token types
@@ -215,11 +205,7 @@ def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encod
 
 
 def require_rows(manifest: Manifest, count: int) -> None:
-    """Refuse outputs that say something of a whole batch: several cannot be made one.
-
-    Raises:
-        InputError: names the output and its shape.
-    """
+    """Refuse outputs that say something of a whole batch: several cannot be made one."""
     batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
     for output in manifest.outputs:
         shape = ", ".join(map(str, output.shape))
@@ -255,10 +241,7 @@ def pad(
 
     Args:
         encodings: one or more, without padding of their own.
-        padding_id: fills up the token ids.
-        least: tokens that a row has at least.
-        step: the number of tokens is a multiple of it.
-        side: where the padding goes.
+        least, step: tokens that a row has at least, and what their number is a multiple of.
 
     Returns:
         An int64 array [texts, tokens] for each kind of input.

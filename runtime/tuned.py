@@ -63,22 +63,14 @@ def bundle_digest(bundle: Bundle) -> str:
 
 
 def write_tuned(root: Path, tuned: Tuned) -> Path:
-    """Write the choice atomically.
-
-    Raises:
-        BundleError: the disk failed.
-    """
+    """Write the choice atomically."""
     path = tuned_path(root)
     write_file(path, msgspec.json.format(msgspec.json.encode(tuned), indent=1) + b"\n")
     return path
 
 
 def forget_tuned(root: Path) -> None:
-    """Remove the tuned settings of a bundle.
-
-    Raises:
-        BundleError: the file cannot be removed.
-    """
+    """Remove the tuned settings of a bundle."""
     path = tuned_path(root)
     try:
         path.unlink(missing_ok=True)
@@ -89,10 +81,8 @@ def forget_tuned(root: Path) -> None:
 def find_tuned(
     bundle: Bundle, record: EngineRecord, session: type[Session], provider: str
 ) -> Settings:
-    """The settings chosen for an engine on this machine, or the defaults.
-
-    Raises:
-        BundleError: the choice is for another bundle or machine, or is damaged.
+    """The settings chosen for an engine on this machine, or the defaults; a BundleError where the
+    choice is for another bundle or machine, or is damaged.
     """
     path = tuned_path(bundle.root)
     if not session.tunable or not path.is_file():

@@ -158,14 +158,7 @@ def make_spec(
     tokenizer: TokenizerFacts,
     outputs: Sequence[OutputSpec],
 ) -> EncoderSpec:
-    """Fill in what a user left open, and refuse what does not fit together.
-
-    Args:
-        outputs: as the encoder gives them.
-
-    Raises:
-        UsageError: an option does not fit the encoder or another option.
-    """
+    """Fill in what a user left open; a UsageError where something does not fit together."""
     if request.clean not in (None, *get_args(Clean)):
         expected = ", ".join(get_args(Clean))
         raise UsageError(f"--clean {request.clean}: expected one of {expected}")

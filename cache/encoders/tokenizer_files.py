@@ -25,11 +25,10 @@ class TokenizerFacts:
     """A tokenizer, and what its files say; None where they do not.
 
     Args:
-        text: of its `tokenizer.json`, without padding; truncation is there where it goes from the
+        text: of its `tokenizer.json`, without padding; truncation is there if it goes from the
             left.
         last_id: the greatest that it gives.
-        padding_id: what fills up a row.
-        padding_side: where that goes.
+        padding_id, padding_side: what fills up a row, and where.
         max_length: longest text in tokens.
     """
 

@@ -73,13 +73,10 @@ def fill_local(
     batch_tokens: int,
     progress: Progress | None = None,
 ) -> Filled:
-    """Encode what the cache lacks, and store it.
+    """Encode what the cache lacks, and store it; arguments are those of `fill_chunk`.
 
     A chunk that another live writer has is left for later.  An interrupt (KeyboardInterrupt) ends
     this in the batch that is being encoded; those before it are stored then.
-
-    Args:
-        batch_tokens, progress: see `fill_chunk`.
 
     Raises:
         InputError: the encoder refuses every text.

@@ -103,17 +103,14 @@ def fill_with_ray(
 
     Args:
         request: opens the encoder that the schedule was made for.
-        workers: encoders at work at once; None: one for each GPU, or for each machine where the
-            request is for the CPU.
+        workers: encoders at work at once; None: one for each GPU, or for each machine on the CPU.
         address: of a running cluster; None: a Ray of its own on this machine.
-        batch_tokens: see `fill_chunk`.
         progress: called after each chunk.
 
     Raises:
         MissingError: Ray, a GPU, memory or disk is lacking.
         UsageError: no cluster there; more workers than fit.
         CacheError: a worker sees another cache or another model.
-        EnginecastError: what else a worker met.
     """
     begun, done = time.monotonic(), Done()
     if len(schedule.chunks):
@@ -318,11 +315,8 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
     """Start Ray on this machine; end all of it, however the block or this process ends.
 
     It tells nobody that it is used, prints nothing, writes nothing outside a folder that goes with
-    it, asks whoever connects for a token, and leaves no process behind; see `ray_reaper`.
-
-    Args:
-        cpus: that it may give to workers.
-        store_bytes: size of the object store, about.
+    it, asks whoever connects for a token, and leaves no process behind; see `ray_reaper`.  `cpus`
+    is what it may give to workers, `store_bytes` the size of the object store, about.
     """
     name = uuid.uuid4().hex
     variables = {

@@ -267,11 +267,7 @@ def open_cache(
 
 
 def require_texts(texts: Iterable[Any], name: str = "texts") -> list[str]:
-    """Texts as a list; numbers are not taken for those of entries, nor None for a text.
-
-    Raises:
-        UsageError: one is not text; says which.
-    """
+    """Texts as a list; a UsageError names what is none: a number is not that of an entry here."""
     if isinstance(texts, str):
         raise UsageError(f"{name}: expected a list of texts, got one: {texts!r}")
     made = []
@@ -291,9 +287,6 @@ def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
     Args:
         row: int64 [sequence]
         mask: [sequence], not zero for tokens; None: none was given.
-
-    Returns:
-        The ids without padding; where the spec has no mask, the row as it is.
 
     Raises:
         CacheError: the mask has holes, pads the other side, or has no place in the spec.

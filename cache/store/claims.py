@@ -17,10 +17,7 @@ FOLDER = "claims"
 
 @contextmanager
 def claim(encodings: Encodings, chunk_name: str) -> Iterator[bool]:
-    """Take on a chunk until the end of the block, or of the process.
-
-    Args:
-        chunk_name: see `schedule.Chunk`.
+    """Take on a chunk (`schedule.Chunk`) until the end of the block, or of the process.
 
     Yields:
         False while another live writer has it.  True where the disk has no locks.
@@ -59,17 +56,7 @@ def _taken(path: Path) -> tuple[int | None, bool]:
 
 
 def sweep(encodings: Encodings, *, dry_run: bool = False) -> list[Path]:
-    """Remove what dead writers were writing.  Those at work are left alone.
-
-    Args:
-        dry_run: only say what would be removed.
-
-    Returns:
-        The folders and files that were there.
-
-    Raises:
-        CacheError: where they are cannot be read.
-    """
+    """Remove what dead writers were writing, or only list it (`dry_run`): folders and files."""
     staging = encodings.staging_folder
     candidates = [
         *_inside(encodings.folder.parent / STAGING_NAME),

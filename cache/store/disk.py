@@ -88,10 +88,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder until its descriptor is closed.
-
-    Whether it is ours now; None: its file system has no locks.
-    """
+    """Lock an open file or folder until it is closed: whether it is ours; None: no locks here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -135,11 +132,7 @@ def own_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
-    """Remove a folder or file whose owner is dead; whether it was removed, or would be.
-
-    Raises:
-        CacheError: the disk failed.
-    """
+    """Remove a folder or file whose owner is dead; whether it was removed, or would be."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # somebody else removed it

@@ -142,11 +142,7 @@ class Index:
         return None
 
     def find_all(self, keys: Sequence[bytes] | Array) -> Array:
-        """The positions of keys, -1 for those that are not there: int64 [keys].
-
-        Args:
-            keys: or uint8 [keys, 16].
-        """
+        """The positions of keys (or uint8 [keys, 16]): int64 [keys], -1 where there is none."""
         if not isinstance(keys, np.ndarray):
             keys = np.frombuffer(b"".join(keys), np.uint8)
         wanted, there = as_keys(keys), self.entries.keys

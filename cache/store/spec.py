@@ -72,13 +72,8 @@ class EncoderSpec(Record, frozen=True, kw_only=True):
         return not self.mask or self.rows == "all" or self.extra_rows > 0
 
     def span(self, tokens: int) -> tuple[int, int]:
-        """The rows kept of a text, as a range within its row of ids.
-
-        Args:
-            tokens: of the text, padding left out.
-
-        Returns:
-            Begin and end; within `max_length` ids where `padded`, else within `tokens`.
+        """The rows kept of a text of so many tokens, padding left out: begin and end within
+        `max_length` ids where `padded`, else within `tokens`.
         """
         if self.rows == "all":
             return self.skip_rows, self.max_length

@@ -69,13 +69,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Examined:
-    """A shard that was read.
-
-    Args:
-        shard: None: it cannot be opened.
-        problem: what is wrong with it, if anything.
-        bad: numbers of the texts whose entries are damaged.
-    """
+    """A shard that was read; None: it cannot be opened.  `bad` are its damaged texts."""
 
     path: Path
     identity: FileId
@@ -102,10 +96,7 @@ class Examined:
 
 
 def check_store(store: Store, name: str | None = None, watch: Watch | None = None) -> list[Checked]:
-    """Check encoders of a cache, and take damaged shards out of it.
-
-    Args:
-        name: of the encoder; None: all.
+    """Check encoders of a cache (None: all), and take damaged shards out of it.
 
     Raises:
         CacheVersionError: an encoder was written by another version.

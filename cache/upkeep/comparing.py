@@ -88,10 +88,6 @@ def compare(
 ) -> Comparison:
     """Compare what both have, in float64.  Memory: some bytes a row, whatever the rows' width.
 
-    Args:
-        first: the reference.
-        worst: how many texts to list.
-
     Raises:
         CacheError: they have no text or no output in common, or keep other rows; or an entry is
             damaged.

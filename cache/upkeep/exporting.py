@@ -57,8 +57,8 @@ def export(
     Raises:
         UsageError: no such format.
         CacheError: the target is there, an entry is damaged, or the disk failed.
-        MissingError: the disk is full, or a package is missing (pyarrow for parquet).  Whatever is
-            raised: nothing was written.
+        MissingError: the disk is full, or pyarrow is missing.  Whatever is raised: nothing was
+            written.
     """
     if form not in FORMATS:
         raise UsageError(f"--format {form}: expected {', '.join(FORMATS)}")

@@ -58,16 +58,12 @@ _Held = tuple[Store, list[str]]
 
 
 def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
-    """Merge caches into one that is new or there already.
-
-    Args:
-        caches: to read; `output` may be among them.
+    """Merge caches into one that is new or there already; it may be among them.
 
     Raises:
         UsageError: no other cache than the output.
         CacheError: no cache, equal names of different encoders, a damaged shard, or shards that
-            were joined meanwhile; nothing was written then.  Or another command is moving shards of
-            the output.
+            were joined meanwhile; nothing was written then.  Or another command is moving shards.
         MissingError: the disk is full; what is there by then is whole.
     """
     output = Path(os.path.realpath(output))

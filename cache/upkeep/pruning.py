@@ -65,9 +65,8 @@ def prune_store(
 
     Args:
         name: of the encoder; None: all.
-        keep: texts as they were given to the fill; all others go, but for the empty one.  None: all
-            stay.
-        dry_run: change nothing.
+        keep: texts as they were given to the fill; all others go, but for the empty one; None:
+            none.
         shard_bytes: size of a full shard; those of less than half are joined.
 
     Raises:

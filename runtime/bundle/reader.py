@@ -50,20 +50,12 @@ class Bundle:
     """The bundles within it, by name."""
 
     def require_whole(self) -> None:
-        """Wait for digests that are computed in the background.
-
-        Raises:
-            BundleError: naming every file that is damaged.
-        """
+        """Wait for digests that are computed in the background, and refuse what is damaged."""
         if self._left is not None and (problems := self._left.result()):
             raise _disagrees(self.root, problems)
 
     def require_unchanged(self) -> None:
-        """Check that the files are still those that were checked, after a library has opened them.
-
-        Raises:
-            BundleError: one was replaced, removed, or written to meanwhile.
-        """
+        """Check that the files are those that were checked, after a library has opened them."""
         for name, state in self._states.items():
             try:
                 same = self._directory.state(name) == state
@@ -73,11 +65,7 @@ class Bundle:
                 raise changed(self.root, name)
 
     def path(self, name: str) -> Path:
-        """The path of a file of this bundle.
-
-        Raises:
-            BundleError: the manifest lists no such file.
-        """
+        """The path of a file of this bundle."""
         self._record(name)
         return self.root / name
 
@@ -93,28 +81,16 @@ class Bundle:
         return self._directory.path
 
     def opened(self, name: str) -> AbstractContextManager[Path]:
-        """A path to a file that was checked; it stays this file until the end of the `with`.
-
-        Raises:
-            BundleError: the manifest lists no such file, or it was replaced since.
-        """
+        """A path to a file that was checked; it stays this file until the end of the `with`."""
         self._record(name)
         return self._directory.opened(name, self._states.get(name))
 
     def opened_signature(self) -> AbstractContextManager[Path]:
-        """A path to the signature, which no manifest lists.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """A path to the signature, which no manifest lists; a FileNotFoundError: there is none."""
         return self._directory.opened(SIGNATURE_NAME, None)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file, compared with its digest again.
-
-        Raises:
-            BundleError: the manifest lists no such file, or it was changed since it was checked.
-        """
+        """The bytes of a file, compared with its digest again."""
         record = self._record(name)
         try:
             data = self._directory.read(name, self.size(name) + 1)

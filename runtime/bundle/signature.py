@@ -48,10 +48,8 @@ class Signer:
 
 
 def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
-    """Check all files of a bundle and sign it, replacing an older signature.
-
-    Returns:
-        The file of the signature.
+    """Check all files of a bundle and sign it, replacing an older signature, whose file is
+    returned.
 
     Raises:
         BundleError: the bundle is damaged, or the disk failed.

@@ -73,11 +73,8 @@ class Staging:
         """Flush every file, list them in the manifest, and give the folder its final name.
 
         Args:
-            manifest: manifest to write; `files` and `parts` are filled in from the folder: bundles
-                published into it are parts.
-
-        Returns:
-            The folder of the bundle.
+            manifest: `files` and `parts` are filled in: bundles published into the folder are
+                parts.
 
         Raises:
             BundleError: the target appeared meanwhile, a file name is not allowed in a bundle, or
@@ -101,13 +98,8 @@ class Staging:
         return self.target
 
     def publish_folders(self, *, rejected: bool = False) -> Path:
-        """Flush every file, in folders within the folder, too, and give it its final name.
-
-        Args:
-            rejected: publish as `TARGET.rejected`, replacing an older one.
-
-        Raises:
-            BundleError: as for `publish`.
+        """Flush every file, in folders within the folder, too, and give it its final name;
+        `rejected`: `TARGET.rejected`, replacing an older one.
         """
         target = self.target.with_name(f"{self.target.name}.rejected") if rejected else self.target
         with _disk_errors(f"publishing {target}"):
@@ -127,13 +119,8 @@ class Staging:
             flush_folder(target.parent)
 
     def reject(self, names: Sequence[str]) -> Path:
-        """Keep only the named report files, as `TARGET.rejected`, replacing an older one.
-
-        Args:
-            names: the report files; those that were not written are skipped.
-
-        Returns:
-            The folder of the reports.
+        """Keep only the named report files that are there, as `TARGET.rejected`, replacing an older
+        one.
 
         Raises:
             BundleError: `TARGET.rejected` holds other files than reports, or the disk failed.
@@ -208,12 +195,7 @@ class _Marks(msgspec.Struct):
 
 
 def bundle_around(path: Path) -> Path | None:
-    """The bundle that a new file or folder would be inside of, and would break; None if there is
-    none.
-
-    Args:
-        path: it may be a link, or not exist.
-    """
+    """The bundle that a new file or folder would be inside of, and would break; None: in none."""
     for folder in path.resolve().parents:
         try:
             msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Marks)
@@ -233,11 +215,7 @@ def outermost(path: Path) -> Path:
 def require_free(
     target: str | os.PathLike[str], *, overwrite: bool, marker: str, what: str
 ) -> None:
-    """Refuse a target that exists, unless it is a bundle that may be replaced.
-
-    Raises:
-        BundleError: it is there.
-    """
+    """Refuse a target that exists, unless it is a bundle that may be replaced."""
     path = Path(target).resolve()
     holds = _holds(path, marker)
     if holds is None:
@@ -252,15 +230,7 @@ def require_free(
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
-    """Refuse to begin if the disk is too small.
-
-    Args:
-        folder: where the files will go; it need not exist yet.
-        needed: bytes.
-
-    Raises:
-        MissingError: with the bytes needed and free.
-    """
+    """Refuse to begin if the disk of a folder, which need not exist yet, has fewer bytes free."""
     path = resolved(folder)
     existing = next(place for place in (path, *path.parents) if place.exists())
     free = shutil.disk_usage(existing).free
@@ -278,9 +248,6 @@ def write_file(
 
     Readers of a bundle refuse unlisted files, so the temporary file is outside of the bundle,
     unless the enclosing folder is on another disk or not writable.
-
-    Raises:
-        BundleError: the disk failed.
     """
     target = resolved(path)
     outside = beside(outermost(target), "tmp")
@@ -448,11 +415,7 @@ def _flush_file(path: Path, mode: int = 0o666) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """Flush the names in a folder to disk."""
     with descriptor_of(folder) as descriptor:
         os.fsync(descriptor)
 
@@ -505,13 +468,8 @@ def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically, so that a kill leaves the old or the new one.
-
-    Returns:
-        Whether the system supports it (Linux 3.15, most file systems); see renameat2(2).
-
-    Raises:
-        OSError: the disk failed.
+    """Exchange the names of two folders atomically, so that a kill leaves the old or the new one;
+    whether the system can (Linux 3.15, most file systems): see renameat2(2).
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:

@@ -37,11 +37,7 @@ _DTYPES = {
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read all tensors of a safetensors file.
-
-    Raises:
-        InputError: no such file, not safetensors, or a dtype that no engine takes.
-    """
+    """Read all tensors of a safetensors file; an InputError: none, or an unknown dtype."""
     try:
         data = Path(path).read_bytes()
         entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # it has no stubs
@@ -61,11 +57,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
-    """Write tensors as one safetensors file, mode 0644: whole, or not at all.
-
-    Raises:
-        BundleError: the disk failed.
-    """
+    """Write tensors as one safetensors file, mode 0644: whole, or not at all."""
     # safetensors 0.8 takes a strided array for a dense one and writes other values, silently
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     write_file(path, safetensors.numpy.save(contiguous))
@@ -81,11 +73,7 @@ class StoredDtype(msgspec.Struct, frozen=True):
 
 
 def stored_dtypes(file: Path) -> tuple[StoredDtype, ...]:
-    """Count the tensors of a safetensors file by dtype, the most bytes first.
-
-    Raises:
-        BundleError: the file is not a safetensors file.
-    """
+    """Count the tensors of a safetensors file by dtype, the most bytes first."""
     found: dict[str, tuple[int, int]] = {}
     try:
         with file.open("rb") as stream:

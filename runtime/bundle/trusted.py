@@ -38,11 +38,7 @@ class _Store(Record, frozen=True, kw_only=True):
 
 
 def store_path() -> Path:
-    """The path of the list.
-
-    Raises:
-        BundleError: the user has no home.
-    """
+    """The path of the list; a BundleError where the user has no home."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # as its specification has it; another folder, another list
         home = os.path.expanduser("~/.config")
@@ -55,11 +51,7 @@ def store_path() -> Path:
 
 
 def trusted() -> tuple[Trusted, ...]:
-    """The bundles that are trusted here.
-
-    Raises:
-        BundleError: the list is damaged, or others than its user can write to it.
-    """
+    """The bundles that are trusted here; a BundleError where others can write to the list."""
     try:
         path = store_path()
     except BundleError:  # without a home there is no list
@@ -96,11 +88,7 @@ def is_trusted(bundle: Bundle) -> bool:
 
 
 def trust(bundle: Bundle) -> None:
-    """Put a bundle, whose digests were checked, on the list.
-
-    Raises:
-        BundleError: the list is damaged, or the disk failed.
-    """
+    """Put a bundle, whose digests were checked, on the list."""
     with _alone():
         others = [one for one in trusted() if one.sha256 != bundle.sha256]
         _write((*others, Trusted(sha256=bundle.sha256, folder=str(bundle.root))))

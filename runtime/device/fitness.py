@@ -44,10 +44,7 @@ def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
 
 
 def require_fit(torch: Any, needs: Needs, name: str) -> None:
-    """Refuse code that was made for another machine.
-
-    Args:
-        needs: as the manifest says; a key that is not known here is refused, too.
+    """Refuse code that was made for another machine; a key that is not known here, too.
 
     Raises:
         MissingError: says what is needed and what is here, each in one sentence.
@@ -71,11 +68,7 @@ def require_fit(torch: Any, needs: Needs, name: str) -> None:
 
 
 def refuse_misfit(name: str, problems: Iterable[str], hint: str) -> None:
-    """Refuse a file whose requirements this machine does not meet.
-
-    Raises:
-        MissingError: there are problems; it has a sentence for each.
-    """
+    """A MissingError with a sentence for each requirement of a file that this machine lacks."""
     if found := "; ".join(f"{name}: {problem}" for problem in problems):
         raise MissingError(found, hint=hint)
 

@@ -229,15 +229,7 @@ class OpenVINOSession(Session):
 
 
 def require_openvino(why: str, minimum: str = MINIMUM) -> Any:
-    """The module openvino.
-
-    Args:
-        why: what needs it: an option, or a file.
-        minimum: such as "openvino>=2026.4".
-
-    Raises:
-        MissingError: it is not installed, does not import, or is too old.
-    """
+    """The module openvino, at least `minimum`; `why` is what needs it: an option, or a file."""
     with required("openvino", why, "openvino"):
         import openvino
     found = str(openvino.__version__).partition("-")[0]
@@ -250,11 +242,7 @@ def require_openvino(why: str, minimum: str = MINIMUM) -> Any:
 
 
 def computes_bf16() -> bool:
-    """Whether OpenVINO computes in bf16 on this CPU.
-
-    Raises:
-        MissingError: OpenVINO is not installed.
-    """
+    """Whether OpenVINO computes in bf16 on this CPU."""
     core = require_openvino("--precision bf16").Core()
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 

@@ -47,11 +47,7 @@ class TorchSession(Session):
 
     @abstractmethod
     def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Run once, within torch.no_grad().
-
-        Raises:
-            RuntimeError: torch refuses the shapes or values.
-        """
+        """Run once, within torch.no_grad(); a RuntimeError where torch refuses shapes or values."""
 
     @property
     def provider(self) -> str:
@@ -86,11 +82,7 @@ class TorchSession(Session):
 
 
 def provider_of(name: str, kind: str) -> str:
-    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay.
-
-    Raises:
-        UsageError: torch has no equivalent of the provider.
-    """
+    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay; a UsageError for others."""
     if name in PROVIDERS.values():
         return name
     if name not in PROVIDERS:
@@ -102,11 +94,7 @@ def provider_of(name: str, kind: str) -> str:
 
 
 def require_torch(record: EngineRecord, kind: str) -> Any:
-    """The module torch.
-
-    Raises:
-        MissingError: it is not installed.
-    """
+    """The module torch, for a kind of engine."""
     instead = "or export with --target onnxruntime"
     with required("torch", f"{record.file}: a {kind} engine", "export", instead=instead):
         import torch
@@ -114,14 +102,8 @@ def require_torch(record: EngineRecord, kind: str) -> Any:
 
 
 def require_device(torch: Any, record: EngineRecord, provider: str, why: str) -> None:
-    """Refuse a device that is not here, or that the engine was not made for.
-
-    Args:
-        why: what binds the engine to its device.
-
-    Raises:
-        MissingError: there is no GPU.
-        UsageError: the engine was made for another device.
+    """Refuse a device that is not here, or that the engine was not made for; `why` is what binds
+    it.
     """
     if provider == "torch-cuda":
         require_cuda(torch)

@@ -65,10 +65,7 @@ class DeviceTensor:
         return self.tensor.__dlpack_device__()
 
     def is_within(self, least: float | None, greatest: float | None) -> bool:
-        """Whether all values are finite and between the ends.
-
-        Computed on the device; two numbers come back, for which the host waits.
-        """
+        """Whether all values are finite and between the ends, computed on the device."""
         import torch
 
         if self.tensor.numel() == 0 or self.tensor.dtype == torch.bool:
@@ -90,11 +87,7 @@ class DeviceTensor:
             torch.cuda.current_stream(self.tensor.device).synchronize()
 
     def require_on(self, name: str, device: str, index: int) -> None:
-        """Refuse a tensor that the engine would have to fetch from another device.
-
-        Raises:
-            InputError: it lies elsewhere than where the engine runs.
-        """
+        """Refuse a tensor that the engine would have to fetch from another device."""
         if (self.device, self.index) != (device, index):
             here = f"{device}:{index}" if device == "cuda" else device
             raise InputError(

@@ -33,10 +33,7 @@ class Context:
     """An execution context: sets shapes and addresses, and enqueues a run."""
 
     def __init__(self, loaded: LoadedEngine, gpu: Gpu) -> None:
-        """
-        Raises:
-            MissingError: TensorRT makes no context; most often, memory is short.
-        """
+        """A MissingError where TensorRT makes no context; most often, memory is short."""
         self._loaded = loaded
         self._gpu = gpu
         self._messages = Messages()
@@ -127,10 +124,7 @@ class Lane:
             self._call = GraphCache(self._context.run, self._record_apart, limit=GRAPHS)
 
     def run(self, inputs: Tensors) -> list[Any]:
-        """Enqueue one run on the lane's stream: see `Context.run`.
-
-        The outputs are for the stream in use when it is called.
-        """
+        """Enqueue one run on the lane's stream; the outputs are for the stream in use now."""
         with self._gpu.on(self.stream, inputs) as hand_over:
             outputs = self._call(inputs)
             hand_over(outputs)

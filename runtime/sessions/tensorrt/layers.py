@@ -139,11 +139,7 @@ class Layers:
 
 
 def parse_layers(text: str, name: str = "the engine inspector") -> Layers:
-    """Read what `EngineInspector.get_engine_information` gives as JSON.
-
-    Raises:
-        BundleError: it is not JSON, or has no list of layers.
-    """
+    """Read what `EngineInspector.get_engine_information` gives as JSON."""
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -185,11 +185,7 @@ def _renamed(declared: Sequence[Output], actual: Sequence[Tensor]) -> Sequence[T
 def _agreed(
     file: str, field: str, declared: Sequence[Input | Output], actual: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The tensors in the order of the manifest.
-
-    Raises:
-        BundleError: names, dtypes, ranks or sizes differ.
-    """
+    """The tensors in the order of the manifest: names, dtypes, ranks and sizes must be its."""
     by_name = {one.name: one for one in actual}
     expected = {one.name: f"{one.dtype} {_shown(one.shape)}" for one in declared}
     got = {name: f"{one.dtype} {_shown(one.shape)}" for name, one in by_name.items()}
@@ -216,11 +212,7 @@ def _agreed(
 def _require_profile(
     engine: Any, file: str, inputs: Sequence[Tensor], profile: Mapping[str, ShapeRange]
 ) -> None:
-    """The one profile of the engine must be what the manifest says.
-
-    Raises:
-        BundleError: it is another, or there are several.
-    """
+    """The one profile of the engine must be what the manifest says."""
     if engine.num_optimization_profiles != 1:
         raise BundleError(
             f"{file}: expected a plan of one profile, got {engine.num_optimization_profiles}"
