@@ -80,14 +80,14 @@ class PromptEncoder:
     Args:
         folder: the bundle's folder, for messages.
         manifest: its manifest; `text` has the padding id and the longest prompt.
-        tokenizer: the bytes of its `tokenizer.json`; None: it has none.
+        tokenizer: the bytes of its `tokenizer.json`; None: they are read now.
 
     Raises:
         InputError: the engine takes other inputs than text.
         BundleError: the tokenizer is missing or damaged.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: bytes | None = None) -> None:
         if manifest.text is None:
             raise InputError(
                 f"{folder}: expected a bundle of a text model, but it has no tokenizer",
@@ -112,13 +112,7 @@ class PromptEncoder:
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
         self._path = folder / TOKENIZER_NAME
-        if tokenizer is None:
-            raise BundleError(f"{folder}: expected {TOKENIZER_NAME}, but there is none")
-        with refusing(f"{self._path}: not a tokenizer"):
-            self._tokenizer = Tokenizer.from_buffer(tokenizer)
-            self._tokenizer.no_padding()  # the file may ask for its own padding and length
-            side = (self._tokenizer.truncation or {}).get("direction", "right")
-            self._tokenizer.enable_truncation(self.rules.longest, direction=side)
+        self._tokenizer = open_tokenizer(self._path, self.rules.longest, tokenizer)
 
     @property
     def rules(self) -> TextRules:
@@ -172,8 +166,23 @@ class PromptEncoder:
 
 def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
     """Make the feeds of an engine from prompts: see `PromptEncoder`."""
-    path = folder / TOKENIZER_NAME
-    return PromptEncoder(folder, manifest, path.read_bytes() if path.is_file() else None)(prompts)
+    return PromptEncoder(folder, manifest)(prompts)
+
+
+def open_tokenizer(path: Path, longest: int, content: bytes | None = None) -> Tokenizer:
+    """Open a `tokenizer.json`, whose content may have been read before; it cuts texts at `longest`
+    tokens, on the side that it says, and leaves padding to `pad`.
+    """
+    if content is None:
+        if not path.is_file():
+            raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
+        content = path.read_bytes()
+    with refusing(f"{path}: not a tokenizer"):
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_padding()  # the file may ask for its own padding and length
+        side = (tokenizer.truncation or {}).get("direction", "right")
+        tokenizer.enable_truncation(longest, direction=side)
+        return tokenizer
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import torch
 from exports import cast
 from models import add_tokenizer, tiny_bert
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from enginecast.cache.encoders.encoder import open_encoder
@@ -26,6 +25,7 @@ from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
+from enginecast.runtime.prompts import open_tokenizer
 
 WIDTH = 32
 OLD = "sentence_transformers.models."
@@ -414,12 +414,10 @@ def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) 
     (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
     if side == "right":
         change(folder / "tokenizer.json", truncation=FROM_THE_LEFT)
-    whole = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a b c d").ids
+    whole = open_tokenizer(folder / "tokenizer.json", 99).encode("a b c d").ids
     (tmp_path / "b").mkdir()
     open_source(str(folder)).write_beside(tmp_path / "b")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "b" / "tokenizer.json"))
-    tokenizer.enable_truncation(3, direction=(tokenizer.truncation or {}).get("direction", "right"))
-    cut = tokenizer.encode("a b c d").ids
+    cut = open_tokenizer(tmp_path / "b" / "tokenizer.json", 3).encode("a b c d").ids
     assert cut == ([*whole[2:4], whole[-1]] if side == "left" else [*whole[:2], whole[-1]])
 
 
