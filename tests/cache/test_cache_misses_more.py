@@ -8,7 +8,7 @@ from cached_models import batch_of
 from test_cache_reader import TEXTS, fill, spec_of
 
 from enginecast.cache import as_huggingface
-from enginecast.cache.read import miss as miss_module
+from enginecast.cache.read import reader
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.cache.store.index import Location
@@ -60,7 +60,7 @@ def test_a_miss_looks_at_a_part_of_a_large_cache(
     said = missed(cache, [2, 24, 3, 4, 5, 23, 1])
     assert len(read) <= len(cache) + 2
     assert "; the one most like it is 'a b c d'" in said
-    monkeypatch.setattr(miss_module, "LOOKED_AT", 4)
+    monkeypatch.setattr(reader, "LOOKED_AT", 4)
     read.clear()
     said = missed(cache, [2, 24, 3, 4, 5, 23, 1])
     assert len(read) <= 4 + 2
@@ -71,7 +71,7 @@ def test_the_same_text_is_found_among_many(tmp_path: Path, monkeypatch: pytest.M
     """Although it is not among those that are looked at."""
     fill(tmp_path / "cache", spec_of(mask=False, rows="all"), TEXTS)
     cache = open_cache(tmp_path / "cache")
-    monkeypatch.setattr(miss_module, "LOOKED_AT", 1)
+    monkeypatch.setattr(reader, "LOOKED_AT", 1)
     for text in TEXTS:
         with pytest.raises(CacheMissError, match="the same text is there, but padded to 12"):
             CachedEncoder(cache)(batch_of([text], 10 if len(text) < 18 else 11).ids)

@@ -61,7 +61,6 @@ from enginecast.runtime.generation import (
     only_top_k,
     only_top_p,
     penalized,
-    tokens,
     without,
 )
 from enginecast.verification.generation import GENERATION_NAME, follow, read_continued
@@ -148,19 +147,14 @@ def test_drawing_follows_the_seed_and_the_probabilities(engine: Engine) -> None:
     best = generate(engine, ids, mask, do_sample=True, top_k=1, max_new_tokens=8)
     assert (best == generate(engine, ids, mask, max_new_tokens=8)).all()
     rows = np.repeat(ids[:1], 64, 0)
-    drawn = np.concatenate([next(tokens(engine, rows, sampling=_hot(), seed=s)) for s in range(40)])
+    hot: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 1, "top_k": 0}
+    drawn = np.concatenate([generate(engine, rows, **hot, seed=s)[:, -1] for s in range(40)])
     model = decoder("llama")
     with torch.no_grad():
         logits = model(torch.from_numpy(ids[:1])).logits[0, -1]
     wanted = (logits / 2).softmax(-1).numpy()
     share = np.bincount(drawn, minlength=99) / len(drawn)
     assert np.abs(share - wanted).max() < 4 * np.sqrt(0.25 / len(drawn))
-
-
-def _hot() -> Any:
-    from enginecast.runtime.generation import Sampling
-
-    return Sampling(do_sample=True, temperature=2.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -307,8 +301,6 @@ def test_generate_heeds_what_the_model_asks_for(
     quiet: dict[str, Any] = {"max_new_tokens": 12, "ignore": ("bad_words_ids",)}
     found = generate(engine, ids.numpy(), mask.numpy(), **quiet)
     assert (found == wanted.numpy()).all()
-    with pytest.warns(EnginecastWarning, match="bad_words_ids"):
-        next(tokens(engine, ids.numpy(), mask.numpy()))
 
 
 def switching() -> PreTrainedModel:

@@ -21,7 +21,7 @@ import torch
 from bundles import manifest
 from family_text import clip_text
 from family_vision import CLIP_VISION
-from lowering import lower
+from lowering import lower, profile_ops
 from programs import TOKENS, Image, Text, captured, prompts, relative_error, rewritten, seeded
 from quantized_programs import FP8, Form, in_torch, quantized
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ from enginecast.runtime.sessions.onnxruntime import (
     OrtSession,
     create_session,
     options_for,
-    profile_ops,
 )
 
 INT8 = torch.int8

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from exports import Exports
-from lowering import error, lower, run
+from lowering import error, lower, profile_ops, run
 from programs import Function, captured, outputs, rewritten
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.presets import preset
-from enginecast.runtime.sessions.onnxruntime import profile_ops
 from enginecast.version import __version__
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from lowering import lower
+from lowering import lower, profile_ops
 from programs import TOKENS, Function, Image, Text, calibrated, captured, prompts, seeded
 from torch.export import ExportedProgram
 from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
@@ -26,7 +26,6 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Fusion
-from enginecast.runtime.sessions.onnxruntime import profile_ops
 
 LAYERS = 3
 EXPECTED = {

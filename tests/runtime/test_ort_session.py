@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from lowering import profile_ops
 from onnx import TensorProto, helper, numpy_helper
 from torch.utils.dlpack import from_dlpack
 
@@ -28,7 +29,7 @@ from enginecast.runtime.bundle.manifest import Output
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, OrtSession, profile_ops
+from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, OrtSession
 
 BF16 = TensorProto.BFLOAT16
 

@@ -393,7 +393,7 @@ def test_a_folder_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
 def test_a_loser_between_the_look_and_the_rename_is_told_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    required, target = staging_module._require_free, tmp_path / "out"
+    required, target = staging_module.require_free, tmp_path / "out"
     looks = []
 
     def late(path: Path, **options: Any) -> None:
@@ -401,10 +401,10 @@ def test_a_loser_between_the_look_and_the_rename_is_told_what_is_there(
         looks.append(path)
         if len(looks) == 2:  # when the bundle begins and when it is published
             with monkeypatch.context() as patched:
-                patched.setattr(staging_module, "_require_free", required)
+                patched.setattr(staging_module, "require_free", required)
                 publish_log(target, "other")
 
-    monkeypatch.setattr(staging_module, "_require_free", late)
+    monkeypatch.setattr(staging_module, "require_free", late)
     with pytest.raises(BundleError, match="a bundle already exists"):
         publish_log(target, "new")
     assert (target / "build.log").read_text() == "other"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,6 +14,13 @@ from torch.export import ExportedProgram
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import Reader, onnxruntime_on
 from enginecast.exporters.target import Artifact, LoweringRequest
+from enginecast.runtime.sessions.onnxruntime import (
+    CPU_PROVIDER,
+    OrtSession,
+    _profiled,
+    create_session,
+    options_for,
+)
 
 
 def lower(
@@ -57,3 +65,19 @@ def noise(exact: Tensor, rounded: Tensor) -> float:
 
 def error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact.double()).abs().max())
+
+
+def profile_ops(
+    model_path: Path,
+    feeds: Mapping[str, Any],
+    *,
+    threads: int | None = None,
+    quantized: str = "",
+) -> list[str]:
+    """Run a model once and list the types of the nodes that ran, in order, as `executed_ops`."""
+    options = options_for("fp32", CPU_PROVIDER, quantized)
+    profile = _profiled(options)
+    session = create_session(model_path, (CPU_PROVIDER,), threads, options)
+    profiled = OrtSession(session, CPU_PROVIDER, model_path.name, profile)
+    profiled.run(feeds, [output.name for output in session.get_outputs()])
+    return list(profiled.executed_ops() or ())
