@@ -32,7 +32,8 @@ _ROWS = (
     (MOVES | Trait.RESHAPES, "unsqueeze view_as view_copy squeeze_copy unsqueeze_copy"),
     (MOVES | Trait.RESHAPES | Trait.STRIDE_BOUND, "view _unsafe_view"),
     (MOVES | Trait.STRIDE_BOUND, "as_strided"),
-    (MOVES, "mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t transpose"),
+    (MOVES | Trait.PERMUTES, "mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t"),
+    (MOVES | Trait.PERMUTES, "transpose"),
     (MOVES, "broadcast_to expand expand_as expand_copy repeat tile diagonal flip roll rot90"),
     (MOVES, "chunk narrow select slice split split_with_sizes tensor_split unbind unfold"),
     (MOVES, "channel_shuffle hsplit pixel_shuffle pixel_unshuffle real imag view_as_real"),
@@ -79,6 +80,12 @@ _ROWS = (
     (Trait.HEAVY, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
     (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
+    (Trait.GROWS, "exp exp2 expm1 log log10 log1p log2 logit pow reciprocal rsqrt tan"),
+    # Along some dimensions.
+    (Trait.ALONG, "_log_softmax _softmax all amax amin any argmax argmin argsort cat chunk cummax"),
+    (Trait.ALONG, "cumprod cumsum flip glu linalg_vector_norm log_softmax logsumexp max mean min"),
+    (Trait.ALONG, "narrow norm prod roll select slice softmax sort split split_with_sizes stack"),
+    (Trait.ALONG, "std sum topk unbind unsafe_chunk unsafe_split var"),
     # Torch's kernels take fp32 and fp64 alone, on the CPU or at all.
     (Trait.WIDE, "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh"),
     (Trait.WIDE, "_linalg_slogdet _linalg_solve_ex _linalg_svd avg_pool3d cdist cholesky"),
