@@ -32,14 +32,7 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import LAYER, layer_stack
-
-_CONVS = (
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-)
-_TRANSPOSED = (
-    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
-)
+from enginecast.passes.ir.traits import Trait, has
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ def _refusal(norm: Node, weights: set[Node]) -> str:
     conv, *constants, training = arguments(norm)[:6]
     if training:
         return "it computes statistics from its input"
-    if not is_call(conv, *_CONVS, *_TRANSPOSED):
+    if not has(conv, Trait.CONVOLVES):
         return "it does not follow a convolution"
     if len(conv.users) > 1:
         return "something else reads the convolution, too"
@@ -99,7 +92,7 @@ def _fold(program: ProgramView, norm: Node, weights: set[Node]) -> None:
         factor = add(aten.rsqrt.default, add(aten.add.Scalar, variance, epsilon))
         factor = factor if gamma is None else add(aten.mul.Tensor, gamma, factor)
         ones = [1] * (len(shape_of(weight)) - 2)
-        if is_call(conv, *_TRANSPOSED):  # [in, out / groups, ...]
+        if has(conv, Trait.TRANSPOSED):  # [in, out / groups, ...]
             groups = arguments(conv)[6] if len(conv.args) > 6 else 1
             whole = add(aten.unflatten.int, weight, 0, [groups, -1])
             rows = add(aten.reshape.default, factor, [groups, 1, -1, *ones])

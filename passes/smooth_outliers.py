@@ -52,6 +52,7 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
     add_weight,
+    arguments,
     aten,
     dtype_of,
     free_name,
@@ -186,7 +187,10 @@ class _Smoothing:
         alphas = ALPHAS if self._options.alpha is None else (self._options.alpha,)
         dtype = FORMATS[self._options.format]
         tied, rows = group.source.layout.tied, torch.cat(sample.held_out)
-        weights = [self._weight(linear) for linear in group.readers.linears]
+        weights: list[Tensor] = [
+            weight_value(self._program, arguments(linear)[1]).float()
+            for linear in group.readers.linears
+        ]
         columns = tied(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
         sizes = tied(sample.fitting)
         some = [weight[:: -(-len(weight) // OUTPUTS)] for weight in weights]
@@ -212,12 +216,6 @@ class _Smoothing:
             f" (alpha {alpha:g}): {errors}, now {error[alpha]:.2g}",
         )
         return found
-
-    def _weight(self, linear: Node) -> Tensor:
-        weight = linear.args[1]
-        assert isinstance(weight, Node)
-        found: Tensor = weight_value(self._program, weight)
-        return found.float()
 
     def _scale(self, group: _Group, exponents: Tensor) -> None:
         """Scale the weights of a group, and say of every value between them that it is scaled."""

@@ -212,7 +212,15 @@ def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict
         is_whole: whether it is; None: if one of its inputs or weights is.
     """
     if is_whole is None:
-        is_whole = _is_in_halves(program)
+        weights = weight_specs(program)
+        is_whole = any(
+            dtype_of(node) in HALVES
+            and (
+                node.name not in weights or weights[node.name].kind is not InputKind.CONSTANT_TENSOR
+            )
+            and not all(map(is_binding_cast, node.users))
+            for node in program.graph.find_nodes(op="placeholder")
+        )
     found: dict[Node, torch.dtype] = {}
     for node in [] if is_whole else all_nodes(program):
         dtype = dtype_of(node) if node.op == "call_function" and is_float(node) else None
@@ -220,16 +228,6 @@ def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict
         if dtype in HALVES and not moves and not is_binding_cast(node):
             found[node] = dtype
     return found
-
-
-def _is_in_halves(program: ExportedProgram) -> bool:
-    weights = weight_specs(program)
-    for node in program.graph.find_nodes(op="placeholder"):
-        kind = weights[node.name].kind if node.name in weights else None
-        whole = dtype_of(node) in HALVES and kind is not InputKind.CONSTANT_TENSOR
-        if whole and not all(map(is_binding_cast, node.users)):
-            return True
-    return False
 
 
 def _clamp_fills(
@@ -251,7 +249,9 @@ def _clamp_fills(
         if not literal or kind is Class.ISLAND:
             continue
         if has(node, Trait.FILLS):  # the only numbers among their arguments are fills
-            node.args = torch.fx.node.map_aggregate(node.args, _as_float)
+            node.args = torch.fx.node.map_aggregate(
+                node.args, lambda a: float(a) if type(a) is int else a
+            )
         args = torch.fx.node.map_aggregate(node.args, clamp)
         kwargs = torch.fx.node.map_aggregate(node.kwargs, clamp)
         if (args, kwargs) != (node.args, node.kwargs):
@@ -259,10 +259,6 @@ def _clamp_fills(
             log.done(
                 node, f"fill value clamped to {largest:.5g}, the largest finite {dtype_text(to)}"
             )
-
-
-def _as_float(argument: Any) -> Any:
-    return float(argument) if type(argument) is int else argument
 
 
 class _Retyper:
@@ -313,7 +309,10 @@ class _Retyper:
             elif is_float_cast(node) and node not in self.rounded:
                 self._drop_cast(node)
             elif node in self.read_as_bits:
-                self._keep_bits(node)
+                # What reads the bits of a value reads those of the dtype that the source has.
+                source, dtype = first_input(node), self.read_as_bits[node]
+                if dtype is not None and dtype != dtype_of(source):
+                    node.update_arg(0, self.cast(source, dtype, node))
             else:
                 self._retype(node)
             if node in self.rounded:
@@ -371,12 +370,6 @@ class _Retyper:
             (node.args, node.kwargs), lambda a: torch.complex128 if a is torch.complex64 else a
         )
 
-    def _keep_bits(self, node: Node) -> None:
-        """What reads the bits of a value reads those of the dtype that the source has."""
-        source, dtype = first_input(node), self.read_as_bits[node]
-        if dtype is not None and dtype != dtype_of(source):
-            node.update_arg(0, self.cast(source, dtype, node))
-
     def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
         """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
         torch.float32)`.
@@ -392,7 +385,10 @@ class _Retyper:
 
         node.args = torch.fx.node.map_aggregate(node.args, replace)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, replace)
-        if any(is_float(s) for s in node.all_input_nodes) or _says_dtype(node):
+        given = (*node.args, *node.kwargs.values())
+        if any(is_float(n) for n in node.all_input_nodes) or any(
+            isinstance(each, torch.dtype) for each in given
+        ):
             return True
         schema = getattr(node.target, "_schema", None)
         if schema is None or all(a.name != "dtype" for a in schema.arguments):
@@ -539,20 +535,13 @@ class _Fakes:
             return found
         if not self._shares:
             return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
-        sizes = (_expression(size) for size in (*found.shape, *found.stride()))
-        key = (dtype, found.device, found.ndim, *sizes)
+        sizes = (*found.shape, *found.stride())
+        symbols = (s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
+        key = (dtype, found.device, found.ndim, *symbols)
         if key not in self._made:
             made = found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
             self._made[key] = made
         return self._made[key]
-
-
-def _expression(size: int | torch.SymInt) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
-def _says_dtype(node: Node) -> bool:
-    return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
 
 
 def _from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:

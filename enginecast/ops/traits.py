@@ -42,6 +42,12 @@ class Trait(Flag):
     """Happens along the dimensions that `dim` names, at each place along the others alike."""
     HEAVY = auto()
     """Each is a weighted sum over many elements: the work that a low compute dtype is for."""
+    CONVOLVES = auto()
+    """A convolution: a weighted sum over neighbors, whose second argument is its weight."""
+    TRANSPOSED = auto()
+    """Of a convolution: each element of the input goes into several of the result."""
+    RECURS = auto()
+    """A recurrent network over all steps of a sequence, whose third argument is its weights."""
     LITERAL = auto()
     """A number among the arguments becomes an element: the dtype of the result must hold it."""
     FILLS = auto()

@@ -11,7 +11,6 @@ Attention mixes tokens and not channels, so a factor on a channel of its values 
 result. If query heads share a key-value head, their channels share a factor.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -167,18 +166,35 @@ class _Walk:
         return min(found, key=lambda source: len(source.members))
 
     def _fold(self, node: Node) -> Fold | None:
+        """The weights in which the channels of a node's result can be scaled."""
         if is_call(node, aten.rms_norm.default, aten.layer_norm.default):
             return self._norm(node, node)
         if is_call(node, aten.linear.default):
             return self._linear(node)
         if is_call(node, aten.mul.Tensor):
-            return self._product(node)
+            # With one weight per channel, as at the end of a decomposed norm.
+            places = [p for p in (0, 1) if node.args[p] in self._weights]
+            if len(places) != 1:
+                return None
+            weight, channels = arguments(node)[places[0]], shape_of(node)[-1]
+            if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
+                return None
+            return Fold(node, ((places[0], False),), 0, channels)
         if "getitem" not in op_name(node):
             return None
         source, index = arguments(node)
         if index == 0 and is_call(source, torch.ops.enginecast.skip_rms_norm.default):
             return self._norm(source, node)
-        return self._part(source, index) if is_call(source, *_SPLITS) else None
+        if not is_call(source, *_SPLITS):
+            return None
+        # One of the linears that were merged into one.
+        linear = first_input(source)
+        sizes = [part.shape[-1] for part in value(source)]
+        if not is_call(linear, aten.linear.default) or sum(sizes) != shape_of(linear)[-1]:
+            return None
+        if real_users(linear) != [source]:
+            raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
+        return replace(self._linear(linear), start=sum(sizes[:index]))
 
     def _norm(self, norm: Node, result: Node) -> Fold:
         sizes = norm.args[1]
@@ -198,27 +214,6 @@ class _Walk:
             raise NoMatch(node, "the linear's weight is computed from inputs")
         places = ((1, True), (2, False))[: len(given)]
         return Fold(node, places, 0, shape_of(node)[-1])
-
-    def _part(self, split: Node, index: int) -> Fold | None:
-        """One of the linears that were merged into one."""
-        linear = first_input(split)
-        whole = sum(part.shape[-1] for part in value(split))
-        if not is_call(linear, aten.linear.default) or whole != shape_of(linear)[-1]:
-            return None
-        if real_users(linear) != [split]:
-            raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
-        start = sum(part.shape[-1] for part in value(split)[:index])
-        return replace(self._linear(linear), start=start)
-
-    def _product(self, node: Node) -> Fold | None:
-        """A product with one weight per channel, as at the end of a decomposed norm."""
-        places = [p for p in (0, 1) if node.args[p] in self._weights]
-        if len(places) != 1:
-            return None
-        weight, channels = arguments(node)[places[0]], shape_of(node)[-1]
-        if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
-            return None
-        return Fold(node, ((places[0], False),), 0, channels)
 
     def _step(self, node: Node, layout: Layout) -> tuple[Node, Layout]:
         """The input that `node` maps channel by channel."""
@@ -332,8 +327,12 @@ def find_readers(root: Node, weights: set[Node]) -> Readers:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        for user in _tensor_users(node):
-            if is_call(user, aten.linear.default) and _reads_as_input(user, node, weights):
+        for user in real_users(node):
+            if user.op != "output" and not isinstance(value(user), Tensor | tuple | list):
+                continue  # it reads sizes
+            given = [argument for argument in tree_leaves(user.args) if argument is node]
+            is_linear = is_call(user, aten.linear.default) and user.args[1] in weights
+            if is_linear and user.args[0] is node and len(given) == 1:
                 linears.append(user)
             elif _keeps_channels(user) and user.args[0] is node:
                 members.append(user)
@@ -343,18 +342,6 @@ def find_readers(root: Node, weights: set[Node]) -> Readers:
             else:
                 raise NoMatch(user, f"{op_name(user)} reads it, too")
     return Readers(tuple(sorted(linears)), tuple(sorted(members)))
-
-
-def _tensor_users(node: Node) -> Iterator[Node]:
-    """The users that read more than sizes."""
-    for user in real_users(node):
-        if user.op == "output" or isinstance(value(user), Tensor | tuple | list):
-            yield user
-
-
-def _reads_as_input(linear: Node, node: Node, weights: set[Node]) -> bool:
-    given = [a for a in tree_leaves(linear.args) if a is node]
-    return linear.args[0] is node and len(given) == 1 and linear.args[1] in weights
 
 
 def _keeps_channels(node: Node) -> bool:

@@ -71,7 +71,8 @@ def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
     heapq.heapify(waiting)  # by their place in the graph: each comes after all that it reads
     while waiting:
         user = heapq.heappop(waiting)
-        if user in seen or user.op == "output" or _is_blind(user):
+        reads_sizes = has(user, Trait.METADATA) and not isinstance(value(user), Tensor)
+        if user in seen or user.op == "output" or reads_sizes:
             continue
         seen.add(user)
         if not _is_indifferent(user, changed):
@@ -108,11 +109,6 @@ def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
     if has(node, Trait.ELEMENTWISE):
         return not _is_complex(node) and not is_float(node)
     return may_alias(node)
-
-
-def _is_blind(node: Node) -> bool:
-    """Whether a node reads nothing but sizes."""
-    return has(node, Trait.METADATA) and not isinstance(value(node), Tensor)
 
 
 def _is_complex(node: Node) -> bool:

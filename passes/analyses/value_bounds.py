@@ -67,14 +67,7 @@ class _Bounds:
 
     def of(self, node: Node) -> Bound:
         """The bound of a value; `UNKNOWN` where nothing is known."""
-        for source in self._needed(node):
-            bound = self._bound(source)
-            self._known[source] = bound if math.isfinite(bound.largest) else UNKNOWN
-        return self._known[node]
-
-    def _needed(self, node: Node) -> list[Node]:
-        """The node and those that its bound depends on, in graph order; a norm depends on none."""
-        needed: set[Node] = set()
+        needed: set[Node] = set()  # a norm depends on none
         waiting = [node]
         while waiting:
             here = waiting.pop()
@@ -85,7 +78,10 @@ class _Bounds:
                 waiting += [weight for weight in here.args[2:3] if isinstance(weight, Node)]
             elif here not in self._norms and here not in self._weights:
                 waiting += here.all_input_nodes
-        return sorted(needed)
+        for source in sorted(needed):  # in graph order
+            bound = self._bound(source)
+            self._known[source] = bound if math.isfinite(bound.largest) else UNKNOWN
+        return self._known[node]
 
     def _bound(self, node: Node) -> Bound:
         width = _width(node)
@@ -115,10 +111,6 @@ class _Bounds:
             found = self._at(args[0])
             # Rows may be cut otherwise.
             return Bound(found.largest, math.inf) if has(node, Trait.MOVES) else found
-        return self._of_op(node, width)
-
-    def _of_op(self, node: Node, width: int) -> Bound:
-        args = arguments(node)
         if is_call(node, aten.embedding.default):
             return self._at(args[0])
         if is_call(node, aten.linear.default):

@@ -60,9 +60,14 @@ def pass_from_spec(cls: type[P], located: Located) -> P:
     chosen: dict[str, Any] = {}
     for key, values in located.spec.options:
         if key not in known:
-            raise _unknown_option(cls, key, list(known), located.keys[key])
+            close = difflib.get_close_matches(key, known, n=1)
+            meant = f"Did you mean '{close[0]}'?  " if close else ""
+            options = f"Its options: {', '.join(known)}." if known else "It has no options."
+            message = f"pass '{cls.name}' has no option '{key}'"
+            raise located.keys[key].error(message, hint=meant + options)
         annotation, _ = known[key]
-        chosen[key] = _convert(annotation, values, key, located.values[key])
+        places = located.values[key]
+        chosen[key] = _convert(annotation, values, key, places)
     for key, (annotation, field) in known.items():
         if key not in chosen and _is_required(field):
             raise located.place.error(
@@ -84,7 +89,10 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
     options = []
     for key, (_, field) in option_fields(type(pass_)).items():
         value = getattr(pass_, key)
-        if not _is_required(field) and value == _default(field):
+        is_factory = field.default_factory is not dataclasses.MISSING
+        if not _is_required(field) and value == (
+            field.default_factory() if is_factory else field.default  # type: ignore[misc]
+        ):
             continue
         if value is None or value == ():
             raise SpecError(
@@ -125,13 +133,6 @@ def _scalar(annotation: Any, value: Value, place: TextPosition, key: str) -> Any
     )
 
 
-def _unknown_option(cls: type[Pass], key: str, known: list[str], place: TextPosition) -> SpecError:
-    close = difflib.get_close_matches(key, known, n=1)
-    meant = f"Did you mean '{close[0]}'?  " if close else ""
-    options = f"Its options: {', '.join(known)}." if known else "It has no options."
-    return place.error(f"pass '{cls.name}' has no option '{key}'", hint=meant + options)
-
-
 def _without_none(annotation: Any) -> Any:
     """T of `T | None`; other annotations as they are."""
     if get_origin(annotation) not in (Union, types.UnionType):
@@ -142,12 +143,6 @@ def _without_none(annotation: Any) -> Any:
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _spell(value: Any) -> str:

@@ -77,7 +77,12 @@ _ROWS = (
     (SENSITIVE, "_log_softmax _softmax cumsum log_softmax softmax"),
     (SENSITIVE, "group_norm layer_norm native_group_norm native_layer_norm rms_norm"),
     (Trait.HEAVY, "addbmm addmm addmv baddbmm bilinear bmm dot einsum linear matmul mm mv"),
-    (Trait.HEAVY, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Trait.HEAVY | Trait.CONVOLVES, "conv1d conv2d conv3d"),
+    (
+        Trait.HEAVY | Trait.CONVOLVES | Trait.TRANSPOSED,
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+    ),
+    (Trait.RECURS, "gru.input lstm.input rnn_relu.input rnn_tanh.input"),
     (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
     (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
     (Trait.GROWS, "exp exp2 expm1 log log10 log1p log2 logit pow reciprocal rsqrt tan"),
@@ -122,15 +127,10 @@ _ROWS = (
 )
 
 
-def _table() -> dict[str, Trait]:
-    found: dict[str, Trait] = {}
-    for traits, names in _ROWS:
-        for name in names.split():
-            found[name] = found.get(name, NONE) | traits
-    return found
-
-
-_TABLE = _table()
+_TABLE: dict[str, Trait] = {}
+for _traits, _names in _ROWS:
+    for _name in _names.split():
+        _TABLE[_name] = _TABLE.get(_name, NONE) | _traits
 _IMPLIED = (
     (MOVES, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),
     (Trait.GATHERS, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),

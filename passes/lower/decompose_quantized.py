@@ -72,8 +72,14 @@ class DecomposeQuantized(Pass):
         form = FORMS[node.target]
         if node.target is own.quantized_linear.default:
             x, _, weight, *_ = arguments(node)
-            if self.device == "cuda" and dtype_of(x) == torch.int8:
-                _check_integer_sizes(node, *shape_of(weight))
+            n, k = shape_of(weight)
+            is_integer = self.device == "cuda" and dtype_of(x) == torch.int8
+            if is_integer and (n % _MULTIPLE or k % _MULTIPLE):
+                raise LoweringError(
+                    f"{module_path(node)}: CUDA multiplies int8 where K and N are multiples of"
+                    f" {_MULTIPLE}, got K={k} and N={n}",
+                    hint="Keep this layer in the plan.",
+                )
             form = partial(form, cuda=self.device == "cuda")
         found: Node = insert_traced(program, node, form)
         return found
@@ -159,12 +165,3 @@ def _rows(x: Tensor) -> Tensor:
 def _column(scale: Tensor, rows: int | torch.SymInt) -> Tensor:
     """A scale for each row, [rows, 1], contiguous."""
     return _rows(scale) if scale.dim() else scale.reshape(1, 1).repeat(rows, 1)
-
-
-def _check_integer_sizes(at: Node, n: int, k: int) -> None:
-    if n % _MULTIPLE or k % _MULTIPLE:
-        raise LoweringError(
-            f"{module_path(at)}: CUDA multiplies int8 where K and N are multiples of {_MULTIPLE}, "
-            f"got K={k} and N={n}",
-            hint="Keep this layer in the plan.",
-        )

@@ -51,8 +51,9 @@ def lift_weights(program: ProgramView, log: SiteLog) -> None:
             # What came out of a block within this one is not an operand of it yet.
             _lift(program, node, block, log)
             block.module.recompile()
-        if blocks(node):
-            _drop_unread(node)
+        for position in sorted(lasting_positions(node), reverse=True) if blocks(node) else ():
+            if not any(block.placeholders[position].users for block in blocks(node)):
+                drop_operand(node, position)
 
 
 def _lift(program: ProgramView, node: Node, block: Block, log: SiteLog) -> None:
@@ -93,10 +94,3 @@ def _copy_out(program: ProgramView, node: Node, root: Node, outside: dict[Node, 
         moved._rename(outside[first].name + root.name.removeprefix(first.name))
     outside[root] = moved
     return moved
-
-
-def _drop_unread(node: Node) -> None:
-    """Operands that last and that no block reads."""
-    for position in sorted(lasting_positions(node), reverse=True):
-        if not any(block.placeholders[position].users for block in blocks(node)):
-            drop_operand(node, position)

@@ -29,30 +29,23 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     classes = classify(program, frozenset(kept))
     masked = _masked(program, classes)
     sums = residual_sums(program)
-    return [
-        node
-        for node in all_nodes(program)
-        if node.op == "call_function"
-        and node not in masked
-        and not is_float_cast(node)
-        and _is_low(node, classes)
-        and (node in sums or _matters(node))
-    ]
-
-
-def _is_low(node: Node, classes: Mapping[Node, Class]) -> bool:
-    kind = classes.get(node)
-    if kind is not Class.PRECISE:
-        return kind in LOW
-    return any(user.op == "output" or classes.get(user) in LOW for user in _readers(node))
-
-
-def _matters(node: Node) -> bool:
-    path = module_path(node)
-    return has(node, Trait.HEAVY) or any(
-        user.op == "output" or has(user, Trait.HEAVY) or module_path(user) != path
-        for user in _readers(node)
-    )
+    found = []
+    for node in all_nodes(program):
+        if node.op != "call_function" or node in masked or is_float_cast(node):
+            continue
+        kind, path = classes.get(node), module_path(node)
+        readers = list(_readers(node))
+        is_low = kind in LOW or (
+            kind is Class.PRECISE
+            and any(user.op == "output" or classes.get(user) in LOW for user in readers)
+        )
+        matters = has(node, Trait.HEAVY) or any(
+            user.op == "output" or has(user, Trait.HEAVY) or module_path(user) != path
+            for user in readers
+        )
+        if is_low and (node in sums or matters):
+            found.append(node)
+    return found
 
 
 def _readers(node: Node) -> Iterator[Node]:

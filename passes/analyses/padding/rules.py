@@ -32,7 +32,7 @@ from enginecast.passes.analyses.padding.facts import (
     wide,
 )
 from enginecast.passes.ir.edit import aten, first_input, shape_of, value
-from enginecast.passes.ir.effects import draws
+from enginecast.passes.ir.effects import draws, named_arguments
 from enginecast.passes.ir.match import is_call, op_name
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
@@ -164,11 +164,7 @@ class Rules:
                 return self._known.get(argument, value(argument))
             return argument
 
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
-        named = {each.name: argument for each, argument in zip(schema, node.args, strict=False)}
-        defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
-        found = {key: fact_of(argument) for key, argument in {**named, **node.kwargs}.items()}
-        found = {**found, **{key: each for key, each in defaults.items() if key not in found}}
+        found = {key: fact_of(argument) for key, argument in named_arguments(node).items()}
         sizes = _SIZES | ({"end"} if is_call(node, aten.slice.Tensor) else set())
         for key in found.keys() - sizes:
             if any(map(self._labels.concerns, _flat([found[key]]))):

@@ -20,6 +20,7 @@ from torch.fx import Node
 from enginecast.passes.ir.edit import arguments, dtype_of, first_input, shape_of
 from enginecast.passes.ir.quantization_plan import Choice, LayerPlan, Scaling
 from enginecast.passes.quantize.measure.quantizable import (
+    RECURRENT,
     Layer,
     geometry_of,
     recurrence_of,
@@ -98,7 +99,7 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         return [stored], ""
     if layer.kind in ("conv", "conv-transpose"):
         return _conv(layer, options)
-    if layer.kind in ("lstm", "gru", "rnn"):
+    if layer.kind in RECURRENT:
         return _recurrence(layer, options)
     if options.mode == "storage":
         return _stored(stored, options), ""

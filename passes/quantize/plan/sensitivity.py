@@ -126,13 +126,27 @@ def measure_alone(
     """
     sizes = found.sizes
     variants = _variants(program, sizes)
-    if not _is_affordable(context, choices, found.readings, len(variants)):
+    places = _few_cases(context)
+    elements = _sizes(context)
+    # Decided by sizes and not by a clock, so that equal calls give equal plans.
+    products = sum(read.rows * prod(choices[n][0].shape) for n, read in found.readings.items())
+    share = sum(elements[place] for place in places) / max(elements)
+    if products * share * len(variants) / 2 > MOST_PRODUCTS:
         return
     fastest = {node: known[0] for node, known in choices.items()}
+    cases = [context.calibration[place] for place in places]
+    masks = [masks_of(context)[place] for place in places]
+    reached: list[float] = []
     with torch.no_grad():
         rounding = Rounding(plan, static_spans(program, context, fastest.items()))
         layers = [{node: fastest[node] for node in variant} for variant in variants]
-        reached = _reached(program, context, layers, rounding)
+        for start in range(0, len(variants), AT_ONCE):
+            run = _Variants(program, cases, layers[start : start + AT_ONCE], rounding)
+            outputs = [named(results, None) for results in run.results()]
+            reached += [
+                largest_row_error(outputs[at : at + len(cases)], outputs[: len(cases)], masks)
+                for at in range(len(cases), len(outputs), len(cases))
+            ]
     for variant, error in zip(variants, reached, strict=True):
         whole = hypot(*(sizes[node] for node in variant)) or 1.0
         found.end_to_end |= {node: error * sizes[node] / whole for node in variant}
@@ -219,16 +233,6 @@ class _Isolated(Run):
         )
 
 
-def _is_affordable(
-    context: PassContext, choices: Choices, readings: Mapping[Node, Reading], variants: int
-) -> bool:
-    """Decided by sizes and not by a clock, so that equal calls give equal plans."""
-    sizes = _sizes(context)
-    products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
-    share = sum(sizes[place] for place in _few_cases(context)) / max(sizes)
-    return products * share * variants / 2 <= MOST_PRODUCTS
-
-
 def _sizes(context: PassContext) -> list[int]:
     return [sum(value.numel() for value in case.values()) for case in context.calibration]
 
@@ -242,27 +246,6 @@ def _few_cases(context: PassContext) -> list[int]:
         if sum(counts[known] for known in chosen) < ENOUGH:
             chosen.append(place)
     return chosen
-
-
-def _reached(
-    program: ExportedProgram,
-    context: PassContext,
-    variants: Sequence[Mapping[Node, LayerPlan]],
-    rounding: Rounding,
-) -> list[float]:
-    places = _few_cases(context)
-    cases = [context.calibration[place] for place in places]
-    masks = [masks_of(context)[place] for place in places]
-    found: list[float] = []
-    count = len(cases)
-    for start in range(0, len(variants), AT_ONCE):
-        run = _Variants(program, cases, variants[start : start + AT_ONCE], rounding)
-        outputs = [named(results, None) for results in run.results()]
-        found += [
-            largest_row_error(outputs[at : at + count], outputs[:count], masks)
-            for at in range(count, len(outputs), count)
-        ]
-    return found
 
 
 class _Variants(Run):
