@@ -32,7 +32,6 @@ from enginecast.passes.ir.edit import (
     add_weight,
     aten,
     drop_unused_weights,
-    erase_dead,
     free_name,
     insert,
     same_shape,
@@ -41,7 +40,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.effects import is_pure
 from enginecast.passes.ir.match import NoMatch, is_call, op_name, real_users
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.traits import Trait, has
 
 LONGEST = 1 << 16
@@ -72,23 +71,21 @@ class ExactPositionBuckets(GraphPass):
     promise: ClassVar[Promise] = "exact"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         replaced: set[Node] = set()
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.log.default) or node in replaced or log.skipped(node):
-                continue
-            try:
-                bucket = match_bucket(node)
-                first, table = tabulate(bucket)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+
+        def is_log(node: Node) -> bool:
+            return is_call(node, aten.log.default) and node not in replaced
+
+        def replace(node: Node) -> str:
+            bucket = match_bucket(node)
+            first, table = tabulate(bucket)
             replaced.update(bucket.nodes)
             _replace(program, bucket, first, table)
-            log.done(node, f"a table of {len(table)} distances from {first} on")
-        erase_dead(program.graph)
+            return f"a table of {len(table)} distances from {first} on"
+
+        sites = rewrite_sites(program, context, is_log, replace)
         drop_unused_weights(program)
-        return log.sites
+        return sites
 
 
 def match_bucket(log: Node) -> Bucket:

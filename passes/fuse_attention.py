@@ -41,7 +41,6 @@ from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promi
 from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
-    erase_dead,
     insert,
     is_float,
     same_size,
@@ -52,7 +51,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.effects import named_arguments
 from enginecast.passes.ir.match import NoMatch, is_call
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 
@@ -85,20 +84,13 @@ class FuseAttention(GraphPass):
     """The replacement op: enginecast.attention, or aten.scaled_dot_product_attention."""
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
-        for node in list(program.graph.nodes):
-            if not is_attention_core(node) or log.skipped(node):
-                continue
-            try:
-                match = _softmax(node) if is_call(node, aten.softmax.int) else _sdpa(program, node)
-                _check(match)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+        def fuse(node: Node) -> str:
+            match = _softmax(node) if is_call(node, aten.softmax.int) else _sdpa(program, node)
+            _check(match)
             layout = _fuse(program, match, self.to)
-            log.done(node, f"{match.note}; {layout}" if match.note else layout)
-        erase_dead(program.graph)
-        return log.sites
+            return f"{match.note}; {layout}" if match.note else layout
+
+        return rewrite_sites(program, context, is_attention_core, fuse)
 
 
 def _softmax(node: Node) -> Attention:

@@ -23,7 +23,6 @@ from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
-    erase_dead,
     hoist_before,
     insert,
     insert_item,
@@ -33,7 +32,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.match import NoMatch, is_call
 from enginecast.passes.ir.pattern import ANYTHING, Match, Number, Pattern, Value, op, pattern
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 
 
@@ -46,21 +45,18 @@ class FuseSkipNorm(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         weights = weight_expressions(program)
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.rms_norm.default) or log.skipped(node):
-                continue
-            try:
-                found = residual_norm.match(node)
-                _check_residual(found, weights)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+
+        def fuse(node: Node) -> str:
+            found = residual_norm.match(node)
+            _check_residual(found, weights)
             _fuse(program, found, weights)
-            log.done(node)
-        erase_dead(program.graph)
-        return log.sites
+            return ""
+
+        def is_norm(node: Node) -> bool:
+            return is_call(node, aten.rms_norm.default)
+
+        return rewrite_sites(program, context, is_norm, fuse)
 
 
 @pattern

@@ -301,7 +301,16 @@ class _Retyper:
                 self._cast_outputs(node)
             if node.op != "call_function":
                 continue
-            self._widen_complex(node)
+            if self.low is torch.float64:
+                # The parts of complex numbers are fp64, too: matmul takes no mixture of both.
+                for source in list(node.all_input_nodes):
+                    if source.op == "placeholder" and dtype_of(source) is torch.complex64:
+                        wide = self.cast(source, torch.complex128, node)
+                        node.replace_input_with(source, wide)
+                node.args, node.kwargs = torch.fx.node.map_aggregate(
+                    (node.args, node.kwargs),
+                    lambda a: torch.complex128 if a is torch.complex64 else a,
+                )
             if is_structured(node):
                 self._retype_blocks(node)
             elif is_call(node, operator.getitem):  # in whatever dtype its op gives it
@@ -358,17 +367,6 @@ class _Retyper:
             node.meta["val"] = self.fakes.retyped(value(node), dtype)
         if is_float(node) and self._set_explicit_dtype(node, dtype):
             node.meta["val"] = self.fakes.retyped(value(node), dtype)
-
-    def _widen_complex(self, node: Node) -> None:
-        """In fp64 the parts of complex numbers are fp64, too: matmul takes no mixture of both."""
-        if self.low is not torch.float64:
-            return
-        for source in list(node.all_input_nodes):
-            if source.op == "placeholder" and dtype_of(source) is torch.complex64:
-                node.replace_input_with(source, self.cast(source, torch.complex128, node))
-        node.args, node.kwargs = torch.fx.node.map_aggregate(
-            (node.args, node.kwargs), lambda a: torch.complex128 if a is torch.complex64 else a
-        )
 
     def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
         """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
@@ -486,21 +484,18 @@ class _Retyper:
         """What may lie beyond the target's range is clamped before its cast: a lifted constant, and
         masks made of large literals, `(1 - mask) * -3.4e38`.
         """
-        exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
-        if exact and _from_large_literal(source, torch.finfo(dtype).max, self.classes):
-            return self._clamp(source, dtype, f"{source.name}, made of large literals,")
-        spec = self.weights.get(source.name)
-        if spec is None or self.classes.get(source) is Class.WEIGHT:
+        limit, spec, what = torch.finfo(dtype).max, self.weights.get(source.name), ""
+        kind = self.classes.get(source)
+        if kind is Class.EXACT and source.op == "call_function":
+            if _from_large_literal(source, limit, self.classes):
+                what = f"{source.name}, made of large literals,"
+        elif spec is not None and kind is not Class.WEIGHT:
+            tensor = weight_tensor(self.program, spec)
+            finite = tensor[tensor.isfinite()].abs()
+            if finite.numel() and finite.max().item() > limit:
+                what = f"constant {spec.target}"
+        if not what:
             return source
-        tensor = weight_tensor(self.program, spec)
-        finite = tensor[tensor.isfinite()].abs()
-        limit = torch.finfo(dtype).max
-        if finite.numel() == 0 or finite.max().item() <= limit:
-            return source
-        return self._clamp(source, dtype, f"constant {spec.target}")
-
-    def _clamp(self, source: Node, dtype: torch.dtype, what: str) -> Node:
-        limit = torch.finfo(dtype).max
         node: Node = self.program.graph.create_node(
             "call_function", aten.clamp.default, (source, -limit, limit)
         )

@@ -144,7 +144,11 @@ class _Walk:
 
     def _on(self, source: Node, layout: Layout, reader: Node) -> Source:
         """Continue at the input of `reader`, unless something else reads it, too."""
-        reader = _reading(source, reader)
+        while source not in reader.all_input_nodes:  # repeating heads takes several nodes
+            inner = first_input(reader)
+            if real_users(inner) != [reader]:
+                raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
+            reader = inner
         given = [a for a in tree_leaves((reader.args, reader.kwargs)) if a is source]
         if real_users(source) != [reader] or len(given) != 1:
             raise NoMatch(source, f"{op_name(source)} is read elsewhere as well")
@@ -220,53 +224,39 @@ class _Walk:
         scaled = scalar_operand(node, aten.mul.Tensor)
         if scaled is not None:
             return scaled[0], layout
+        args = arguments(node)
         if has(node, Trait.IDENTITY) or is_call(node, aten.relu.default):
-            return first_input(node), layout
-        steps = {"flat": _before_flat, "split": _before_split, "heads": _before_heads}
-        found = steps[layout.kind](node, layout)
+            return args[0], layout
+        reshapes = has(node, Trait.RESHAPES)
+        before, after = (shape_of(args[0]), shape_of(node)) if reshapes else ((), ())
+        # A view that joins or splits the last of [batch, tokens, ...].
+        views = reshapes and all(map(same_size, before[:2], after[:2]))
+        found: tuple[Node, Layout] | None = None
+        if layout.kind == "flat" and layout.heads == 1:
+            if is_call(node, torch.ops.enginecast.attention.default):
+                _, _, values, _, heads, shared, *_ = args
+                found = values, Layout("flat", shared, layout.size // heads, heads // shared)
+            elif views and len(before) == 4 and len(after) == 3:
+                found = args[0], Layout("split", before[2], before[3])
+        elif layout.kind == "split":
+            if swaps_heads_and_tokens(node):
+                found = args[0], replace(layout, kind="heads")
+            elif views and len(before) == 3:
+                found = args[0], replace(layout, kind="flat")
+        elif layout.kind == "heads":
+            if swaps_heads_and_tokens(node):
+                found = args[0], replace(layout, kind="split")
+            elif is_call(node, *_VALUE_OF):
+                found = _shared(args[_VALUE_OF[node.target]], layout)
+            elif is_call(node, aten.cat.default):
+                # The one value of a join whose others have no elements: a cache that is empty.
+                full = [each for each in args[0] if value(each).shape != (0,)]
+                found = (full[0], layout) if len(full) == 1 else None
+            elif (source := unrepeated(node)) is not node:
+                found = _shared(source, layout)
         if found is None:
             raise NoMatch(node, f"no factor of a channel passes through {op_name(node)}")
         return found
-
-
-def _before_flat(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if layout.heads != 1:
-        return None
-    if is_call(node, torch.ops.enginecast.attention.default):
-        _, _, values, _, heads, shared, *_ = arguments(node)
-        return values, Layout("flat", shared, layout.size // heads, heads // shared)
-    if not has(node, Trait.RESHAPES):
-        return None
-    source = first_input(node)
-    shape, joined = shape_of(source), shape_of(node)
-    if len(shape) != 4 or len(joined) != 3 or not all(map(same_size, shape[:2], joined[:2])):
-        return None
-    return source, Layout("split", shape[2], shape[3])
-
-
-def _before_split(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if swaps_heads_and_tokens(node):
-        return first_input(node), replace(layout, kind="heads")
-    if not has(node, Trait.RESHAPES):
-        return None
-    source = first_input(node)
-    shape, split = shape_of(source), shape_of(node)
-    if len(shape) != 3 or not all(map(same_size, shape[:2], split[:2])):
-        return None
-    return source, replace(layout, kind="flat")
-
-
-def _before_heads(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if swaps_heads_and_tokens(node):
-        return first_input(node), replace(layout, kind="split")
-    if is_call(node, *_VALUE_OF):
-        return _shared(arguments(node)[_VALUE_OF[node.target]], layout)
-    if is_call(node, aten.cat.default):
-        # The one value of a join whose others have no elements: a cache that is empty.
-        full = [found for found in arguments(node)[0] if value(found).shape != (0,)]
-        return (full[0], layout) if len(full) == 1 else None
-    source = unrepeated(node)
-    return None if source is node else _shared(source, layout)
 
 
 _VALUE_OF: dict[Any, int] = {
@@ -283,16 +273,6 @@ def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
         return None
     heads = shape_of(values)[1]
     return values, Layout("heads", heads, layout.size, layout.repeats * (layout.heads // heads))
-
-
-def _reading(source: Node, node: Node) -> Node:
-    """The reader of `source` on the way to `node`: repeating heads takes several nodes."""
-    while source not in node.all_input_nodes:
-        inner = first_input(node)
-        if real_users(inner) != [node]:
-            raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
-        node = inner
-    return node
 
 
 @dataclass(frozen=True)

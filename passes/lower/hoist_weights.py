@@ -181,11 +181,6 @@ def _without_data(root: Node) -> Tensor:
     return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
 
 
-def _leaves(root: Node) -> list[Node]:
-    """The weights that an expression reads, in the order of reading."""
-    return [node for node in _in_order(root) if node.op == "placeholder"]
-
-
 def _in_order(root: Node) -> list[Node]:
     """Everything that an expression consists of, each once, after what it reads."""
     order: dict[Node, None] = {}
@@ -199,6 +194,11 @@ def _in_order(root: Node) -> list[Node]:
 
     visit(root)
     return list(order)
+
+
+def _leaves(root: Node) -> list[Node]:
+    """The weights that an expression reads, in the order of reading."""
+    return [node for node in _in_order(root) if node.op == "placeholder"]
 
 
 def _expression(program: ExportedProgram, specs: Mapping[str, InputSpec], root: Node) -> Expression:

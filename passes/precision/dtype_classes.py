@@ -82,11 +82,15 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
         kept: nodes that must compute in fp32 because the user said so.
     """
     kinds = weight_specs(program)
-    given = {
-        node: _placeholder_class(node, kinds[node.name].kind if node.name in kinds else None)
-        for node in program.graph.nodes
-        if node.op == "placeholder" and (is_float(node) or is_complex(node))
-    }
+    given: dict[Node, Class] = {}
+    for node in program.graph.find_nodes(op="placeholder"):
+        if not (is_float(node) or is_complex(node)):
+            continue
+        if node.name in kinds:
+            is_parameter = kinds[node.name].kind is InputKind.PARAMETER
+            given[node] = Class.WEIGHT if is_parameter else Class.EXACT
+        else:
+            given[node] = Class.PRECISE if is_complex(node) else Class.INPUT
     return _classify(program.graph, given, kept)
 
 
@@ -94,19 +98,7 @@ def _classify(
     graph: Graph, given: Mapping[Node, Class], kept: frozenset[Node]
 ) -> dict[Node, Class]:
     """The classes in one graph and in those within it; `given`: of its placeholders."""
-    pinned = dict.fromkeys(kept | _statistics(graph), Class.PRECISE)
-    classes = _sort(graph, given, pinned, kept)
-    _mark_islands(graph, classes)
-    return classes
-
-
-def _sort(
-    graph: Graph,
-    given: Mapping[Node, Class],
-    pinned: Mapping[Node, Class],
-    kept: frozenset[Node],
-) -> dict[Node, Class]:
-    """The class of every float value, in graph order; `pinned` overrules."""
+    pinned = kept | _statistics(graph)
     classes: dict[Node, Class] = dict(given)
     for node in graph.nodes:
         if is_structured(node):
@@ -119,16 +111,14 @@ def _sort(
             found = result_classes(first_input(node), classes)[arguments(node)[1]]
             classes[node] = Class.PRECISE if found is None else found  # None: it is complex
         elif node in pinned:
-            classes[node] = pinned[node]
+            classes[node] = Class.PRECISE
         elif node.op == "call_function":
             classes[node] = _call_class(node, classes)
+    for node in reversed(list(graph.nodes)):
+        is_exact = classes.get(node) is Class.EXACT and node.op == "call_function"
+        if is_exact and node.users and all(_ends_in_integers(u, classes) for u in node.users):
+            classes[node] = Class.ISLAND
     return classes
-
-
-def _placeholder_class(node: Node, kind: InputKind | None) -> Class:
-    if kind is None:
-        return Class.PRECISE if is_complex(node) else Class.INPUT
-    return Class.WEIGHT if kind is InputKind.PARAMETER else Class.EXACT
 
 
 def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
@@ -151,9 +141,14 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
         return Class.STREAM if first is Class.INPUT else first
     if has(node, Trait.JOINS) and len(found) == 1:
         return found.pop()
-    if len(sources) == 1:
-        return _unary_class(node, found.pop())
-    return _pair_class(node, sources, classes)
+    if len(sources) > 1:
+        return _pair_class(node, sources, classes)
+    source = found.pop()
+    if source is Class.PRECISE:
+        return Class.PRECISE
+    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
+    raised = source is Class.RAISED and has(node, Trait.SENSITIVE)
+    return Class.PRECISE if explicit or raised else Class.STREAM
 
 
 def is_wide(node: Node) -> bool:
@@ -175,14 +170,6 @@ def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     if before is Class.PRECISE:
         return Class.STREAM
     return Class.RAISED if raises else Class.STREAM
-
-
-def _unary_class(node: Node, source: Class) -> Class:
-    if source is Class.PRECISE:
-        return Class.PRECISE
-    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
-    raised = source is Class.RAISED and has(node, Trait.SENSITIVE)
-    return Class.PRECISE if explicit or raised else Class.STREAM
 
 
 def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
@@ -237,14 +224,6 @@ def _to_mean(root: Node) -> list[Node]:
             return []
         chain += floats
     return chain
-
-
-def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
-    for node in reversed(list(graph.nodes)):
-        if classes.get(node) is not Class.EXACT or node.op != "call_function" or not node.users:
-            continue
-        if all(_ends_in_integers(user, classes) for user in node.users):
-            classes[node] = Class.ISLAND
 
 
 def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:

@@ -55,10 +55,9 @@ def prove_padding(program: ExportedProgram, mask_input: str, names: tuple[str, .
         mask_input: holds ones for valid tokens, zeros for padding: [batch, tokens].
         names: of the outputs, in order.
     """
-    try:
-        labels = _labels(program, mask_input)
-    except Unproved as reason:
-        return Proof(None, dict.fromkeys(names, str(reason)))
+    labels = _labels(program, mask_input)
+    if isinstance(labels, str):
+        return Proof(None, dict.fromkeys(names, labels))
     anywhere = _reasons(program, mask_input, labels, "any", names)
     right = _reasons(program, mask_input, labels, "right", names)
     proved = {name for name in names if not right[name]}
@@ -67,19 +66,19 @@ def prove_padding(program: ExportedProgram, mask_input: str, names: tuple[str, .
     return Proof("right" if proved else None, right)
 
 
-def _labels(program: ExportedProgram, mask_input: str) -> Labels:
-    places = (n for n in program.graph.nodes if n.op == "placeholder" and n.name == mask_input)
-    mask = next(places, None)
-    if mask is None:
-        raise Unproved(f"input {mask_input!r} is not in the program")
-    shape = value(mask).shape
+def _labels(program: ExportedProgram, mask_input: str) -> Labels | str:
+    """Sizes of the mask; or why nothing can be proved."""
+    places = program.graph.find_nodes(op="placeholder")
+    shape = next((value(node).shape for node in places if node.name == mask_input), None)
+    if shape is None:
+        return f"input {mask_input!r} is not in the program"
     if len(shape) != 2:
-        raise Unproved(f"input {mask_input!r} has {len(shape)} dimensions, expected two")
+        return f"input {mask_input!r} has {len(shape)} dimensions, expected two"
     batch, tokens = shape
     if not isinstance(tokens, torch.SymInt):
-        raise Unproved(f"input {mask_input!r} always has {tokens} tokens")
+        return f"input {mask_input!r} always has {tokens} tokens"
     if not isinstance(batch, torch.SymInt) and batch != 1:
-        raise Unproved(f"input {mask_input!r} always has {batch} rows, expected one or any number")
+        return f"input {mask_input!r} always has {batch} rows, expected one or any number"
     upper = tokens.node.shape_env.bound_sympy(tokens.node.expr).upper
     return Labels(
         tokens.node.expr,

@@ -131,9 +131,6 @@ def recurrence_of(node: Node, weights: Sequence[Any]) -> Recurrence:
     return Recurrence(steps, bool(has_biases), bool(batch_first), count > whole)
 
 
-_PRODUCTS = (aten.mm.default, aten.matmul.default)
-
-
 def products_as_linears(program: ExportedProgram) -> int:
     """Make linears of products x @ W and b + x @ W whose W is a weight [K, N], in place.
 
@@ -143,32 +140,25 @@ def products_as_linears(program: ExportedProgram) -> int:
     weights = weight_expressions(program)
     count = 0
     for node in list(program.graph.nodes):
-        found = None if node in weights else _factors(node, weights)
-        if found is None:
+        if node in weights or node.kwargs:  # factors alpha and beta
             continue
-        x, weight, *bias = found
+        bias: list[Node] = []
+        if is_call(node, aten.addmm.default):
+            addend, x, weight = arguments(node)
+            bias = [addend]
+            fits = addend in weights and shape_of(addend) == shape_of(weight)[1:]
+        elif is_call(node, aten.mm.default, aten.matmul.default):
+            x, weight = arguments(node)
+            fits = len(shape_of(x)) > 1
+        else:
+            continue
+        if not fits or weight not in weights or x in weights or len(shape_of(weight)) != 2:
+            continue
         with program.graph.inserting_before(node):
             transposed = insert(program.graph, aten.t.default, (weight,), like=node)
         node.target, node.args = aten.linear.default, (x, transposed, *bias)
         count += 1
     return count
-
-
-def _factors(node: Node, weights: set[Node]) -> tuple[Node, ...] | None:
-    """x, W and b, if there is one, of a product that is a linear; None for any other node."""
-    if node.kwargs:  # factors alpha and beta
-        return None
-    if is_call(node, aten.addmm.default):
-        bias, x, weight = arguments(node)
-        fits = bias in weights and shape_of(bias) == shape_of(weight)[1:]
-        found = (x, weight, bias)
-    elif is_call(node, *_PRODUCTS):
-        x, weight = found = arguments(node)
-        fits = len(shape_of(x)) > 1
-    else:
-        return None
-    fits = fits and weight in weights and x not in weights and len(shape_of(weight)) == 2
-    return found if fits else None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     if layer.kind in RECURRENT:
         return _recurrence(layer, options)
     if options.mode == "storage":
-        return _stored(stored, options), ""
+        few = [replace(stored, bits=4)] if options.bits == 4 and block else []  # are for blocks
+        found = [*few, stored]
+        return [_with_gain(f) for f in found] if options.arch == CPU and block else found, ""
     if options.format == "fp8":
         return _fp8(layer, options)
     return _int8(layer, stored, options), ""
@@ -194,13 +196,6 @@ def unfit(layer: Layer) -> str:
     if layer.kind == "conv-transpose" and min(transposed_geometry_of(layer.node).padding) < 0:
         return "a transposed convolution whose padding is wider than its kernel"
     return ""
-
-
-def _stored(stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
-    if not stored.block:
-        return [stored]  # 4 bits are for blocks
-    found = [replace(stored, bits=4), stored] if options.bits == 4 else [stored]
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
 
 
 def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:

@@ -210,7 +210,13 @@ class _Isolated(Run):
             self.readings[node] = replace(known, rows=max(known.rows, positions))
         if forms[0].kind == "linear":
             rows = valid_rows(values[0], mask)
-            self._read(node, values[0], rows)
+            if rows.numel():
+                known, sizes = self.readings.get(node, Reading()), rows.abs()
+                self.readings[node] = Reading(
+                    max(known.rows, values[0].numel() // values[0].shape[-1]),
+                    max(known.largest, float(sizes.max())),
+                    max(known.mean, float(sizes.double().mean())),
+                )
             if mask is not None and values[0].dim() > mask.dim():
                 # What a row gives, it gives without the others, too.
                 values, mask = (rows, *values[1:]), None
@@ -220,17 +226,6 @@ class _Isolated(Run):
             rounded = tail.clamped(rounded if isinstance(rounded, Tensor) else rounded[0])
             total.add(valid_rows(rounded, mask), wanted)
         return exact
-
-    def _read(self, node: Node, x: Tensor, rows: Tensor) -> None:
-        known = self.readings.get(node, Reading())
-        if not rows.numel():
-            return
-        sizes = rows.abs()
-        self.readings[node] = Reading(
-            max(known.rows, x.numel() // x.shape[-1]),
-            max(known.largest, float(sizes.max())),
-            max(known.mean, float(sizes.double().mean())),
-        )
 
 
 def _sizes(context: PassContext) -> list[int]:
@@ -273,14 +268,14 @@ class _Variants(Run):
             return self._rounding.output(node, form, values)
         is_outer = node.graph is self._program.graph  # what a block computes is not kept
         shareable = is_outer and node.op == "call_function"
-        if variant and shareable and self._is_exact(node, case, exact):
-            return self._own[exact][node]
-        return super().evaluate(node, case)
-
-    def _is_exact(self, node: Node, case: int, exact: int) -> bool:
-        """Whether all that a node reads is what the exact program has."""
         own, known = self._own[case], self._own[exact]
-        return all(
-            source in self._weights or own[source] is known[source]
-            for source in node.all_input_nodes
-        )
+        if (
+            variant
+            and shareable
+            and all(  # that it reads is what the exact program has
+                source in self._weights or own[source] is known[source]
+                for source in node.all_input_nodes
+            )
+        ):
+            return known[node]
+        return super().evaluate(node, case)
