@@ -308,17 +308,17 @@ def _constant_expressions(
 ) -> set[Node]:
     specs = weight_specs(program).items()
     lifted = {name for name, spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
-    found: set[Node] = set()
+    constants: set[Node] = set()
     for node in program.graph.nodes:
         known = node.name in lifted if node.op == "placeholder" else _foldable(node, largest)
         known = known and (among is None or node.op == "placeholder" or node in among)
-        if known and found.issuperset(node.all_input_nodes):
-            found.add(node)
+        if known and constants.issuperset(node.all_input_nodes):
+            constants.add(node)
     for node in reversed(program.graph.nodes):
         # A lifted constant lies in order: what its strides matter to stays.
-        if _is_end(node, found) and may_change_bits(node, value(node).contiguous()):
-            found.discard(node)
-    return found
+        if _is_end(node, constants) and may_change_bits(node, value(node).contiguous()):
+            constants.discard(node)
+    return constants
 
 
 def _is_end(node: Node, constants: set[Node]) -> bool:
@@ -330,8 +330,8 @@ def _is_end(node: Node, constants: set[Node]) -> bool:
 def _foldable(node: Node, largest: int) -> bool:
     if not is_pure(node) or has(node, Trait.RANDOM, Trait.UNFOLDABLE):
         return False
-    found = value(node)
-    several = found if isinstance(found, tuple | list) and found else [found]
+    result = value(node)
+    several = result if isinstance(result, tuple | list) and result else [result]
     return all(
         isinstance(each, Tensor)
         and all(isinstance(size, int) for size in each.shape)

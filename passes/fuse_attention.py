@@ -94,18 +94,18 @@ class FuseAttention(GraphPass):
 
 
 def _softmax(node: Node) -> Attention:
-    found = softmax_attention.match(node)
-    divisor = math.prod(found.every("divisor"))
+    match = softmax_attention.match(node)
+    divisor = math.prod(match.every("divisor"))
     if divisor == 0:
         raise NoMatch(node, "the scores are divided by zero")
     return Attention(
-        found.node("query"),
-        untransposed(found.node("key"), found.root),
-        found.node("value"),
-        found.every("bias"),
-        math.prod(found.every("factor")) / divisor,
+        match.node("query"),
+        untransposed(match.node("key"), match.root),
+        match.node("value"),
+        match.every("bias"),
+        math.prod(match.every("factor")) / divisor,
         False,
-        found.root,
+        match.root,
         "softmax attention",
     )
 

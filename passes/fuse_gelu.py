@@ -63,12 +63,12 @@ class FuseGelu(GraphPass):
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         def fuse(node: Node) -> str:
-            found = gelu.match(node)
+            match = gelu.match(node)
             form = "tanh" if is_call(node, aten.tanh.default) else "none"
-            args, kwargs = (found.node("x"),), {"approximate": form}
-            with program.graph.inserting_before(found.root):
-                fused = insert(program.graph, aten.gelu.default, args, kwargs, like=found.root)
-            found.root.replace_all_uses_with(fused)
+            args, kwargs = (match.node("x"),), {"approximate": form}
+            with program.graph.inserting_before(match.root):
+                fused = insert(program.graph, aten.gelu.default, args, kwargs, like=match.root)
+            match.root.replace_all_uses_with(fused)
             return f"gelu({form})"
 
         def is_core(node: Node) -> bool:

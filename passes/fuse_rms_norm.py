@@ -126,8 +126,8 @@ def _check_casts(out: Node, ends: set[Node | None]) -> None:
     assert wanted is not None
     while waiting:
         node = waiting.pop()
-        found = dtype_of(node)
-        if is_float_cast(node) and found and torch.finfo(found).eps > torch.finfo(wanted).eps:
+        dtype = dtype_of(node)
+        if is_float_cast(node) and dtype and torch.finfo(dtype).eps > torch.finfo(wanted).eps:
             raise NoMatch(node, f"a cast to {_dtype(node)} rounds within the norm")
         waiting += [source for source in node.all_input_nodes if source not in ends]
 

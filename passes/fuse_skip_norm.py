@@ -48,9 +48,9 @@ class FuseSkipNorm(GraphPass):
         weights = weight_expressions(program)
 
         def fuse(node: Node) -> str:
-            found = residual_norm.match(node)
-            _check_residual(found, weights)
-            _fuse(program, found, weights)
+            match = residual_norm.match(node)
+            _check_residual(match, weights)
+            _fuse(program, match, weights)
             return ""
 
         def is_norm(node: Node) -> bool:
@@ -80,12 +80,12 @@ def residual_norm(left: Value, right: Value, weight: Value, epsilon: Number) -> 
     )
 
 
-def _check_residual(found: Match, weights: set[Node]) -> None:
+def _check_residual(match: Match, weights: set[Node]) -> None:
     """Raise NoMatch if one op for sum and norm would not compute the same."""
-    total, weight = found.node("total"), found.node("weight")
+    total, weight = match.node("total"), match.node("weight")
     if weight not in weights:
         raise NoMatch(weight, "the norm's weight is computed from inputs")
-    for addend in (found.node("left"), found.node("right")):
+    for addend in (match.node("left"), match.node("right")):
         if not same_shape(shape_of(addend), shape_of(total)):
             raise NoMatch(addend, "an addend of the sum is broadcast")
         if dtype_of(addend) != dtype_of(weight):
@@ -93,14 +93,14 @@ def _check_residual(found: Match, weights: set[Node]) -> None:
             raise NoMatch(addend, f"an addend is {names[0]} and the norm's weight {names[1]}")
 
 
-def _fuse(program: ProgramView, found: Match, weights: set[Node]) -> None:
+def _fuse(program: ProgramView, match: Match, weights: set[Node]) -> None:
     graph = program.graph
-    norm, total, weight = found.root, found.node("total"), found.node("weight")
+    norm, total, weight = match.root, match.node("total"), match.node("weight")
     hoist_before(weight, total, weights)
     with graph.inserting_before(total):
         # The branch comes first, the residual second, as the op names them; the sum is the same
         # either way.
-        args = (found.node("right"), found.node("left"), weight, found.number("epsilon"))
+        args = (match.node("right"), match.node("left"), weight, match.number("epsilon"))
         pair = insert(graph, torch.ops.enginecast.skip_rms_norm.default, args, like=norm)
         normalized = insert_item(graph, pair, 0, like=norm)
         summed = insert_item(graph, pair, 1, like=total)

@@ -153,11 +153,11 @@ class UnifyDtype(Pass):
                 search = re.compile(pattern).search
             except re.error as error:
                 raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
-            found = {node for node in all_nodes(program) if search(module_path(node))}
-            kept |= _calls(found, f"keep={pattern!r}")
+            nodes = {node for node in all_nodes(program) if search(module_path(node))}
+            kept |= _calls(nodes, f"keep={pattern!r}")
         for name in self.keep_classes:
-            found = {node for node in all_nodes(program) if name in module_classes(node)}
-            kept |= _calls(found, f"keep_classes={name!r}")
+            nodes = {node for node in all_nodes(program) if name in module_classes(node)}
+            kept |= _calls(nodes, f"keep_classes={name!r}")
         if self.residual == "same":
             return kept
         stream = residual_stream(program)
@@ -221,13 +221,13 @@ def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict
             and not all(map(is_binding_cast, node.users))
             for node in program.graph.find_nodes(op="placeholder")
         )
-    found: dict[Node, torch.dtype] = {}
+    rounded: dict[Node, torch.dtype] = {}
     for node in [] if is_whole else all_nodes(program):
         dtype = dtype_of(node) if node.op == "call_function" and is_float(node) else None
         moves = has(node, Trait.MOVES) and not is_float_cast(node)
         if dtype in HALVES and not moves and not is_binding_cast(node):
-            found[node] = dtype
-    return found
+            rounded[node] = dtype
+    return rounded
 
 
 def _clamp_fills(
@@ -333,7 +333,7 @@ class _Retyper:
         if kind is Class.WEIGHT:
             return self.high
         read = (self.classes.get(source) for source in node.all_input_nodes)
-        kinds = {kind} if kind is not None else {found for found in read if found is not None}
+        kinds = {kind} if kind is not None else {each for each in read if each is not None}
         if not kinds:
             return None
         if kinds == {Class.ISLAND}:
@@ -518,37 +518,37 @@ class _Fakes:
         self._shares = shares
         self._made: dict[tuple[Any, ...], torch.Tensor] = {}
 
-    def retyped(self, found: Any, dtype: torch.dtype) -> Any:
+    def retyped(self, fake: Any, dtype: torch.dtype) -> Any:
         """With the strides that it has; `to` would give a part of a tensor strides of its own."""
-        if isinstance(found, tuple | list):
-            return type(found)(self.retyped(each, dtype) for each in found)
-        if not isinstance(found, torch.Tensor):
-            return found
-        if found.is_complex():
+        if isinstance(fake, tuple | list):
+            return type(fake)(self.retyped(each, dtype) for each in fake)
+        if not isinstance(fake, torch.Tensor):
+            return fake
+        if fake.is_complex():
             dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
-        elif not found.is_floating_point():
-            return found
+        elif not fake.is_floating_point():
+            return fake
         if not self._shares:
-            return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
-        sizes = (*found.shape, *found.stride())
+            return fake.new_empty_strided(fake.shape, fake.stride(), dtype=dtype)
+        sizes = (*fake.shape, *fake.stride())
         symbols = (s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
-        key = (dtype, found.device, found.ndim, *symbols)
+        key = (dtype, fake.device, fake.ndim, *symbols)
         if key not in self._made:
-            made = found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
+            made = fake.new_empty_strided(fake.shape, fake.stride(), dtype=dtype)
             self._made[key] = made
         return self._made[key]
 
 
 def _from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:
     """Whether a finite literal beyond the limit goes into a value computed from integers."""
-    found, todo = {node}, [node]
+    seen, todo = {node}, [node]
     while todo:
         here = todo.pop()
         if has(here, Trait.BOUNDED):
             continue
         if any(isinstance(a, float) and limit < abs(a) < math.inf for a in here.args):
             return True
-        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - found
-        found |= sources
+        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - seen
+        seen |= sources
         todo += [s for s in sources if s.op == "call_function"]
     return False

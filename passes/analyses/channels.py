@@ -88,9 +88,9 @@ class Fold:
 
     def spread(self, exponents: Tensor) -> Tensor:
         """Exponents of all of the node's channels; 0 for the other channels."""
-        found = torch.zeros(self.total, dtype=exponents.dtype)
-        found[self.start : self.start + len(exponents)] = exponents
-        return found
+        whole = torch.zeros(self.total, dtype=exponents.dtype)
+        whole[self.start : self.start + len(exponents)] = exponents
+        return whole
 
 
 @dataclass(frozen=True)
@@ -156,18 +156,18 @@ class _Walk:
 
     def _either(self, product: Node, layout: Layout) -> Source:
         """The scalable factor with the shorter path: the other one holds the activation."""
-        found: list[Source] = []
+        sources: list[Source] = []
         misses: list[NoMatch] = []
         for side in product.args[:2]:
             if not isinstance(side, Node) or not same_size(shape_of(side)[-1], layout.size):
                 raise NoMatch(product, "a product that broadcasts over the channels")
             try:
-                found.append(self._on(side, layout, product))
+                sources.append(self._on(side, layout, product))
             except NoMatch as miss:
                 misses.append(miss)
-        if not found:
+        if not sources:
             raise misses[-1]
-        return min(found, key=lambda source: len(source.members))
+        return min(sources, key=lambda source: len(source.members))
 
     def _fold(self, node: Node) -> Fold | None:
         """The weights in which the channels of a node's result can be scaled."""
@@ -231,32 +231,32 @@ class _Walk:
         before, after = (shape_of(args[0]), shape_of(node)) if reshapes else ((), ())
         # A view that joins or splits the last of [batch, tokens, ...].
         views = reshapes and all(map(same_size, before[:2], after[:2]))
-        found: tuple[Node, Layout] | None = None
+        step: tuple[Node, Layout] | None = None
         if layout.kind == "flat" and layout.heads == 1:
             if is_call(node, torch.ops.enginecast.attention.default):
                 _, _, values, _, heads, shared, *_ = args
-                found = values, Layout("flat", shared, layout.size // heads, heads // shared)
+                step = values, Layout("flat", shared, layout.size // heads, heads // shared)
             elif views and len(before) == 4 and len(after) == 3:
-                found = args[0], Layout("split", before[2], before[3])
+                step = args[0], Layout("split", before[2], before[3])
         elif layout.kind == "split":
             if swaps_heads_and_tokens(node):
-                found = args[0], replace(layout, kind="heads")
+                step = args[0], replace(layout, kind="heads")
             elif views and len(before) == 3:
-                found = args[0], replace(layout, kind="flat")
+                step = args[0], replace(layout, kind="flat")
         elif layout.kind == "heads":
             if swaps_heads_and_tokens(node):
-                found = args[0], replace(layout, kind="split")
+                step = args[0], replace(layout, kind="split")
             elif is_call(node, *_VALUE_OF):
-                found = _shared(args[_VALUE_OF[node.target]], layout)
+                step = _shared(args[_VALUE_OF[node.target]], layout)
             elif is_call(node, aten.cat.default):
                 # The one value of a join whose others have no elements: a cache that is empty.
                 full = [each for each in args[0] if value(each).shape != (0,)]
-                found = (full[0], layout) if len(full) == 1 else None
+                step = (full[0], layout) if len(full) == 1 else None
             elif (source := unrepeated(node)) is not node:
-                found = _shared(source, layout)
-        if found is None:
+                step = _shared(source, layout)
+        if step is None:
             raise NoMatch(node, f"no factor of a channel passes through {op_name(node)}")
-        return found
+        return step
 
 
 _VALUE_OF: dict[Any, int] = {
@@ -286,14 +286,14 @@ class Readers:
 
 def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
     """Each value that linears with a stored weight read, before reshapes."""
-    found: dict[Node, None] = {}
+    roots: dict[Node, None] = {}
     for node in program.graph.nodes:
         if is_call(node, aten.linear.default) and node.args[1] in weights and node not in weights:
             root = first_input(node)
             while _keeps_channels(root):
                 root = first_input(root)
-            found[root] = None
-    return sorted(found)
+            roots[root] = None
+    return sorted(roots)
 
 
 def find_readers(root: Node, weights: set[Node]) -> Readers:

@@ -110,8 +110,8 @@ def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
     """
     args = arguments(node)
     if is_call(node, aten.mul.Tensor):
-        found = tuple(a for a in args[:2] if a in weights)
-        return found if len(found) == 1 else ()
+        weighted = tuple(a for a in args[:2] if a in weights)
+        return weighted if len(weighted) == 1 else ()
     given = [args[p] for p in WEIGHTED.get(node.target, ()) if p < len(args)]
     given = [argument for argument in given if argument is not None]
     return tuple(given) if weights.issuperset(given) else ()
@@ -158,14 +158,14 @@ class _Streams:
             elif is_statistic(node):
                 square = first_input(node)
                 try:
-                    found = normalized.match(node)
-                    norm = Norm(found.node("plus"), found.number("epsilon"), _inner(found))
+                    match = normalized.match(node)
+                    norm = Norm(match.node("plus"), match.number("epsilon"), _inner(match))
                 except NoMatch as miss:
                     self._reasons[square] = miss.reason
                     self.seeds.append((node, first_input(square)))
                     continue
-                self._norms[square] = self._norms[found.root] = norm
-                self.seeds.append((node, found.node("measured")))
+                self._norms[square] = self._norms[match.root] = norm
+                self.seeds.append((node, match.node("measured")))
 
     def can_carry(self, node: Node) -> bool:
         if node in self._weights or node.op != "call_function":
@@ -250,20 +250,20 @@ def residual_stream(program: ExportedProgram) -> set[Node]:
     """The residual sums, and what is computed from them up to the next weighted sum: norms, scales,
     clamps, activations, and the casts between them.
     """
-    found = residual_sums(program)
-    waiting = list(found)
+    stream = residual_sums(program)
+    waiting = list(stream)
     while waiting:
         for user in waiting.pop().users:
             if user.op == "call_function" and is_float(user) and not has(user, Trait.HEAVY):
-                waiting += [user] if user not in found else []
-                found.add(user)
-    return found
+                waiting += [user] if user not in stream else []
+                stream.add(user)
+    return stream
 
 
 def residual_sums(program: ExportedProgram) -> set[Node]:
     """Every sum of two values of one shape, one of them computed from the other by a layer."""
     weights = weight_expressions(program)
-    found = set()
+    sums = set()
     for node in program.graph.nodes:
         left, right = node.args[:2] if is_call(node, *SUMS) else (None, None)
         if not (is_float(left) and is_float(right)) or {left, right} & weights:
@@ -273,8 +273,8 @@ def residual_sums(program: ExportedProgram) -> set[Node]:
         if same_shape(shape_of(left), shape_of(right)) and (
             _is_layer(behind_casts(left), right) or _is_layer(behind_casts(right), left)
         ):
-            found.add(node)
-    return found
+            sums.add(node)
+    return sums
 
 
 def _is_layer(start: Node, end: Node) -> bool:
@@ -340,14 +340,14 @@ def _branch(node: Node, reader: Node, weights: set[Node]) -> Branch:
 
 def _either(product: Node, weights: set[Node]) -> Branch:
     """The factor with the shorter branch: the other one holds the activation."""
-    found: list[Branch] = []
+    branches: list[Branch] = []
     misses: list[NoMatch] = []
     for source in dict.fromkeys(product.args[:2]):
         try:
             if isinstance(source, Node):
-                found.append(_branch(source, product, weights))
+                branches.append(_branch(source, product, weights))
         except NoMatch as miss:
             misses.append(miss)
-    if not found:
+    if not branches:
         raise misses[0] if misses else NoMatch(product, "a value times a number that varies")
-    return min(found, key=lambda branch: len(branch.members))
+    return min(branches, key=lambda branch: len(branch.members))

@@ -120,9 +120,9 @@ def _is_complex(node: Node) -> bool:
 def _without_guards(node: Node) -> AbstractContextManager[None]:
     """Within the block, sizes evaluate to those of the trace, without recording guards."""
     for source in node.all_input_nodes:
-        found = value(source)
-        if isinstance(found, FakeTensor) and found.fake_mode.shape_env is not None:
-            guards: AbstractContextManager[None] = found.fake_mode.shape_env.suppress_guards()
+        fake = value(source)
+        if isinstance(fake, FakeTensor) and fake.fake_mode.shape_env is not None:
+            guards: AbstractContextManager[None] = fake.fake_mode.shape_env.suppress_guards()
             return guards
     return nullcontext()
 

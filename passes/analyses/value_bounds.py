@@ -147,8 +147,8 @@ class _Bounds:
 
 def _width(node: Node) -> int | None:
     """The size of the last dimension, if it is fixed."""
-    found = value(node)
-    last = found.shape[-1] if isinstance(found, Tensor) and found.ndim else None
+    fake = value(node)
+    last = fake.shape[-1] if isinstance(fake, Tensor) and fake.ndim else None
     return last if isinstance(last, int) else None
 
 
@@ -173,7 +173,7 @@ def largest_values(
     Raises:
         PassError: a watched value is not finite.
     """
-    found: dict[Node, float] = {}
+    largest: dict[Node, float] = {}
 
     def keep(_: int, node: Node, tensor: Tensor) -> None:
         if node not in watched or not tensor.numel():
@@ -187,7 +187,7 @@ def largest_values(
                 hint="Look for inputs that the model cannot handle: no precision can represent"
                 " these values.",
             )
-        found[node] = max(found.get(node, 0.0), size)
+        largest[node] = max(largest.get(node, 0.0), size)
 
     interpret_cases(program, cases, watch=keep)
-    return found
+    return largest

@@ -82,10 +82,10 @@ def _gives_its_input(node: Node) -> bool:
     """Whether a node returns its input unchanged."""
     if not has(node, Trait.RESHAPES, Trait.CASTS) or len(node.all_input_nodes) < 1:
         return False
-    found, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    result, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
     if node.args[0] is not node.all_input_nodes[0] or not isinstance(given, Tensor):
         return False
-    return isinstance(found, Tensor) and _form(found) == _form(given)
+    return isinstance(result, Tensor) and _form(result) == _form(given)
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[str, ...]]:

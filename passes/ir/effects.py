@@ -27,8 +27,8 @@ def is_pure(node: Node) -> bool:
     if node.op != "call_function" or has(node, Trait.CHECKS, Trait.WRITES):
         return False
     if is_structured(node):
-        inner = (found for block in blocks(node) for found in block.module.graph.nodes)
-        return all(is_pure(found) for found in inner if found.op == "call_function")
+        inner = (each for block in blocks(node) for each in block.module.graph.nodes)
+        return all(is_pure(each) for each in inner if each.op == "call_function")
     # fx calls every op that can draw random numbers impure, whether or not this call draws any.
     draws_nothing = _draws_nothing(node) or has(node, Trait.UNFOLDABLE)
     return draws_nothing or node.target is operator.getitem or not node.is_impure()

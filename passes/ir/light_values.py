@@ -34,33 +34,33 @@ def light_values(program: ExportedProgram, cases: Sequence[Inputs]) -> dict[Node
     size of an input.
     """
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    found: dict[Node, list[Any]] = {}
+    values_of: dict[Node, list[Any]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             spec = kinds[node.name]
             is_input = spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
             if is_input and all(node.name in case for case in cases):
-                found[node] = [case[node.name] for case in cases]
+                values_of[node] = [case[node.name] for case in cases]
             elif spec.kind in WEIGHT_KINDS and deferred_weight(program, str(spec.target)) is None:
                 tensor = weight_tensor(program, spec)
                 if tensor.numel() <= LARGEST_CONSTANT:
-                    found[node] = [tensor] * len(cases)
+                    values_of[node] = [tensor] * len(cases)
         elif node.op == "call_function":
             if is_random(node) or has(node, Trait.CHECKS, Trait.WRITES):
                 continue
             reads_size = node.target is aten.sym_size.int
             sources = node.all_input_nodes
-            if all(s in found if reads_size else _is_light(s, found) for s in sources):
-                values = _evaluated(node, found, len(cases))
+            if all(s in values_of if reads_size else _is_light(s, values_of) for s in sources):
+                values = _evaluated(node, values_of, len(cases))
                 if values is not None:
-                    found[node] = values
-    return {node: values for node, values in found.items() if _is_light(node, found)}
+                    values_of[node] = values
+    return {node: values for node, values in values_of.items() if _is_light(node, values_of)}
 
 
-def _is_light(node: Node, found: Mapping[Node, list[Any]]) -> bool:
-    return node in found and not any(
+def _is_light(node: Node, values_of: Mapping[Node, list[Any]]) -> bool:
+    return node in values_of and not any(
         isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        for value in found[node]
+        for value in values_of[node]
     )
 
 

@@ -65,7 +65,7 @@ def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
     """
     carver = Carver(program)
     waiting = [node for node in program.graph.nodes if carver.counts(node)]
-    found: list[tuple[Region, ...]] = []
+    groups_of_equals: list[tuple[Region, ...]] = []
     depth = 0
     while True:
         calls: dict[str, list[Node]] = {}
@@ -75,14 +75,14 @@ def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
             if len(stack) > depth:
                 calls.setdefault(stack[depth], []).append(node)
         if not calls:
-            return found
+            return groups_of_equals
         groups: dict[str, list[Region]] = defaultdict(list)
         for module, nodes in calls.items():
             region = carver.region(module, nodes)
             if region is not None:
                 groups[region.digest].append(region)
         repeated = [tuple(group) for group in groups.values() if len(group) > 1]
-        found += repeated
+        groups_of_equals += repeated
         taken = {node for group in repeated for region in group for node in region.nodes}
         waiting = [node for node in waiting if node not in taken]
         depth += 1
@@ -167,8 +167,8 @@ class Carver:
         if wanted in roots or not isinstance(value(size), SYMBOLIC):
             return True
         for node in (*inputs, *self._inputs):
-            for dim, found in enumerate(getattr(value(node), "shape", ())):
-                if isinstance(found, SymInt) and found.node.expr == wanted:
+            for dim, length in enumerate(getattr(value(node), "shape", ())):
+                if isinstance(length, SymInt) and length.node.expr == wanted:
                     if node not in inputs:
                         inputs.append(node)
                     roots[wanted] = node, dim
@@ -198,16 +198,16 @@ def is_size(node: Node) -> bool:
 
 def is_tensors(node: Node) -> bool:
     """Whether a value is a tensor, or several."""
-    found = value(node)
-    return isinstance(found, Tensor) or (
-        isinstance(found, tuple | list) and any(isinstance(each, Tensor) for each in found)
+    fake = value(node)
+    return isinstance(fake, Tensor) or (
+        isinstance(fake, tuple | list) and any(isinstance(each, Tensor) for each in fake)
     )
 
 
 def expression(size: Node) -> Any:
     """The symbolic expression of a size or of arithmetic on sizes; a number if nothing varies."""
-    found = value(size)
-    return found.node.expr if isinstance(found, SYMBOLIC) else found
+    fake = value(size)
+    return fake.node.expr if isinstance(fake, SYMBOLIC) else fake
 
 
 def _reads(user: Node, inside: Collection[Node]) -> bool:
@@ -260,8 +260,8 @@ def _digest(graph: Graph) -> str:
     for number, node in enumerate(graph.nodes):
         names[node] = f"%{number}"
         if node.op == "placeholder":
-            found = value(node)
-            memory = (found.dtype, found.device, found.layout, tuple(found.shape), found.stride())
+            fake = value(node)
+            memory = (fake.dtype, fake.device, fake.layout, tuple(fake.shape), fake.stride())
             parts.append(" ".join(map(str, memory)))
         else:
             parts.append(call_digest(node, names))

@@ -22,10 +22,10 @@ def scale_of(node: Node) -> Exponents:
     exponents: Exponents = node.meta.get(SCALE, 0)
     if isinstance(exponents, int):
         return exponents
-    found = value(node)
-    if not isinstance(found, Tensor) or found.dim() < exponents.dim():
+    fake = value(node)
+    if not isinstance(fake, Tensor) or fake.dim() < exponents.dim():
         return 0
-    pairs = zip(exponents.shape, found.shape[found.dim() - exponents.dim() :], strict=True)
+    pairs = zip(exponents.shape, fake.shape[fake.dim() - exponents.dim() :], strict=True)
     return exponents if all(own == 1 or same_size(own, size) for own, size in pairs) else 0
 
 

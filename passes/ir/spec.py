@@ -156,12 +156,12 @@ class _Reader:
                     raise at.error(f"option '{key}' is given twice")
                 if not self.accept("="):
                     self.fail(f"expected '=' after option '{key}'")
-                found = [(self.here(), self.value())]
+                chosen = [(self.here(), self.value())]
                 while self.accept(","):
-                    found.append((self.here(), self.value()))
+                    chosen.append((self.here(), self.value()))
                 keys[key] = at
-                values[key] = tuple(where for where, _ in found)
-                options.append((key, tuple(value for _, value in found)))
+                values[key] = tuple(where for where, _ in chosen)
+                options.append((key, tuple(value for _, value in chosen)))
         return Located(PassSpec(name, tuple(options)), place, keys, values)
 
     def name(self, expected: str) -> str:

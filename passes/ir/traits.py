@@ -160,21 +160,21 @@ def listed(op: Any) -> Trait | None:
 @cache
 def traits_of(op: Any) -> Trait:
     """All traits of an op, from the table and from torch's schema and tags."""
-    found = listed(op) or NONE
+    traits = listed(op) or NONE
     for trait, implied in _IMPLIED:
-        if trait in found:
-            found |= implied
+        if trait in traits:
+            traits |= implied
     if not isinstance(op, torch._ops.OpOverload):
-        return found
+        return traits
     if torch.Tag.pointwise in op.tags:
-        found |= Trait.ELEMENTWISE
-    if torch.Tag.nondeterministic_seeded in op.tags and Trait.UNFOLDABLE not in found:
-        found |= Trait.RANDOM
+        traits |= Trait.ELEMENTWISE
+    if torch.Tag.nondeterministic_seeded in op.tags and Trait.UNFOLDABLE not in traits:
+        traits |= Trait.RANDOM
     if any(result.alias_info is not None for result in op._schema.returns):
-        found |= ALIASES
+        traits |= ALIASES
     if op._schema.is_mutable and op is not aten.detach_.default:
-        found |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
-    return found
+        traits |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
+    return traits
 
 
 def has(node: object, *traits: Trait) -> TypeGuard[Node]:

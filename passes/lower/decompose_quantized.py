@@ -96,8 +96,8 @@ def _quantized_linear(
     cuda: bool,
 ) -> Tensor:
     form = _int_mm if x.dtype == torch.int8 else _scaled_mm
-    found = form(_rows(x), x_scale, weight, weight_scale, bias, dtype, cuda)
-    return found if x.dim() == 2 else found.reshape(*x.shape[:-1], weight.shape[0])
+    product = form(_rows(x), x_scale, weight, weight_scale, bias, dtype, cuda)
+    return product if x.dim() == 2 else product.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _scaled_mm(
@@ -114,8 +114,8 @@ def _scaled_mm(
         weight_scale = _column(weight_scale, weight.shape[0]).reshape(1, -1)
     inside = bias.to(dtype) if bias is not None and dtype != torch.float32 else None
     columns = weight.t()  # column-major
-    found = torch._scaled_mm(x, columns, x_scale, weight_scale, inside, None, dtype, cuda)
-    return found if bias is None or inside is not None else found + bias
+    product = torch._scaled_mm(x, columns, x_scale, weight_scale, inside, None, dtype, cuda)
+    return product if bias is None or inside is not None else product + bias
 
 
 def _int_mm(
@@ -134,8 +134,8 @@ def _int_mm(
         product = torch._int_mm(x, weight.t())
     x_scale = _rows(x_scale) if x_scale.dim() else x_scale
     weight_scale = weight_scale.reshape(1, -1) if weight_scale.dim() else weight_scale
-    found = product.float() * x_scale * weight_scale
-    return (found if bias is None else found + bias.float()).to(dtype)
+    scaled = product.float() * x_scale * weight_scale
+    return (scaled if bias is None else scaled + bias.float()).to(dtype)
 
 
 @FORMS.rule(own.blockwise_linear.default)

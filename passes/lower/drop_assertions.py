@@ -53,11 +53,11 @@ def _is_derived(node: Node) -> bool:
         return True
     waiting, seen = list(node.all_input_nodes), set()
     while waiting:
-        found = waiting.pop()
-        if found in seen or found.target is aten.sym_size.int:
+        source = waiting.pop()
+        if source in seen or source.target is aten.sym_size.int:
             continue
-        seen.add(found)
-        if found.target in (aten.item.default, aten._local_scalar_dense.default):
+        seen.add(source)
+        if source.target in (aten.item.default, aten._local_scalar_dense.default):
             return False
-        waiting += found.all_input_nodes
+        waiting += source.all_input_nodes
     return True

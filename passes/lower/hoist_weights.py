@@ -173,12 +173,12 @@ def _without_data(root: Node) -> Tensor:
     What a loop carries is a tensor of its own: torch compares its strides with those that the body
     returns.  Pairs of complex numbers lie side by side.
     """
-    found = value(root)
+    fake = value(root)
     for user in root.users:
         is_carried = is_structured(user) and root in operands(user)[: carried(user)]
         if is_carried or is_call(user, aten.view_as_complex.default):
-            return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
-    return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
+            return nn.Parameter(torch.zeros(fake.shape, dtype=fake.dtype), False)
+    return nn.Parameter(torch.zeros((), dtype=fake.dtype).expand(fake.shape), False)
 
 
 def _in_order(root: Node) -> list[Node]:

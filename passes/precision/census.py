@@ -100,8 +100,8 @@ def take_census(program: ExportedProgram) -> Census:
     for node in all_nodes(program):
         if node.op not in ("placeholder", "call_function") or node.name in weights:
             continue
-        found = value(node)
-        for each in found if isinstance(found, tuple | list) else (found,):
+        fake = value(node)
+        for each in fake if isinstance(fake, tuple | list) else (fake,):
             if isinstance(each, Tensor):
                 counts["edge", dtype_text(each.dtype), module_path(node)] += 1
     met: dict[tuple[str, str, str], list[str]] = {}

@@ -123,27 +123,27 @@ def _classify(
 
 def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     sources = [s for s in node.all_input_nodes if s in classes]
-    found = {classes[s] for s in sources}
-    if not found:
+    kinds = {classes[s] for s in sources}
+    if not kinds:
         return Class.EXACT
     if is_float_cast(node):
         return _cast_class(node, classes)
-    if found <= {Class.EXACT}:
+    if kinds <= {Class.EXACT}:
         return Class.EXACT
     if is_wide(node):
-        return Class.WEIGHT if found <= {Class.WEIGHT, Class.EXACT} else Class.PRECISE
+        return Class.WEIGHT if kinds <= {Class.WEIGHT, Class.EXACT} else Class.PRECISE
     if has(node, Trait.HEAVY):
         return Class.STREAM
-    if found <= {Class.WEIGHT, Class.EXACT}:
+    if kinds <= {Class.WEIGHT, Class.EXACT}:
         return Class.WEIGHT
     if has(node, Trait.MOVES) or (len(sources) == 1 and has(node, Trait.EXACT)):
         first = classes[sources[0]]  # expand_as reads the shape of another
         return Class.STREAM if first is Class.INPUT else first
-    if has(node, Trait.JOINS) and len(found) == 1:
-        return found.pop()
+    if has(node, Trait.JOINS) and len(kinds) == 1:
+        return kinds.pop()
     if len(sources) > 1:
         return _pair_class(node, sources, classes)
-    source = found.pop()
+    source = kinds.pop()
     if source is Class.PRECISE:
         return Class.PRECISE
     explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
@@ -174,19 +174,19 @@ def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
 
 def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
     """A precise operand wins over a raised one and over a stream that it only scales row by row."""
-    found = {classes[s] for s in sources}
-    if found == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
+    kinds = {classes[s] for s in sources}
+    if kinds == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
         return Class.PRECISE  # rotary angles over raised queries
-    if Class.PRECISE not in found or not has(node, Trait.ARITHMETIC):
+    if Class.PRECISE not in kinds or not has(node, Trait.ARITHMETIC):
         return Class.STREAM
-    if Class.WEIGHT in found:
+    if Class.WEIGHT in kinds:
         return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
     if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
         return Class.PRECISE
     # A residual may be read through a cast of its own norm; adding to it is not an fp32 step of the
     # source.
-    high = found <= {Class.PRECISE, Class.EXACT} or (
-        found <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
+    high = kinds <= {Class.PRECISE, Class.EXACT} or (
+        kinds <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
     )
     return Class.PRECISE if high else Class.STREAM
 
@@ -203,14 +203,16 @@ def _statistics(graph: Graph) -> set[Node]:
     """Totals, and the chain from a square to a root over a mean: what a norm divides by, whatever
     the source says of dtypes.
     """
-    found: set[Node] = {n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])}
+    statistics: set[Node] = {
+        n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])
+    }
     for node in graph.nodes:
         chain = _to_mean(node) if is_call(node, *ROOTS) and is_float(node) else []
-        found.update(chain)
+        statistics.update(chain)
         square = chain[-1].args[0] if chain else None
-        if is_call(square, *SQUARES) and found.issuperset(square.users):
-            found.add(square)
-    return found
+        if is_call(square, *SQUARES) and statistics.issuperset(square.users):
+            statistics.add(square)
+    return statistics
 
 
 def _to_mean(root: Node) -> list[Node]:
@@ -262,14 +264,14 @@ def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict
     """
     given = _entering(node, classes)
     while True:
-        found: dict[Node, Class] = {}
+        inner: dict[Node, Class] = {}
         for block in blocks(node):
             known = {p: given[i] for i, p in enumerate(block.placeholders) if i in given}
-            found |= known
-            found |= sort(block.module.graph, known)
-        settled = given | _handed_on(node, given, found)
+            inner |= known
+            inner |= sort(block.module.graph, known)
+        settled = given | _handed_on(node, given, inner)
         if settled == given:
-            return found
+            return inner
         given = settled
 
 
@@ -322,7 +324,7 @@ def _joined(kinds: tuple[Class | None, ...]) -> Class | None:
     """The class of a value that may come from several places."""
     if None in kinds:
         return None
-    found = {_AS_VALUE.get(kind, Class.STREAM) for kind in kinds if kind is not None}
-    if len(found) == 1:
-        return found.pop()
-    return Class.PRECISE if found <= _KEPT else Class.STREAM
+    joined = {_AS_VALUE.get(kind, Class.STREAM) for kind in kinds if kind is not None}
+    if len(joined) == 1:
+        return joined.pop()
+    return Class.PRECISE if joined <= _KEPT else Class.STREAM

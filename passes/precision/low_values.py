@@ -29,7 +29,7 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     classes = classify(program, frozenset(kept))
     masked = _masked(program, classes)
     sums = residual_sums(program)
-    found = []
+    values = []
     for node in all_nodes(program):
         if node.op != "call_function" or node in masked or is_float_cast(node):
             continue
@@ -44,8 +44,8 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
             for user in readers
         )
         if is_low and (node in sums or matters):
-            found.append(node)
-    return found
+            values.append(node)
+    return values
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -59,14 +59,14 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _masked(program: ExportedProgram, classes: Mapping[Node, Class]) -> set[Node]:
     """Values that were filled, or that something computed from integers alone was added to."""
-    found: set[Node] = set()
+    masked: set[Node] = set()
     for node in all_nodes(program):
         if node.op != "call_function" or node not in classes:
             continue
         sources = [s for s in node.all_input_nodes if s in classes]
         exact = any(classes[s] in (Class.EXACT, Class.ISLAND) for s in sources)
         passes_on = has(node, Trait.ARITHMETIC, Trait.MOVES) or is_float_cast(node)
-        spreads = passes_on and (exact or any(source in found for source in sources))
+        spreads = passes_on and (exact or any(source in masked for source in sources))
         if has(node, Trait.LITERAL) or spreads:
-            found.add(node)
-    return found
+            masked.add(node)
+    return masked

@@ -116,20 +116,20 @@ class QuantizeLayers(QuantizingPass):
         weights = Weights(program, self.dtype(plan.arch), self.scale_dtype)
         inputs = Inputs(program, weights, chosen, spans)
         integers = Integers(program, weights, chosen, spans)
-        for layer, found in chosen:
-            log.done(layer.node, _described(found))
-            if layer.kind in RECURRENT or is_product_of_integers(found):
+        for layer, decision in chosen:
+            log.done(layer.node, _described(decision))
+            if layer.kind in RECURRENT or is_product_of_integers(decision):
                 continue
-            if found.choice == "storage" or found.weights == "block":
-                quantize_weight(program, weights, layer, found)
+            if decision.choice == "storage" or decision.weights == "block":
+                quantize_weight(program, weights, layer, decision)
             else:
-                inputs.quantize(layer, found)
+                inputs.quantize(layer, decision)
         integers.rewrite()
         # Last: it puts other nodes in the place of those that it gives, by which the others know
         # what they read.
-        for layer, found in chosen:
+        for layer, decision in chosen:
             if layer.kind in RECURRENT:
-                quantize_recurrence(program, weights, layer, found)
+                quantize_recurrence(program, weights, layer, decision)
         erase_dead(program.graph)
         drop_unused_weights(program)
         program.graph_module.meta[DONE] = done | {layer.key for layer, _ in chosen}
@@ -157,19 +157,21 @@ class QuantizeLayers(QuantizingPass):
         for layer in layers:
             if log.skipped(layer.node):
                 continue
-            found = decisions.get(layer.key)
-            if found is None:
+            decision = decisions.get(layer.key)
+            if decision is None:
                 reason = "the plan does not name it"
-            elif found.choice == "keep":
-                reason = f"kept: {found.reason}" if found.reason else "kept"
-            elif found.choice == "storage" or found.weights == "block":
+            elif decision.choice == "keep":
+                reason = f"kept: {decision.reason}" if decision.reason else "kept"
+            elif decision.choice == "storage" or decision.weights == "block":
                 reason = _not_finite(program, layer)
             else:
-                reason = self.native_refusal(layer, found, plan.arch) or _not_finite(program, layer)
+                reason = self.native_refusal(layer, decision, plan.arch) or _not_finite(
+                    program, layer
+                )
             if reason:
                 log.refused(layer.node, reason)
-            elif found is not None:
-                chosen.append((layer, found))
+            elif decision is not None:
+                chosen.append((layer, decision))
         return chosen
 
 
@@ -179,23 +181,25 @@ def _static_spans(
     """Least and largest elements of what layers with static scales read, and of convolutions what
     they give; and the layers without those where one of them is not finite.
     """
-    static = {layer.node: found for layer, found in chosen if found.choice == "w8a8-static"}
+    static = {
+        layer.node: decision for layer, decision in chosen if decision.choice == "w8a8-static"
+    }
     linears = {
         layer.node: origin_of(layer.node)
-        for layer, found in chosen
-        if found.choice == "w8a8-static" and layer.kind == "linear"
+        for layer, decision in chosen
+        if decision.choice == "w8a8-static" and layer.kind == "linear"
     }
     whole = spans_wanted(program.graph, static)
     spans = with_joined(activation_spans(program, context, set(linears.values()), whole), static)
     left = []
-    for layer, found in chosen:
+    for layer, decision in chosen:
         values = [linears[layer.node]] if layer.node in linears else []
-        if is_product_of_integers(found):
+        if is_product_of_integers(decision):
             values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
         if not all(spans[value].is_finite for value in values):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:
-            left.append((layer, found))
+            left.append((layer, decision))
     return left, spans
 
 

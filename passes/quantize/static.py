@@ -245,13 +245,13 @@ class Integers:
                 assert callable(source.target)
                 kwargs = dict(source.kwargs)
                 moved = insert(self._program.graph, source.target, args, kwargs, like=source)
-                found = replace(before, values=moved)
+                held = replace(before, values=moved)
             else:
                 scale, zero = self._grid(origin)
                 args = (source, scale, zero, torch.uint8)
-                found = _Held(self._add(source, own.quantize_affine.default, *args), scale, zero)
-        self._held[source] = found
-        return found
+                held = _Held(self._add(source, own.quantize_affine.default, *args), scale, zero)
+        self._held[source] = held
+        return held
 
     def _grid(self, node: Node) -> tuple[Node, int]:
         """The scale of a value, fp32, [] or [N, 1, ...], and what stands for 0."""

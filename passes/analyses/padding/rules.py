@@ -164,12 +164,12 @@ class Rules:
                 return self._known.get(argument, value(argument))
             return argument
 
-        found = {key: fact_of(argument) for key, argument in named_arguments(node).items()}
+        facts = {key: fact_of(argument) for key, argument in named_arguments(node).items()}
         sizes = _SIZES | ({"end"} if is_call(node, aten.slice.Tensor) else set())
-        for key in found.keys() - sizes:
-            if any(map(self._labels.concerns, _flat([found[key]]))):
+        for key in facts.keys() - sizes:
+            if any(map(self._labels.concerns, _flat([facts[key]]))):
                 raise Unproved("it computes with the number of tokens, or one read from a tensor")
-        return found
+        return facts
 
     def _without_tokens(self, result: Any) -> Facts:
         """What is computed from nothing that has tokens."""
@@ -194,13 +194,13 @@ class Rules:
         self, labels: tuple[str, ...], steps: tuple[int, ...], offset: int, dtype: torch.dtype
     ) -> Fact:
         """A sum of indices, as a dtype holds it; no longer one where that may round or wrap."""
-        found = position(labels, steps, offset, self._side, self._labels.longest)
+        fact = position(labels, steps, offset, self._side, self._labels.longest)
         is_float = dtype.is_floating_point
         most = 2 / torch.finfo(dtype).eps if is_float else float(torch.iinfo(dtype).max)
         highest = max(sum(step for step in steps if step * sign > 0) * sign for sign in (1, -1))
         if highest * self._labels.longest + abs(offset) <= most:
-            return found
-        self.require_still(found)
+            return fact
+        self.require_still(fact)
         return alike(labels, ANYTHING)
 
     # Elements in their places.
@@ -231,16 +231,16 @@ class Rules:
             if not is_plain:
                 return ANYTHING
             if known is not None:
-                found = known(*ends)
+                result = known(*ends)
             elif has(node, Trait.BOUNDED):
-                found = (-1.0, 1.0)
+                result = (-1.0, 1.0)
             elif has(node, Trait.GROWS):
-                found = None if ends[:1] == (None,) else ANYTHING
+                result = None if ends[:1] == (None,) else ANYTHING
             else:
-                found = None if all(map(is_small, ends)) else ANYTHING
+                result = None if all(map(is_small, ends)) else ANYTHING
             units = name == "mul" and any(set(wide(end)) <= {-1.0, 0.0, 1.0} for end in ends)
-            whole = name != "div" and all(_is_whole(each, dtype) for each in (*ends, found))
-            return _held(found, dtype, is_exact=name not in _ROUNDED or units or whole)
+            whole = name != "div" and all(_is_whole(each, dtype) for each in (*ends, result))
+            return _held(result, dtype, is_exact=name not in _ROUNDED or units or whole)
 
         if name in COMPARISONS:
             difference = self._sum(labels, "sub", facts, torch.int64)
@@ -305,15 +305,15 @@ class Rules:
             raise Unproved("it reshapes tokens into something else")
         tokens = iter(fact.tokens)
         pads = tuple(fact.pads[next(tokens)] if "t" in label else fact.span for label in labels)
-        found = replace(fact, labels=labels, pads=pads, steps=None, offset=0)
+        reshaped = replace(fact, labels=labels, pads=pads, steps=None, offset=0)
         if fact.steps is None:
-            return found
+            return reshaped
         moved = [step for step, label in zip(fact.steps, fact.labels, strict=True) if label]
         if len(moved) != sum(map(bool, labels)):
             raise Unproved("it reshapes positions")
         rest = iter(moved)
         steps = tuple(next(rest) if label else 0 for label in labels)
-        return replace(found, steps=steps, offset=fact.offset)
+        return replace(reshaped, steps=steps, offset=fact.offset)
 
     def _permuted(self, node: Node, given: Given) -> Fact:
         sizes = list(range(2, 2 + len(given["self"].labels)))
@@ -353,17 +353,17 @@ class Rules:
     def op_index(self, node: Node, given: Given) -> Fact:
         fact, indices = given["self"], given["indices"]
         labels = self._labels.of(value(node))
-        found = [one for one in indices if one is not None]
+        places_read = [one for one in indices if one is not None]
         if any(value(one).dtype in (torch.bool, torch.uint8) for one in node.all_input_nodes[1:]):
             raise Unproved("it selects rows by a mask")
         self.require_still(fact)
         if not any(fact.labels):  # a table
-            self.require_still(*found)
+            self.require_still(*places_read)
             return alike(labels, fact.span)
-        full = len(indices) == len(fact.labels) == len(found)
-        width = max(len(one.labels) for one in found)
+        full = len(indices) == len(fact.labels) == len(places_read)
+        width = max(len(one.labels) for one in places_read)
         # The dimension of the result along which an index runs, one by one from 0.
-        along = [(one.index_along, width - len(one.labels)) for one in found]
+        along = [(one.index_along, width - len(one.labels)) for one in places_read]
         places = [None if dim is None else dim + first for dim, first in along]
         meets = [
             label == (labels[place] if place is not None else None) or _is_number(size, 1)

@@ -67,7 +67,7 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
     weights = weight_expressions(program)
     specs = weight_specs(program)
     counts: Counter[tuple[str, str]] = Counter()
-    found = []
+    layers = []
     for node in program.graph.nodes:
         kind = _kind_of(node)
         if kind is None or node in weights:
@@ -84,8 +84,8 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
         counts[module, source] += 1
         name = str(specs[leaf.name].target)
         constants = frozenset(weights.intersection(node.all_input_nodes))
-        found.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
-    return found
+        layers.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
+    return layers
 
 
 def _kind_of(node: Node) -> Kind | None:
@@ -217,8 +217,8 @@ def transposed_geometry_of(node: Node) -> TransposedGeometry:
     given: tuple[Any, ...] = (*node.args[3:], *(None,) * 5)
     stride, padding, behind, groups, dilation = given[:5]
     count = len(kernel)
-    strides, dilations = (_each(found or 1, count) for found in (stride, dilation))
-    paddings, more = (_each(found or 0, count) for found in (padding, behind))
+    strides, dilations = (_each(sizes or 1, count) for sizes in (stride, dilation))
+    paddings, more = (_each(sizes or 0, count) for sizes in (padding, behind))
     taps, before, after, cropped = [], [], [], []
     for s, p, b, k, d in zip(strides, paddings, more, kernel, dilations, strict=True):
         reach = d * (k - 1) + 1
@@ -357,16 +357,16 @@ def joined_integers(plans: Mapping[Node, LayerPlan]) -> dict[Node, list[Node]]:
     convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
     tails = {tail_of(node).node for node in convs}
     open_ = [origin_in_order(first_input(node)) for node in plans if node in convs]
-    found: dict[Node, list[Node]] = {}
+    joined: dict[Node, list[Node]] = {}
     while open_:
         node = open_.pop()
-        if node in found or not is_call(node, aten.cat.default, aten.concat.default):
+        if node in joined or not is_call(node, aten.cat.default, aten.concat.default):
             continue
         origins = [origin_in_order(part) for part in arguments(node)[0]]
         if tails.intersection(origins) or any(is_call(o, aten.cat.default) for o in origins):
-            found[node] = origins
+            joined[node] = origins
             open_ += origins
-    return found
+    return joined
 
 
 def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bool]:
@@ -374,7 +374,9 @@ def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bo
     whether they are wanted of each channel.
     """
     read = (node for node, plan in plans.items() if is_product_of_integers(plan))
-    found = {origin_in_order(first_input(node)): False for node in read}
+    by_channel = {origin_in_order(first_input(node)): False for node in read}
     for origins in joined_integers(plans).values():
-        found |= dict.fromkeys(origins, False)
-    return found | {tail: held.by_channel for tail, held in integer_values(graph, plans).items()}
+        by_channel |= dict.fromkeys(origins, False)
+    return by_channel | {
+        tail: held.by_channel for tail, held in integer_values(graph, plans).items()
+    }

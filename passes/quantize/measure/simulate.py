@@ -90,8 +90,8 @@ def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | 
         sizes = wide.abs()
         largest = sizes.amax() if scaling == "tensor" else sizes.amax(-1, keepdim=True)
     scale = (largest.float() / grid.limit).clamp(min=FLOOR)
-    found = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
-    return found.flatten(-2) if scaling == "block" else found
+    rounded = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
+    return rounded.flatten(-2) if scaling == "block" else rounded
 
 
 def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
@@ -108,10 +108,10 @@ def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
         sums = torch.maximum(pairs.clamp(min=0).sum(-1), -pairs.clamp(max=0).sum(-1))
         largest = sums.amax() if plan.weights == "tensor" else sums.amax(1, keepdim=True)
         grid = Grid(127.0, torch.round)
-    found = fake(rows, grid, plan.weights, plan.block, largest).view(weight.shape)
+    rounded = fake(rows, grid, plan.weights, plan.block, largest).view(weight.shape)
     # What is stored is brought back to the dtype of the layer, and read from there.
     is_whole = plan.choice == "storage" and plan.weights != "block"
-    return found.to(weight.dtype).float() if is_whole else found
+    return rounded.to(weight.dtype).float() if is_whole else rounded
 
 
 UNSIGNED = 255
@@ -170,7 +170,7 @@ def fake_recurrence(
     rows = x.transpose(0, 1) if recurrence.batch_first else x
     ends: list[tuple[Tensor, ...]] = []
     for layer in recurrence.steps:
-        read, found = _fake_whole(rows), []
+        read, results = _fake_whole(rows), []
         for backward, weights in enumerate(layer):
             places = range(len(rows))
             state, *cell = (first[len(ends)] for first in start)
@@ -188,9 +188,9 @@ def fake_recurrence(
                     new = (new + (resets + kept[0]).sigmoid() * kept[2]).tanh()
                     state = new + (updates + kept[1]).sigmoid() * (state - new)
                 outputs[place] = state
-            found.append(torch.stack(outputs))
+            results.append(torch.stack(outputs))
             ends.append((state, *cell))
-        rows = torch.cat(found, -1)
+        rows = torch.cat(results, -1)
     last = rows.transpose(0, 1) if recurrence.batch_first else rows
     return last, *map(torch.stack, zip(*ends, strict=True))
 
@@ -276,12 +276,12 @@ class Rounding:
         if is_product_of_integers(layer):
             read = self.held(values[0], origin_in_order(first_input(node)))
             values = (read, *values[1:])
-        found: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
-        return self.held(found, tail_of(node).node) if is_product_of_integers(layer) else found
+        result: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
+        return self.held(result, tail_of(node).node) if is_product_of_integers(layer) else result
 
-    def held(self, found: Tensor, node: Node) -> Tensor:
+    def held(self, tensor: Tensor, node: Node) -> Tensor:
         """A value as the unsigned integers that hold it say it."""
-        return fake_unsigned(found, self._spans[node]).to(found.dtype)
+        return fake_unsigned(tensor, self._spans[node]).to(tensor.dtype)
 
     def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
         """The same for all cases of a run, which come one after the other."""
@@ -342,10 +342,10 @@ class Simulation(Run):
                 value if origin in self._held else self._rounding.held(value, origin)
                 for value, origin in zip(values, self._rounded[node], strict=True)
             )
-            found = left + right
+            result = left + right
         else:
-            found = super().evaluate(node, case)
-        return self._rounding.held(found, node) if node in self._sums else found
+            result = super().evaluate(node, case)
+        return self._rounding.held(result, node) if node in self._sums else result
 
 
 def static_spans(
@@ -362,7 +362,7 @@ def static_spans(
 
 def with_joined(spans: Mapping[Node, Span], plans: Mapping[Node, LayerPlan]) -> dict[Node, Span]:
     """Spans, of which what is joined in integers has one in common."""
-    found = dict(spans)
+    joined = dict(spans)
     groups: list[set[Node]] = []
     for node, origins in joined_integers(plans).items():
         group = {node, *origins}
@@ -371,11 +371,11 @@ def with_joined(spans: Mapping[Node, Span], plans: Mapping[Node, LayerPlan]) -> 
             group |= other
         groups.append(group)
     for group in groups:
-        members = [found[node] for node in group]
+        members = [joined[node] for node in group]
         low, high = (torch.tensor([getattr(m, end) for m in members]) for end in ("low", "high"))
         whole = Span(float(low.amin()), float(high.amax()))  # NaN is handed on
-        found |= dict.fromkeys(group, whole)
-    return found
+        joined |= dict.fromkeys(group, whole)
+    return joined
 
 
 def activation_spans(
@@ -409,7 +409,7 @@ def activation_spans(
             "static scales of activations need calibration inputs, got none",
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
-    found: dict[Node, tuple[Tensor, Tensor]] = {}
+    spans: dict[Node, tuple[Tensor, Tensor]] = {}
     channels: dict[Node, Tensor] = {}
     masks = masks_of(context)
     wanted = nodes | whole.keys()
@@ -420,9 +420,9 @@ def activation_spans(
         valid = valid_rows(tensor, None if node in whole else masks[case])
         if valid.numel():
             low, high = (end.float() for end in valid.aminmax())
-            known = found.get(node, (low, high))
+            known = spans.get(node, (low, high))
             # Both hand NaN on.
-            found[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
+            spans[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
             if whole.get(node):
                 sizes = tensor.abs().transpose(0, 1).flatten(1).amax(1).float()
                 channels[node] = torch.maximum(channels.get(node, sizes), sizes)
@@ -433,7 +433,7 @@ def activation_spans(
                 keep(case, node, inputs[node.name])
     interpret_cases(program, context.calibration, watch=keep)
     nothing = (torch.zeros(()), torch.zeros(()))
-    ends = {node: found.get(node, nothing) for node in wanted}
+    ends = {node: spans.get(node, nothing) for node in wanted}
     return {
         node: Span(float(low), float(high), channels.get(node))
         for node, (low, high) in ends.items()

@@ -63,11 +63,11 @@ def decode_plan(data: bytes, file: str = "plan") -> QuantizationPlan:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        content = dict(pairs)
+        if len(content) < len(pairs):
             twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
             raise InputError(f"{file}: key {twice!r} is there twice in one object")
-        return found
+        return content
 
     try:
         content = json.loads(data.decode(), object_pairs_hook=unique)

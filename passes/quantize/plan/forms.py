@@ -201,17 +201,17 @@ def unfit(layer: Layer) -> str:
 def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
     bits = _multiplied_bits(options)
     if options.static:
-        found = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
+        some = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
     else:
         # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
-        found = [planned(layer, "w8a8-dynamic", "row", "row", bits=bits)]
+        some = [planned(layer, "w8a8-dynamic", "row", "row", bits=bits)]
     if stored.block:
         # MatMulNBits has 8 bits on every CPU: without VNNI it adds the high bits of weights apart.
         k = layer.shape[-1]
         sizes = (COARSE, stored.block) if k > COARSE and k % COARSE == 0 else (stored.block,)
-        found += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
-        found.append(stored)
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
+        some += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
+        some.append(stored)
+    return [_with_gain(form) for form in some] if options.arch == CPU else some
 
 
 def block_size(k: int) -> int:

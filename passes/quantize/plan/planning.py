@@ -268,17 +268,17 @@ class _Planner:
         if not self._options.measure:
             return self._with(dict.fromkeys(self._choices, 0))
         subject = (self._program, self._context, self._with({}))
-        found = measure(*subject, {node: known[:1] for node, known in self._choices.items()})
-        first = self._error(dict.fromkeys(self._choices, 0), found)
+        sensitivity = measure(*subject, {node: known[:1] for node, known in self._choices.items()})
+        first = self._error(dict.fromkeys(self._choices, 0), sensitivity)
         if first > self._limit:  # else there is nothing to choose and to order
             others = {node: known[1:] for node, known in self._choices.items() if known[1:]}
             for node, more in measure(*subject, others).errors.items():
-                found.errors[node] += more
-            measure_alone(*subject, self._choices, found)
+                sensitivity.errors[node] += more
+            measure_alone(*subject, self._choices, sensitivity)
         # Every form that was measured says what it loses: at the outputs in the measure in which it
         # loses more or less than the fastest one by itself.
         for node, known in self._choices.items():
-            errors, reached = found.errors[node], found.end_to_end.get(node)
+            errors, reached = sensitivity.errors[node], sensitivity.end_to_end.get(node)
             measured = [
                 replace(
                     form, error=error, end_to_end=reached and reached * error / (errors[0] or 1)
@@ -292,15 +292,15 @@ class _Planner:
             start[node] = next(fits, len(known))
         searched = search(
             {node: self._options_of(node) for node in self._choices},
-            lambda chosen: self._error(chosen, found),
+            lambda chosen: self._error(chosen, sensitivity),
             self._limit,
             first,
             start=start,
         )
-        plan = self._with(searched.chosen, found)
+        plan = self._with(searched.chosen, sensitivity)
         errors = self._simulated.get(frozenset(searched.chosen.items()))
         by_name = _by_name(errors, self._context) if errors else {}
-        notes = _found_in_words(searched, found, len(self._context.calibration))
+        notes = _found_in_words(searched, sensitivity, len(self._context.calibration))
         if by_name:
             shown = (f"{name} {error:.2g}" for name, error in by_name.items())
             notes = (*notes, f"worst row by calibration inputs: {', '.join(shown)}")
@@ -330,30 +330,30 @@ class _Planner:
         ]
         return [*options, Option(0.0, time, 4 * whole)]
 
-    def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
+    def _error(self, chosen: Mapping[Node, int], sensitivity: Sensitivity) -> float:
         outputs = _simulated(self._program, self._context, self._with(chosen))
-        errors = row_errors(outputs, found.outputs, masks_of(self._context))
+        errors = row_errors(outputs, sensitivity.outputs, masks_of(self._context))
         self._simulated[frozenset(chosen.items())] = errors
         return max(errors)
 
     def _with(
-        self, chosen: Mapping[Node, int], found: Sensitivity | None = None
+        self, chosen: Mapping[Node, int], sensitivity: Sensitivity | None = None
     ) -> QuantizationPlan:
         return QuantizationPlan(
             format=self._options.format,
             arch=self._options.arch,
             max_error=max_error(self._options),
-            layers=tuple(self._decided(layer, chosen, found) for layer in self._layers),
+            layers=tuple(self._decided(layer, chosen, sensitivity) for layer in self._layers),
         )
 
     def _decided(
-        self, layer: Layer, chosen: Mapping[Node, int], found: Sensitivity | None
+        self, layer: Layer, chosen: Mapping[Node, int], sensitivity: Sensitivity | None
     ) -> LayerPlan:
         known = self._choices.get(layer.node)
         if known is None:
             return planned(layer, "keep", gain=1.0, reason=self._kept[layer.node])
         place = chosen.get(layer.node, len(known))
-        reading = found.readings.get(layer.node) if found is not None else None
+        reading = sensitivity.readings.get(layer.node) if sensitivity is not None else None
         reason = _reason_of(known[:place], reading)
         if place == len(known):
             return planned(layer, "keep", gain=1.0, reason=reason)
@@ -387,11 +387,11 @@ def form_in_words(form: LayerPlan) -> str:
     return f"{form.choice} {_scales(form)}{of}"
 
 
-def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
+def _found_in_words(search: Found[Any], sensitivity: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
     by = (
-        f"their effect on the outputs (tried in {found.variants} variants)"
-        if found.end_to_end
+        f"their effect on the outputs (tried in {sensitivity.variants} variants)"
+        if sensitivity.end_to_end
         else "the error of their own output"
     )
     first = "every layer in its fastest form: " + (
@@ -437,18 +437,18 @@ def _skip_reasons(
             fault = "it is around no layer"
             raise _nothing(f"skip_modules_classes={name!r}", fault, name, classes)
     weights = weight_expressions(program)
-    found = {}
+    reasons = {}
     for layer in layers:
         reason = next(_reasons(layer, options, patterns, weights), "")
         if reason and layer.module not in options.include_modules:
-            found[layer.node] = reason
+            reasons[layer.node] = reason
     # Embeddings whose weight a kept layer reads as well: two copies are larger than one.
-    whole = {layer.weight: layer for layer in reversed(layers) if layer.node in found}
+    whole = {layer.weight: layer for layer in reversed(layers) if layer.node in reasons}
     for layer in layers:
-        if layer.kind == "embedding" and layer.node not in found and layer.weight in whole:
+        if layer.kind == "embedding" and layer.node not in reasons and layer.weight in whole:
             kept = whole[layer.weight].module
-            found[layer.node] = f"shares its weight with {kept!r}, which is kept"
-    return found
+            reasons[layer.node] = f"shares its weight with {kept!r}, which is kept"
+    return reasons
 
 
 def _reasons(
@@ -501,7 +501,7 @@ def _reads_input(node: Node, weights: set[Node]) -> bool:
     """Whether the first argument is an input of the program, cast or normalized at most."""
     source = node.args[0]
     while has(source, Trait.MOVES, Trait.CASTS, Trait.ARITHMETIC):
-        others = [found for found in source.all_input_nodes if found not in weights]
+        others = [each for each in source.all_input_nodes if each not in weights]
         if len(others) != 1:
             return False
         source = others[0]

@@ -155,7 +155,7 @@ def measure_alone(
 
 def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[list[Node]]:
     """The layers, those together that are tried at once."""
-    found: list[list[Node]] = []
+    variants: list[list[Node]] = []
     for regions in repeated_regions(program):
         for counterparts in zip(*(region.nodes for region in regions), strict=True):
             if counterparts[0] not in sizes:
@@ -163,9 +163,9 @@ def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[lis
             usual = median(sizes[node] for node in counterparts)
             alike = [n for n in counterparts if usual <= UNLIKE * sizes[n] <= UNLIKE**2 * usual]
             size = ceil(len(alike) / PARTS)
-            found += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
-    together = {node for variant in found for node in variant}
-    return [*found, *([node] for node in sizes if node not in together)]
+            variants += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
+    together = {node for variant in variants for node in variant}
+    return [*variants, *([node] for node in sizes if node not in together)]
 
 
 class _Isolated(Run):
