@@ -201,13 +201,13 @@ def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) 
             return node.target(*args, **kwargs)
 
 
-def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
+def erase_dead(graph: Graph) -> int:
     """Erase unused pure nodes, and metadata assertions that would keep a dead value alive."""
     erased = 0
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:  # the block of an op that went
             graph.erase_node(node)
-        if node.op != "call_function" or node in keep:
+        if node.op != "call_function":
             continue
         if is_pure(node) and all(map(is_metadata_check, node.users)):
             for user in list(node.users):

@@ -76,10 +76,10 @@ def print_ir(program: ExportedProgram) -> str:
     return "\n".join(_Printer().graph(program.graph, inputs, returns)) + "\n"
 
 
-def diff_ir(before: str, after: str, *, context: int = 1) -> str:
+def diff_ir(before: str, after: str) -> str:
     """A unified diff of two texts; "" if they are equal."""
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), "before", "after", n=context, lineterm=""
+        before.splitlines(), after.splitlines(), "before", "after", n=1, lineterm=""
     )
     return "".join(f"{line}\n" for line in lines)
 

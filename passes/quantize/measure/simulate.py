@@ -40,7 +40,6 @@ FLOOR = 2.0**-40
 """Of a scale: a row of zeros has one, too."""
 FNUZ = frozenset({"gfx942"})
 """Architectures whose fp8 is e4m3fnuz."""
-_MANTISSA = 3
 
 
 @dataclass(frozen=True)
@@ -52,17 +51,8 @@ class Grid:
     """fp32 within +-limit to the nearest value of the format, ties to even."""
 
 
-def _fp8_grid(limit: float, least_exponent: int) -> Grid:
-    def rounded(x: Tensor) -> Tensor:
-        _, exponent = torch.frexp(x)
-        step = torch.ldexp(torch.ones_like(x), (exponent - 1).clamp(min=least_exponent) - _MANTISSA)
-        return (x / step).round() * step
-
-    return Grid(limit, rounded)
-
-
-E4M3 = _fp8_grid(448.0, -6)
-E4M3_FNUZ = _fp8_grid(240.0, -7)
+E4M3 = Grid(448.0, lambda x: x.to(torch.float8_e4m3fn).float())
+E4M3_FNUZ = Grid(240.0, lambda x: x.to(torch.float8_e4m3fnuz).float())
 
 
 def grid_of(quantized: Format, arch: str, bits: int) -> Grid:

@@ -168,7 +168,7 @@ def make_plan(
             else f"too small to pay: its gain would be {best.gain:.2g} by the model"
         )
     _require_some(layers, kept.values(), options)
-    plan = _Planner(program, context, options, layers, kept, choices).plan()
+    plan = _searched(program, context, options, layers, kept, choices)
     declared = Counter(found for node in kept if (found := kept[node]).endswith(OVERRIDE))
     notes = [
         f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
@@ -195,7 +195,7 @@ def make_plan(
 
 
 def _by_name(errors: Sequence[float], context: PassContext) -> dict[str, float]:
-    return dict(zip(context.names, errors, strict=True)) if context.names else {}
+    return dict(zip(context.names, errors, strict=True)) if context.names and errors else {}
 
 
 def _simulated(
@@ -244,120 +244,93 @@ def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions
     )
 
 
-class _Planner:
+def _searched(
+    program: ExportedProgram,
+    context: PassContext,
+    options: PlanOptions,
+    layers: Sequence[Layer],
+    kept: Mapping[Node, str],
+    choices: Mapping[Node, list[LayerPlan]],
+) -> QuantizationPlan:
     """What is left to decide, once skips and sizes have been looked at."""
+    forms_of = dict(choices)
+    readings: Mapping[Node, Reading] = {}
+    simulated: dict[frozenset[tuple[Node, int]], list[float]] = {}
+    limit = min(MARGIN * max_error(options), LARGEST_ROW)
 
-    def __init__(
-        self,
-        program: ExportedProgram,
-        context: PassContext,
-        options: PlanOptions,
-        layers: list[Layer],
-        kept: Mapping[Node, str],
-        choices: dict[Node, list[LayerPlan]],
-    ) -> None:
-        self._program = program
-        self._context = context
-        self._options = options
-        self._layers = layers
-        self._kept = kept
-        self._choices = choices
-        self._simulated: dict[frozenset[tuple[Node, int]], list[float]] = {}
+    def decided(layer: Layer, chosen: Mapping[Node, int]) -> LayerPlan:
+        known = forms_of.get(layer.node)
+        if known is None:
+            return planned(layer, "keep", gain=1.0, reason=kept[layer.node])
+        place = chosen.get(layer.node, len(known))
+        reason = _reason_of(known[:place], readings.get(layer.node))
+        if place == len(known):
+            return planned(layer, "keep", gain=1.0, reason=reason)
+        return replace(known[place], reason=reason)
 
-    def plan(self) -> QuantizationPlan:
-        if not self._options.measure:
-            return self._with(dict.fromkeys(self._choices, 0))
-        subject = (self._program, self._context, self._with({}))
-        sensitivity = measure(*subject, {node: known[:1] for node, known in self._choices.items()})
-        first = self._error(dict.fromkeys(self._choices, 0), sensitivity)
-        if first > self._limit:  # else there is nothing to choose and to order
-            others = {node: known[1:] for node, known in self._choices.items() if known[1:]}
-            for node, more in measure(*subject, others).errors.items():
-                sensitivity.errors[node] += more
-            measure_alone(*subject, self._choices, sensitivity)
+    def plan_of(chosen: Mapping[Node, int]) -> QuantizationPlan:
+        return QuantizationPlan(
+            format=options.format,
+            arch=options.arch,
+            max_error=max_error(options),
+            layers=tuple(decided(layer, chosen) for layer in layers),
+        )
+
+    fastest = dict.fromkeys(choices, 0)
+    if not options.measure:
+        return plan_of(fastest)
+    subject = (program, context, plan_of({}))
+    measured = measure(*subject, {node: known[:1] for node, known in choices.items()})
+
+    def error_of(chosen: Mapping[Node, int]) -> float:
+        outputs = _simulated(program, context, plan_of(chosen))
+        errors = row_errors(outputs, measured.outputs, masks_of(context))
+        simulated[frozenset(chosen.items())] = errors
+        return max(errors)
+
+    first = error_of(fastest)
+    if first > limit:  # else there is nothing to choose and to order
+        others = {node: known[1:] for node, known in choices.items() if known[1:]}
+        for node, more in measure(*subject, others).errors.items():
+            measured.errors[node] += more
+        measure_alone(*subject, choices, measured)
+    options_of: dict[Node, list[Option]] = {}
+    start = {}  # the fastest form that does not spend the whole limit by itself
+    for node, known in choices.items():
         # Every form that was measured says what it loses: at the outputs in the measure in which it
         # loses more or less than the fastest one by itself.
-        for node, known in self._choices.items():
-            errors, reached = sensitivity.errors[node], sensitivity.end_to_end.get(node)
-            measured = [
-                replace(
-                    form, error=error, end_to_end=reached and reached * error / (errors[0] or 1)
-                )
-                for form, error in zip(known, errors, strict=False)
-            ]
-            self._choices[node] = [*measured, *known[len(measured) :]]
-        start = {}  # the fastest form that does not spend the whole limit by itself
-        for node, known in self._choices.items():
-            fits = (i for i, form in enumerate(known) if (form.end_to_end or 0) <= self._limit)
-            start[node] = next(fits, len(known))
-        searched = search(
-            {node: self._options_of(node) for node in self._choices},
-            lambda chosen: self._error(chosen, sensitivity),
-            self._limit,
-            first,
-            start=start,
-        )
-        plan = self._with(searched.chosen, sensitivity)
-        errors = self._simulated.get(frozenset(searched.chosen.items()))
-        by_name = _by_name(errors, self._context) if errors else {}
-        notes = _found_in_words(searched, sensitivity, len(self._context.calibration))
-        if by_name:
-            shown = (f"{name} {error:.2g}" for name, error in by_name.items())
-            notes = (*notes, f"worst row by calibration inputs: {', '.join(shown)}")
-        return replace(plan, predicted_error=searched.error, errors=by_name, notes=notes)
-
-    @property
-    def _limit(self) -> float:
-        """The error that the search may leave."""
-        return min(MARGIN * max_error(self._options), LARGEST_ROW)
-
-    def _options_of(self, node: Node) -> list[Option]:
-        """The forms of a layer, and the layer as it is."""
-        known = self._choices[node]
+        errors, reached = measured.errors[node], measured.end_to_end.get(node)
+        noted = [
+            replace(form, error=error, end_to_end=reached and reached * error / (errors[0] or 1))
+            for form, error in zip(known, errors, strict=False)
+        ]
+        forms_of[node] = known = [*noted, *known[len(noted) :]]
+        fits = (place for place, form in enumerate(known) if (form.end_to_end or 0) <= limit)
+        start[node] = next(fits, len(known))
         whole = time = float(prod(known[0].shape))
         if (kind := known[0].kind).startswith("conv"):
             # Its weight is used at every place of one of a batch, by the sizes of the example.
             walked = value(first_input(node) if kind == "conv-transpose" else node).shape[2:]
             sizes = (size if isinstance(size, int) else size.node.hint for size in walked)
             time = whole * prod(size or 1 for size in sizes)
-        options = [
+        as_it_is = Option(0.0, time, 4 * whole)
+        options_of[node] = [
             Option(
                 error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
                 time=time / (form.gain or 1.0),
                 size=whole * form.value_bytes,
             )
             for form in known
-        ]
-        return [*options, Option(0.0, time, 4 * whole)]
-
-    def _error(self, chosen: Mapping[Node, int], sensitivity: Sensitivity) -> float:
-        outputs = _simulated(self._program, self._context, self._with(chosen))
-        errors = row_errors(outputs, sensitivity.outputs, masks_of(self._context))
-        self._simulated[frozenset(chosen.items())] = errors
-        return max(errors)
-
-    def _with(
-        self, chosen: Mapping[Node, int], sensitivity: Sensitivity | None = None
-    ) -> QuantizationPlan:
-        return QuantizationPlan(
-            format=self._options.format,
-            arch=self._options.arch,
-            max_error=max_error(self._options),
-            layers=tuple(self._decided(layer, chosen, sensitivity) for layer in self._layers),
-        )
-
-    def _decided(
-        self, layer: Layer, chosen: Mapping[Node, int], sensitivity: Sensitivity | None
-    ) -> LayerPlan:
-        known = self._choices.get(layer.node)
-        if known is None:
-            return planned(layer, "keep", gain=1.0, reason=self._kept[layer.node])
-        place = chosen.get(layer.node, len(known))
-        reading = sensitivity.readings.get(layer.node) if sensitivity is not None else None
-        reason = _reason_of(known[:place], reading)
-        if place == len(known):
-            return planned(layer, "keep", gain=1.0, reason=reason)
-        return replace(known[place], reason=reason)
+        ] + [as_it_is]
+    searched = search(options_of, error_of, limit, first, start)
+    readings = measured.readings
+    by_name = _by_name(simulated.get(frozenset(searched.chosen.items()), ()), context)
+    notes = _found_in_words(searched, measured, len(context.calibration))
+    if by_name:
+        shown = (f"{name} {error:.2g}" for name, error in by_name.items())
+        notes = (*notes, f"worst row by calibration inputs: {', '.join(shown)}")
+    plan = plan_of(searched.chosen)
+    return replace(plan, predicted_error=searched.error, errors=by_name, notes=notes)
 
 
 LOUD = 30.0
