@@ -111,7 +111,6 @@ def find_source(root: Node, weights: set[Node]) -> Source:
 
     Args:
         root: the value, [..., channels].
-        weights: every weight expression of the program.
 
     Raises:
         NoMatch: at the first op that does not commute with a channel factor.

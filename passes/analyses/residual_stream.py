@@ -93,7 +93,6 @@ def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple
 
     Args:
         program: before its norms are fused, or after.
-        weights: every weight expression of the program.
     """
     search = _Streams(program, weights)
     seen: set[Node] = set()
@@ -307,7 +306,6 @@ def find_branch(projection: Node, weights: set[Node]) -> Branch:
 
     Args:
         projection: a linear or matrix product whose weight is a weight expression.
-        weights: every weight expression of the program.
 
     Raises:
         NoMatch: at the first op that does not commute with a factor.

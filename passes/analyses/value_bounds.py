@@ -47,8 +47,6 @@ def largest_for_any_input(
 
     Args:
         program: with decomposed or fused norms.
-        weights: every weight expression of the program.
-        nodes: the values.
     """
     bounds = _Bounds(program, weights)
     largest = max((bounds.of(node).largest for node in nodes), default=math.inf)
@@ -167,7 +165,6 @@ def largest_values(
 
     Args:
         program: computes in fp32, so that nothing is cut off.
-        cases: inputs by name.
         watched: nodes; those that give no tensor are left out of the result.
 
     Raises:

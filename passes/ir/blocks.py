@@ -211,7 +211,6 @@ def run_structured(
 
     Args:
         node: cond, while_loop or scan.
-        args: the values of its arguments.
         run: runs one block on the values of its placeholders.
         apply: calls an op on values.
 

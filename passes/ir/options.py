@@ -89,11 +89,11 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
     options = []
     for key, (_, field) in option_fields(type(pass_)).items():
         value = getattr(pass_, key)
-        is_factory = field.default_factory is not dataclasses.MISSING
-        if not _is_required(field) and value == (
-            field.default_factory() if is_factory else field.default  # type: ignore[misc]
-        ):
-            continue
+        if not _is_required(field):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            if value == default:
+                continue
         if value is None or value == ():
             raise SpecError(
                 f"option '{key}' of pass '{pass_.name}': {value!r} cannot be written in a spec"

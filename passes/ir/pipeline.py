@@ -50,9 +50,7 @@ def run_pipeline(
     """Run the passes over the program, in place, and check the program after each.
 
     Args:
-        passes: in the order in which they run.
         program: rewritten in place; after an error it is in an undefined state.
-        context: given to every pass.
         observe: called in order after each pass that succeeded.
         leave: for each pass, the sites that it skips besides those of the context; empty: none.
             Keys are per pass: two passes may use one key for different places.

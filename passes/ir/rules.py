@@ -38,7 +38,6 @@ def apply_rules(
     """Apply the rules in place to all nodes that exist at the start.
 
     Args:
-        rules: by op.
         unfit: whether a call needs rewriting, if that depends on the call; others are not sites.
     """
     log = SiteLog(context)

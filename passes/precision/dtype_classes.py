@@ -260,7 +260,6 @@ def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict
     Args:
         node: cond, while_loop or scan.
         classes: of the graph that it stands in, its operands among them.
-        sort: of one block.
     """
     given = _entering(node, classes)
     while True:

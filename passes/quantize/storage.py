@@ -35,7 +35,6 @@ class Weights:
     """Makes quantized weights, as expressions at the insertion point.
 
     Args:
-        dtype: of quantized values.
         scale_dtype: holds every scale exactly.
     """
 

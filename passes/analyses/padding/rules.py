@@ -67,10 +67,10 @@ class Labels:
         if self.batch is not None:
             names = {self.batch * self.tokens: "bt", self.batch: "b", **names}
         labels = []
-        for size in tensor.shape:
+        sizes: Sequence[Any] = tensor.shape
+        for size in sizes:
             if self.concerns(size) and size.node.expr not in names:
-                sizes = "expected one of the mask's sizes"
-                raise Unproved(f"a size is {size.node.expr}, {sizes}")
+                raise Unproved(f"a size is {size.node.expr}, expected one of the mask's sizes")
             labels.append(names[size.node.expr] if self.concerns(size) else "")
         if sum("t" in label for label in labels) > 2:
             raise Unproved("it has more than two dimensions of tokens")
@@ -532,12 +532,12 @@ class Rules:
         found = self._computed(node, left, right)
         # Where a row or a column is one of zeros, so is that of the product.
         first = len(left.labels) - len(labels)
-        pads = [
+        rows = [
             ZERO if dim + first in left.tokens and left.pads[dim + first] == ZERO else found.span
             for dim in range(len(labels) - 1)
         ]
         last = ZERO if right.pads[-1] == ZERO else found.span
-        return replace(found, pads=(*pads, last))
+        return replace(found, pads=(*rows, last))
 
     def op_einsum(self, node: Node, given: Given) -> Fact:
         equation, facts = given["equation"].replace(" ", ""), given["tensors"]

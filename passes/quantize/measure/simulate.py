@@ -67,10 +67,8 @@ def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | 
 
     Args:
         x: [..., K]; a weight that is scaled by rows has its rows first: [N, ...].
-        grid: of the format.
         scaling: what shares one scale: all of x, each vector along the last dim, or each `block`
             values of it.
-        block: for blocks.
         largest: max |x| to go by instead of x's own; None: x's own.
     """
     wide = x.float()
@@ -203,7 +201,6 @@ def simulate(
     Args:
         program: the one that the plan was made for, in fp32, fp16 or bf16; layers that the plan
             does not name, and those that it keeps, compute as they are.
-        plan: what is rounded.
         cases: inputs by placeholder name.
         names: of the tensor outputs, in order; None: `interpret.output_names`.
         mask_input: the input that marks the rows that static scales are taken from; None: all.

@@ -92,8 +92,6 @@ def check_model(plan: QuantizationPlan, fingerprint: Mapping[str, str], file: Pa
 
     Args:
         plan: one without fingerprint fits every model.
-        fingerprint: of the model at hand.
-        file: where the plan comes from.
 
     Raises:
         InputError: names the first field that differs, with both values.

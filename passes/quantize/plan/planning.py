@@ -169,7 +169,7 @@ def make_plan(
         )
     _require_some(layers, kept.values(), options)
     plan = _searched(program, context, options, layers, kept, choices)
-    declared = Counter(found for node in kept if (found := kept[node]).endswith(OVERRIDE))
+    declared = Counter(reason for reason in kept.values() if reason.endswith(OVERRIDE))
     notes = [
         f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
         for reason, count in declared.items()

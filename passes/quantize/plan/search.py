@@ -63,7 +63,6 @@ def search(
     Args:
         options: for each layer its forms, fastest first; the last one is the layer as it is, which
             has no error.
-        simulate: the error of a whole choice.
         limit: that this error may have.
         first: the error with every layer in its fastest form.
         start: for each layer the first form that is worth a try.
