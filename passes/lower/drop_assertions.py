@@ -12,10 +12,10 @@ from typing import ClassVar
 from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.edit import aten, erase_dead
+from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.match import is_call
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.source import checked, source_line
 from enginecast.passes.ir.traits import Trait, has
 
@@ -30,19 +30,19 @@ class DropAssertions(GraphPass):
     promise: ClassVar[Promise] = "exact"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
-        for node in list(program.graph.nodes):
-            is_check = has(node, Trait.CHECKS) and not is_metadata_check(node)
-            if not is_check or log.skipped(node):
-                continue
+        def is_assertion(node: Node) -> bool:
+            return has(node, Trait.CHECKS) and not is_metadata_check(node)
+
+        def drop(node: Node) -> str:
             said = [argument for argument in node.args if isinstance(argument, str)]
             condition = f" ({checked(said[0])})" if said else ""
             place = source_line(node) or node.name
-            lost = f"the assertion at {place}{condition} is not in the engine"
-            log.done(node, "" if _is_derived(node) else lost)
+            note = f"the assertion at {place}{condition} is not in the engine"
+            note = "" if _is_derived(node) else note
             program.graph.erase_node(node)
-        erase_dead(program.graph)
-        return log.sites
+            return note
+
+        return rewrite_sites(program, context, is_assertion, drop)
 
 
 def _is_derived(node: Node) -> bool:

@@ -62,10 +62,9 @@ from enginecast.passes.quantize.measure.quantizable import (
     is_product_of_integers,
     origin_in_order,
     products_as_linears,
-    spans_wanted,
     tail_of,
 )
-from enginecast.passes.quantize.measure.simulate import Span, activation_spans, with_joined
+from enginecast.passes.quantize.measure.simulate import Span, static_spans
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan
@@ -181,21 +180,15 @@ def _static_spans(
     """Least and largest elements of what layers with static scales read, and of convolutions what
     they give; and the layers without those where one of them is not finite.
     """
-    static = {
-        layer.node: decision for layer, decision in chosen if decision.choice == "w8a8-static"
-    }
-    linears = {
-        layer.node: origin_of(layer.node)
-        for layer, decision in chosen
-        if decision.choice == "w8a8-static" and layer.kind == "linear"
-    }
-    whole = spans_wanted(program.graph, static)
-    spans = with_joined(activation_spans(program, context, set(linears.values()), whole), static)
+    plans = ((layer.node, decision) for layer, decision in chosen)
+    spans = static_spans(program, context, plans, origin_of)
     left = []
     for layer, decision in chosen:
-        values = [linears[layer.node]] if layer.node in linears else []
+        values = []
         if is_product_of_integers(decision):
             values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
+        elif decision.choice == "w8a8-static":
+            values = [origin_of(layer.node)]
         if not all(spans[value].is_finite for value in values):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:

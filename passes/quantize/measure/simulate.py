@@ -336,13 +336,19 @@ class Simulation(Run):
 
 
 def static_spans(
-    program: ExportedProgram, context: PassContext, layers: Iterable[tuple[Node, LayerPlan]]
+    program: ExportedProgram,
+    context: PassContext,
+    layers: Iterable[tuple[Node, LayerPlan]],
+    source: Callable[[Node], Node] = first_input,
 ) -> dict[Node, Span]:
     """The least and largest elements that the static scales of layers are made for, all else
     exact.
+
+    Args:
+        source: the value whose elements a linear reads.
     """
     static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
-    read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
+    read = {source(node) for node, layer in static.items() if layer.kind == "linear"}
     spans = activation_spans(program, context, read, spans_wanted(program.graph, static))
     return with_joined(spans, static)
 
