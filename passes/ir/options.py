@@ -65,9 +65,15 @@ def pass_from_spec(cls: type[P], located: Located) -> P:
             options = f"Its options: {', '.join(known)}." if known else "It has no options."
             message = f"pass '{cls.name}' has no option '{key}'"
             raise located.keys[key].error(message, hint=meant + options)
-        annotation, _ = known[key]
-        places = located.values[key]
-        chosen[key] = _convert(annotation, values, key, places)
+        annotation, places = _without_none(known[key][0]), located.values[key]
+        if get_origin(annotation) is tuple:
+            element = get_args(annotation)[0]
+            pairs = zip(values, places, strict=True)
+            chosen[key] = tuple(_scalar(element, given, place, key) for given, place in pairs)
+        elif len(values) > 1:
+            raise places[1].error(f"option '{key}' takes one value, got {len(values)}")
+        else:
+            chosen[key] = _scalar(annotation, values[0], places[0], key)
     for key, (annotation, field) in known.items():
         if key not in chosen and _is_required(field):
             raise located.place.error(
@@ -100,18 +106,6 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
             )
         options.append((key, value if isinstance(value, tuple) else (value,)))
     return PassSpec(pass_.name, tuple(options))
-
-
-def _convert(
-    annotation: Any, values: tuple[Value, ...], key: str, places: tuple[TextPosition, ...]
-) -> Any:
-    annotation = _without_none(annotation)
-    if get_origin(annotation) is tuple:
-        element = get_args(annotation)[0]
-        return tuple(_scalar(element, *pair, key) for pair in zip(values, places, strict=True))
-    if len(values) > 1:
-        raise places[1].error(f"option '{key}' takes one value, got {len(values)}")
-    return _scalar(annotation, values[0], places[0], key)
 
 
 def _scalar(annotation: Any, value: Value, place: TextPosition, key: str) -> Any:

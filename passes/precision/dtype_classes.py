@@ -181,7 +181,8 @@ def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) 
         return Class.STREAM
     if Class.WEIGHT in kinds:
         return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
-    if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
+    precise = [s for s in sources if classes[s] is Class.PRECISE]
+    if all(_is_statistic(source, node) for source in precise):
         return Class.PRECISE
     # A residual may be read through a cast of its own norm; adding to it is not an fp32 step of the
     # source.
@@ -261,14 +262,27 @@ def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict
         node: cond, while_loop or scan.
         classes: of the graph that it stands in, its operands among them.
     """
-    given = _entering(node, classes)
+    lasting = lasting_positions(node)
+    given: dict[int, Class] = {}  # of each float operand within the blocks, by position
+    for position, operand in enumerate(operands(node)):
+        if not is_float(operand):
+            continue
+        kind = classes[operand]
+        keeps = position in lasting and kind in (Class.WEIGHT, Class.RAISED)
+        given[position] = kind if keeps else _AS_VALUE.get(kind, Class.STREAM)
     while True:
         inner: dict[Node, Class] = {}
         for block in blocks(node):
             known = {p: given[i] for i, p in enumerate(block.placeholders) if i in given}
             inner |= known
             inner |= sort(block.module.graph, known)
-        settled = given | _handed_on(node, given, inner)
+        # What a loop carries has the class that holds its start and what an iteration gives.
+        settled = dict(given)
+        results = _returned(blocks(node)[-1], inner)[: carried(node)]
+        for position, result in enumerate(results):
+            both = _joined((given.get(position), result))
+            if both is not None:
+                settled[position] = both
         if settled == given:
             return inner
         given = settled
@@ -289,34 +303,6 @@ def result_classes(node: Node, classes: Mapping[Node, Class]) -> tuple[Class | N
 
 def _returned(block: Block, classes: Mapping[Node, Class]) -> list[Class | None]:
     return [classes.get(result) if is_float(result) else None for result in block.results]
-
-
-def _entering(node: Node, classes: Mapping[Node, Class]) -> dict[int, Class]:
-    """The class of each float operand within the blocks, by position."""
-    lasting = lasting_positions(node)
-    given: dict[int, Class] = {}
-    for position, operand in enumerate(operands(node)):
-        if not is_float(operand):
-            continue
-        kind = classes[operand]
-        if position in lasting and kind in (Class.WEIGHT, Class.RAISED):
-            given[position] = kind
-        else:
-            given[position] = _AS_VALUE.get(kind, Class.STREAM)
-    return given
-
-
-def _handed_on(
-    node: Node, given: Mapping[int, Class], found: Mapping[Node, Class]
-) -> dict[int, Class]:
-    """What a loop carries: the class that holds its start and what an iteration gives."""
-    body = blocks(node)[-1]
-    result = {}
-    for position, kind in enumerate(_returned(body, found)[: carried(node)]):
-        both = _joined((given.get(position), kind))
-        if both is not None:
-            result[position] = both
-    return result
 
 
 def _joined(kinds: tuple[Class | None, ...]) -> Class | None:
