@@ -14,7 +14,7 @@ from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.interpret import interpret
-from enginecast.passes.quantize import layers as quantize_layers
+from enginecast.passes.quantize.storage import Weights
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Where
 from enginecast.verification.floor import Floor
@@ -79,16 +79,16 @@ def names(rewritten: Rewritten) -> list[str]:
 @pytest.fixture
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products are scaled by a tenth more than the weights were rounded by."""
-    right = quantize_layers._Writer._weight
+    right = Weights.of
 
     def wrong(self, layer, plan):  # type: ignore[no-untyped-def]
         values, scale = right(self, layer, plan)
         if not plan.choice.startswith("w8a8") or plan.weights == "block":
             return values, scale
         with self._program.graph.inserting_before(layer.node):
-            return values, self._insert(layer, aten.mul.Scalar, scale, 1.1)
+            return values, self.insert(layer, aten.mul.Scalar, scale, 1.1)
 
-    monkeypatch.setattr(quantize_layers._Writer, "_weight", wrong)
+    monkeypatch.setattr(Weights, "of", wrong)
     return iter([None])
 
 

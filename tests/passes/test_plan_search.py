@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from enginecast.passes.quantize.plan import search as plan_search
 from enginecast.passes.quantize.plan.search import MOST_RUNS, Found, Option, search
 
 Layers = Mapping[str, Sequence[Option]]
@@ -31,7 +32,8 @@ def forms(error: float, time: float = 1.0) -> list[Option]:
 
 def found(layers: Layers, limit: float, factor: float = 1.0) -> tuple[Found[str], Simulated]:
     simulated = Simulated(layers, factor)
-    return search(layers, simulated, limit, simulated(dict.fromkeys(layers, 0))), simulated
+    fastest = dict.fromkeys(layers, 0)
+    return search(layers, simulated, limit, simulated(fastest), fastest), simulated
 
 
 def test_what_fits_at_once_is_simulated_once() -> None:
@@ -89,10 +91,9 @@ def test_nothing_fits_a_limit_of_zero_but_the_layers_as_they_are() -> None:
     assert result.first == pytest.approx(math.sqrt(0.05))
 
 
-def test_when_the_runs_are_spent_the_plan_still_fits() -> None:
-    layers = {str(i): forms(0.02) for i in range(500)}
-    simulated = Simulated(layers)
-    result = search(layers, simulated, 0.1, simulated(dict.fromkeys(layers, 0)), most_runs=2)
+def test_when_the_runs_are_spent_the_plan_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_search, "MOST_RUNS", 2)
+    result, _ = found({str(i): forms(0.02) for i in range(500)}, 0.1)
     assert result.error <= 0.1
     assert result.runs == 2
 
