@@ -31,6 +31,13 @@ class ExcessReason(str):
         return made
 
 
+def placed(prefix: str, reason: str, **place: str) -> str:
+    """A reason with a prefix; the fields of `place` say what its excess is of."""
+    if not isinstance(reason, ExcessReason):
+        return prefix + reason
+    return ExcessReason(prefix + reason, replace(reason.excess, **place))
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """What `--accept OUTPUT[/CASE][=BOUND]` accepts."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Excess, Outcome, OutputVerdict, Verdict, Where
-from enginecast.verification.accept import ExcessReason, described, sort_out, way_out
+from enginecast.verification.accept import ExcessReason, described, placed, sort_out, way_out
 from enginecast.verification.floor import LARGEST_FLOOR, LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verification.metrics import (
     BEYOND,
@@ -103,7 +103,7 @@ def judge(
         same_dtype = engine_ran and not (floor.rounding or floor.estimated or floor.halves)
         judged = [_judge_output(comparison, floor, name, same_dtype) for name in names]
         found = [*_coverage_failures(comparison, floor), *(f for o in judged for f in o.failures)]
-        failures += [_prefixed(prefix, reason) for reason in found]
+        failures += [placed(prefix, reason) for reason in found]
         rounds.append(judged)
     if not rounds and not failures:
         failures.append("neither the engine nor the program was run")
@@ -125,11 +125,6 @@ def judge(
         reasons=tuple(failures or (*notes, *(f"accepted: {r}" for r in reasons))),
         excesses=excesses,
     )
-
-
-def _prefixed(prefix: str, reason: str) -> str:
-    text = prefix + reason
-    return ExcessReason(text, reason.excess) if isinstance(reason, ExcessReason) else text
 
 
 def _errors_by_case(comparison: Comparison | None) -> dict[str, float]:
