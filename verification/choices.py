@@ -51,6 +51,7 @@ from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.source import source_line
 from enginecast.verification.eager import (
     Case,
+    NamedInputs,
     as_array,
     edge_reference,
     make_reference,
@@ -226,14 +227,6 @@ def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) 
     program.graph_module.recompile()
 
 
-@dataclass(frozen=True)
-class _Given:
-    """A case with an engine's choices among its inputs."""
-
-    name: str
-    inputs: Mapping[str, Tensor]
-
-
 def tie_reference(
     program: ExportedProgram,
     cases: Sequence[Case],
@@ -287,12 +280,12 @@ def _made(
     given = with_choice_inputs(program, names)
     inputs = list(given.graph_signature.user_inputs)[-len(names) :]
 
-    def fed(case: Case) -> _Given:
+    def fed(case: Case) -> NamedInputs:
         added = {
             place: torch.from_numpy(np.ascontiguousarray(choices[case.name][name]))
             for place, name in zip(inputs, names, strict=True)
         }
-        return _Given(case.name, {**case.inputs, **added})
+        return NamedInputs(case.name, {**case.inputs, **added})
 
     def eager(_: torch.dtype) -> nn.Module:
         return nn.Module()  # the captured program, which was compared with it, is run instead
