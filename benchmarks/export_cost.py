@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from large import RESULTS, machine
+from machine import RESULTS, machine
 from transformers import (
     AutoModel,
     SegformerConfig,

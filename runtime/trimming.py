@@ -25,7 +25,8 @@ PadRows = Literal["exact", "zero"]
 """Rows of padding as the engine computes them, or zeros."""
 CALL_TOKENS = 24
 """Tokens whose products take as long as one call takes to read all weights from memory: about ten
-bytes and a hundred products pass a core in a nanosecond.  See benchmarks/padding.py."""
+bytes and a hundred products pass a core in a nanosecond, see padding-4-layers-*.json in
+benchmarks/results."""
 CALL_PRODUCTS = 2e7
 """Multiplications in the time of an empty call."""
 MOST_LENGTHS = 32
@@ -33,7 +34,7 @@ MOST_LENGTHS = 32
 GPU_STEP = 64
 """On a GPU, widths are multiples of this: each width may need a CUDA graph or a kernel choice."""
 GROUP_TOKENS = 512
-"""Tokens per thread in a group of rows: see benchmarks/row_groups.py."""
+"""Tokens per thread in a group of rows: see benchmarks/results/row-groups.json."""
 MOST_GROUPED_BYTES = 2**29
 """Most bytes of weights, which each group reads again: groups were measured up to this."""
 Run = Callable[[Mapping[str, Feed]], dict[str, Array]]

@@ -1,4 +1,4 @@
-"""`enginecast report`: the report of a bundle, or two side by side.  It needs no torch."""
+"""`enginecast report`: the report of a bundle, or two side by side, without torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +39,7 @@ def report(
 ) -> None:
     """Show the report of a bundle, or compare two."""
     from enginecast.verification.report.comparison import compare
-    from enginecast.verification.report.comparison_page import comparison_page_of
-    from enginecast.verification.report.page import page_of
+    from enginecast.verification.report.page import comparison_page_of, page_of
 
     if output is not None:
         require_folder(output)
@@ -54,9 +53,8 @@ def report(
     second = _side(other)
     with _drawing(bundle, other):
         found = compare(one, second)
-        page_of_both = comparison_page_of(found)
-    if output is not None:
-        _write(output, page_of_both)
+        if output is not None:
+            _write(output, comparison_page_of(found))
     if as_json:
         page = {} if output is None else {"page": str(output)}
         print_json({**found.to_json(), **page})

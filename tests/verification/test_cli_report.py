@@ -86,19 +86,28 @@ def test_two_precisions_of_one_model_are_compared(
     assert sizes["other"] < sizes["one"]
 
 
-def test_no_report_needs_torch(tmp_path: Path) -> None:
+def test_no_report_needs_torch_and_a_page_needs_jinja2_alone(tmp_path: Path) -> None:
     folders = [written(tmp_path / name, full()) for name in ("a", "b")]
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'onnx', 'jinja2'): sys.modules[name] = None\n"
-        "from enginecast.cli.app import main\n"
-        "main(sys.argv[1:])\n"
-    )
-    command = [sys.executable, "-c", code, "report", *map(str, folders)]
     page = tmp_path / "page.html"
-    done = subprocess.run([*command, "-o", str(page)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert page.exists()
+
+    def run(*absent: str, output: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        code = (
+            "import sys\n"
+            f"for name in {absent}: sys.modules[name] = None\n"
+            "from enginecast.cli.app import main\n"
+            "main(sys.argv[1:])\n"
+        )
+        command = [sys.executable, "-c", code, "report", *map(str, folders), *output]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    libraries, asked = ("torch", "transformers", "onnx"), ("-o", str(page))
+    done = run(*libraries, "jinja2")
+    assert (done.returncode, "Engine" in done.stdout) == (0, True), done.stderr
+    done = run(*libraries, "jinja2", output=asked)
+    assert (done.returncode, page.exists()) == (3, False)
+    assert "the page of a report needs jinja2, which is not installed" in done.stderr
+    done = run(*libraries, output=asked)
+    assert (done.returncode, page.exists()) == (0, True), done.stderr
 
 
 def test_what_became_worse_is_named() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.examples import Case
 from enginecast.verification.eager import make_reference, with_all_kernels
 from enginecast.verification.engine import where_it_ran
-from enginecast.verification.kernels import UNIT, noisy_outputs
+from enginecast.verification.kernel_noise import UNIT, noisy_outputs
 from enginecast.verification.metrics import pool_output
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import judge

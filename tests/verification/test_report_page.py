@@ -15,8 +15,7 @@ from enginecast.compiler.report_details import origin_of, reported_plan
 from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verification.report.comparison import Side, compare
-from enginecast.verification.report.comparison_page import comparison_page_of
-from enginecast.verification.report.page import page_of
+from enginecast.verification.report.page import comparison_page_of, page_of
 
 WIDTHS = (390, 800, 1300)
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -131,7 +130,7 @@ def test_the_strip_comes_first_and_shows_what_is_lost_in_a_color_of_its_own() ->
 
 def test_a_strip_of_equal_values_has_no_bar() -> None:
     page = page_of(report())
-    [strip] = re.findall(r'<figure class="strip">.*?</figure>', page)
+    [strip] = re.findall(r'<figure class="strip">.*?</figure>', page, re.DOTALL)
     assert "<b>fuse-rms-norm</b> worst 2.5e-07 at encoder.block.1" in strip
     heights = [
         float(h)

@@ -16,7 +16,7 @@ Runtime's kernels (1.28, CPU provider, against fp64, in unit roundoffs):
 The error of a long sum is no matter of chance: it follows from the order. torch adds in pairs, most
 kernels one number after another, and where numbers are equal, as on a blank image or behind a ReLU,
 each step is off in the same direction. So `ordered_outputs` computes sums, and what consists of
-them, in the order of such kernels (`verify.sequence`). It is ONNX Runtime's to within 1% (of 9216
+them, in the order of such kernels (`sequence`). It is ONNX Runtime's to within 1% (of 9216
 equal values: off by 154 or 272 unit roundoffs, by kernel; torch: 3). Noise counts 16 terms.
 
 Equal values get equal noise, since a kernel rounds equal computations alike: on an image of one
@@ -30,6 +30,7 @@ without noise: a flip is not a rounding error.
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -66,61 +67,38 @@ MOST_TERMS = 256
 DYADIC = 256.0
 """Multiples of 1 / DYADIC are assumed exact."""
 
-_PRODUCTS = frozenset(
-    {
-        *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default),
-        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-        *(aten.addmm.default, aten.baddbmm.default, aten.convolution.default),
-    }
-)
-_CONV1D = frozenset({aten.conv1d.default, aten.conv1d.padding})
-_SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default})
-_SOFTMAX = frozenset({aten.softmax.int, aten._softmax.default, aten.log_softmax.int})
-_NORMS = frozenset(
-    {
-        *(aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default),
-        *(aten.rms_norm.default, aten.batch_norm.default),
-    }
-)
-_STEPS = frozenset(
-    {
-        *(aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default),
-        *(aten.sign.default, aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor),
-        *(aten.remainder.Scalar, aten.fmod.Scalar, aten.round.decimals, aten.div.Tensor_mode),
-    }
+
+def _ops(*rows: str) -> frozenset[Any]:
+    """The default overloads of ops, or the named ones."""
+    names = [name if "." in name else f"{name}.default" for row in rows for name in row.split()]
+    return frozenset(attrgetter(name)(aten) for name in names)
+
+
+_PRODUCTS = _ops("linear mm bmm matmul addmm baddbmm conv1d conv2d conv3d convolution")
+_CONV1D = _ops("conv1d conv1d.padding")
+_SUMS = _ops("sum sum.dim_IntList cumsum")
+_SOFTMAX = _ops("softmax.int _softmax log_softmax.int")
+_NORMS = _ops("layer_norm group_norm instance_norm rms_norm batch_norm")
+_STEPS = _ops(
+    "floor ceil round round.decimals trunc sign floor_divide div.Tensor_mode",
+    "remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar",
 )
 _MEASURED = _PRODUCTS | _SUMS | _SOFTMAX | _NORMS | {aten.scaled_dot_product_attention.default}
-_SEVERAL = frozenset(
-    {
-        *(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default),
-        *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
-        *(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input),
-    }
+_SEVERAL = _ops(
+    "var_mean var_mean.correction var_mean.dim std_mean std_mean.correction std_mean.dim",
+    "lstm.input gru.input rnn_tanh.input rnn_relu.input",
 )
 """Ops with several results."""
-_TRANSFORMS = tuple(
-    f"{kind}{dims}"
-    for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-    for dims in ("", "2", "n")
-)
-_LOSSES = ("mse", "l1", "smooth_l1", "huber", "cross_entropy", "nll", "soft_margin", "poisson_nll")
-_ADDING = frozenset(
-    {
-        *(aten.vdot.default, aten.inner.default, aten.tensordot.default, aten.trace.default),
-        *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
-        *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default),
-        *(aten.adaptive_avg_pool3d.default, aten.scatter_add.default, aten.index_add.default),
-        *(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec),
-        *(aten.addr.default, aten.addcmul.default, aten.addcdiv.default, aten.lerp.Scalar),
-        *(aten.lerp.Tensor, aten.cdist.default, aten.pairwise_distance.default, aten.cov.default),
-        *(aten.cosine_similarity.default, aten.chain_matmul.default, aten.linalg_multi_dot.default),
-        *(aten.nansum.default, aten.nanmean.default, aten.linalg_cross.default, aten.cross.default),
-        *(getattr(aten, f"fft_{name}").default for name in _TRANSFORMS),
-        *(aten.stft.default, aten.stft.center, aten.istft.default),
-        *(getattr(aten, f"{name}_loss").default for name in _LOSSES),
-        *(aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default),
-        *(aten.nll_loss_nd.default, aten.nll_loss2d.default, aten.kl_div.default),
-    }
+_ADDING = _ops(
+    "vdot inner tensordot trace addr addcmul addcdiv lerp.Scalar lerp.Tensor linalg_cross cross",
+    "chain_matmul linalg_multi_dot cdist pairwise_distance cosine_similarity cov nansum nanmean",
+    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+    "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec scatter_add index_add",
+    "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn fft_rfft fft_rfft2 fft_rfftn",
+    "fft_irfft fft_irfft2 fft_irfftn fft_hfft fft_hfft2 fft_hfftn fft_ihfft fft_ihfft2 fft_ihfftn",
+    "stft stft.center istft mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy_loss nll_loss",
+    "soft_margin_loss poisson_nll_loss binary_cross_entropy binary_cross_entropy_with_logits",
+    "nll_loss_nd nll_loss2d kl_div",
 )
 """Ops that sum without having the trait: a result may be small relative to its terms."""
 _STAYS = (
@@ -146,44 +124,45 @@ def affordable(
     return sorted(kept)
 
 
+Inputs = Sequence[Mapping[str, Tensor]]
+
+
 def noisy_outputs(
-    program: ExportedProgram,
-    inputs: Sequence[Mapping[str, Tensor]],
-    names: Sequence[str],
-    seed: int = 0,
+    program: ExportedProgram, inputs: Inputs, names: Sequence[str], seed: int = 0
 ) -> list[list[dict[str, Tensor]]]:
     """The outputs of each case for each noise sample, of a program in fp32."""
-    return _outputs(Noisy(program, inputs, SAMPLES, seed), names)
+    return Noisy(program, inputs, SAMPLES, seed).outputs(names)
 
 
 def ordered_outputs(
-    program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
+    program: ExportedProgram, inputs: Inputs, names: Sequence[str]
 ) -> list[list[dict[str, Tensor]]]:
     """The outputs of each case for each order of sums (`LANES`), of a program in fp32."""
-    return _outputs(Ordered(program, inputs, len(LANES)), names)
+    return Ordered(program, inputs, len(LANES)).outputs(names)
 
 
 def rounded_outputs(
-    program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
+    program: ExportedProgram, inputs: Inputs, names: Sequence[str]
 ) -> list[list[dict[str, Tensor]]]:
     """The outputs of each case for each noise sample, of a program in fp16 or bf16."""
-    return _outputs(Rounded(program, inputs, ROUNDED_SAMPLES, 0), names)
-
-
-def _outputs(run: "Samples", names: Sequence[str]) -> list[list[dict[str, Tensor]]]:
-    with torch.no_grad():
-        outputs = [named(results, names) for results in run.results()]
-    return [outputs[sample :: run.runs] for sample in range(1, run.runs)]
+    return Rounded(program, inputs, ROUNDED_SAMPLES).outputs(names)
 
 
 class Samples(Run):
     """Runs each case several times: first as it is, then with the errors of other kernels."""
 
     def __init__(
-        self, program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]], samples: int
+        self, program: ExportedProgram, cases: Inputs, samples: int, seed: int = 0
     ) -> None:
         self.runs = samples + 1
+        self.generator = torch.Generator().manual_seed(seed)
         super().__init__(program, [case for case in cases for _ in range(self.runs)])
+
+    def outputs(self, names: Sequence[str]) -> list[list[dict[str, Tensor]]]:
+        """Of each sample, the outputs of each case."""
+        with torch.no_grad():
+            outputs = [named(results, names) for results in self.results()]
+        return [outputs[sample :: self.runs] for sample in range(1, self.runs)]
 
     def evaluate(self, node: Node, case: int) -> Any:
         found = super().evaluate(node, case)
@@ -196,7 +175,8 @@ class Samples(Run):
                 return found
             if has(node, Trait.ALIASES) and not has(node, Trait.HEAVY):  # einsum may alias
                 return found
-            if _decides(node, found):
+            if not found.is_floating_point() or node.target in _STEPS:
+                # A small change of what it reads may change it by much.
                 return self.plain(node, case) if _is_read(node) else found
         elif node.target not in _SEVERAL:
             return found
@@ -223,33 +203,19 @@ class Ordered(Samples):
             return _called(node, args, kwargs)
 
 
-class Seeded(Samples):
-    """Draws the errors."""
-
-    def __init__(
-        self,
-        program: ExportedProgram,
-        cases: Sequence[Mapping[str, Tensor]],
-        samples: int,
-        seed: int,
-    ) -> None:
-        super().__init__(program, cases, samples)
-        self._generator = torch.Generator().manual_seed(seed)
-
-
-class Rounded(Seeded):
+class Rounded(Samples):
     """Rounds every value in 16 bits to it or to a neighbor, as another kernel may."""
 
     def sampled(self, node: Node, found: Any, sample: int) -> Any:
         is_half = isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16)
         if not is_half or has(node, *_STAYS):
             return found
-        noise = torch.rand(found.shape, generator=self._generator).sub_(0.5)
+        noise = torch.rand(found.shape, generator=self.generator).sub_(0.5)
         noise.mul_(2 * torch.finfo(found.dtype).eps)
         return torch.where(found.isfinite(), (found * (1 + noise)).to(found.dtype), found)
 
 
-class Noisy(Seeded):
+class Noisy(Samples):
     """Noise in every value."""
 
     def sampled(self, node: Node, found: Any, sample: int) -> Any:
@@ -270,7 +236,7 @@ class Noisy(Seeded):
 
     def _drawn(self, values: Tensor) -> Tensor:
         """A pseudo-random number from 0 to 1 for each value; equal values get equal numbers."""
-        seed = torch.randint(2**31, (), generator=self._generator, dtype=torch.int32)
+        seed = torch.randint(2**31, (), generator=self.generator, dtype=torch.int32)
         return _hashed(values.contiguous().view(torch.int32) ^ seed)
 
     def _moved(self, node: Node, args: Any, kwargs: Any) -> Any:
@@ -311,11 +277,6 @@ def _adds(node: Node) -> bool:
     return node.target in _ADDING or has(node, Trait.REDUCES, Trait.ACCUMULATES, Trait.HEAVY)
 
 
-def _decides(node: Node, found: Tensor) -> bool:
-    """Whether a small change of a node's input may change its result by much."""
-    return not found.is_floating_point() or node.target in _STEPS
-
-
 def _is_read(node: Node) -> bool:
     """Whether a node is read by anything but outputs and data movement."""
     return any(
@@ -332,9 +293,9 @@ def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
         length = math.sqrt(_terms(node, args))
         most = CONV1D_MOST if node.target in _CONV1D else PRODUCTS_MOST
         least = min(PRODUCTS * length, most)
-        return torch.sqrt(_again(node, squared, kwargs)).mul_(least).maximum(size)
+        return torch.sqrt(_called(node, squared, kwargs)).mul_(least).maximum(size)
     if node.target in _SUMS:
-        spread = torch.sqrt(_again(node, [args[0].square(), *args[1:]], kwargs))
+        spread = torch.sqrt(_called(node, [args[0].square(), *args[1:]], kwargs))
         return spread.maximum(size) * _of_sums(args[0], found)
     if node.target in _SOFTMAX:
         return size * SOFTMAX
@@ -347,14 +308,8 @@ def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
     return size * OTHER
 
 
-def _again(node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
-    """The result of a node's op for other input values."""
-    found = _called(node, args, kwargs)
-    assert isinstance(found, Tensor)
-    return found
-
-
 def _called(node: Node, args: Sequence[Any], kwargs: Any) -> Any:
+    """The result of a node's op for other arguments."""
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
