@@ -13,7 +13,7 @@ from torch.export import Dim
 import enginecast
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.convert import convert
-from enginecast.exporters.onnx.kernel_gaps import say_older_opset
+from enginecast.exporters.onnx.workarounds import say_older_opset
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -28,18 +28,14 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     ),
     "logaddexp": torch.logaddexp,
     "logaddexp2": torch.logaddexp2,
-    "logcumsumexp": lambda x, y: torch.logcumsumexp(x, -1),
-    "logcumsumexp-rows": lambda x, y: torch.logcumsumexp(x, 0),
     "atan2": torch.atan2,
     "hypot": torch.hypot,
     "copysign": torch.copysign,
     "copysign-number": lambda x, y: torch.copysign(x, -1.0),
-    "atan2-double": lambda x, y: torch.atan2(x.double(), y.double()),
     "cube-integers": lambda x, y: (x.long() ** 3).float(),
     "clamp-integers": lambda x, y: (x.long() * 3037000501).clamp(min=0).float(),
     "unique-bytes": lambda x, y: torch.unique(x.abs().byte() % 3, return_inverse=True)[1].float(),
     "erfc": lambda x, y: torch.erfc(x.clamp(-9, 9)),
-    "erfcx": lambda x, y: torch.special.erfcx(x.float().clamp(-3, 9)),
     "logdet": lambda x, y: torch.logdet((x[:5, :5] @ x[:5, :5].T + torch.eye(5)) * 1e-9),
     "angle": lambda x, y: torch.angle(x / (y > 0)),
     "angle-integers": lambda x, y: torch.angle(x.long()),
@@ -62,10 +58,6 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cummin-place": lambda x, y: torch.cummin(x, 0).indices.float(),
     "stable-sort": lambda x, y: torch.sort(x, stable=True, descending=True).indices.float(),
     "diagonal": lambda x, y: torch.diagonal(x / (y > 0), 1),
-    "diagonal-scatter": lambda x, y: torch.diagonal_scatter(x, y[:14, 0], -2),
-    "put": lambda x, y: x.put(torch.tensor([3, -1, 7]), y[0, :3]).put(
-        torch.tensor([[5, 5]]), y[1:2, :2], accumulate=True
-    ),
     "scatter-of-more": lambda x, y: x.scatter(1, PLACES, y).scatter_add(0, PLACES, y),
     "scatter-mean": lambda x, y: x.scatter_reduce(1, PLACES, y, "mean"),
     "scatter-mean-alone": lambda x, y: x.scatter_reduce(0, PLACES, y, "mean", include_self=False),
@@ -75,19 +67,11 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter-largest": lambda x, y: (x / (y > 0)).scatter_reduce(
         1, PLACES, (y / (x > 0)).nan_to_num(0, 9), "amax", include_self=False
     ),
-    "scatter-times": lambda x, y: x.scatter(1, PLACES, y, reduce="multiply").scatter(
-        0, PLACES, 2.5, reduce="add"
-    ),
     "scatter-booleans": lambda x, y: (
         (x > 0)
         .scatter_reduce(0, PLACES, y > 0, "amin")
         .scatter_reduce(1, PLACES, y < 0, "amax", include_self=False)
         .float()
-    ),
-    "index-mean": lambda x, y: x.index_reduce(1, PLACES[0], y[:, :4], "mean"),
-    "index-times": lambda x, y: x.index_reduce(-2, PLACES[1], y[:4], "prod", include_self=False),
-    "index-smallest-integers": lambda x, y: (
-        x.long().index_reduce(0, PLACES[0], y[:4].long(), "amin").float()
     ),
     "diagonal-of-bytes": lambda x, y: torch.diagonal_copy(x.abs().byte(), -1).float(),
     "hardtanh-integers": lambda x, y: functional.hardtanh(x.long() * 3, -2.5, 2.5).float(),
@@ -114,7 +98,6 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         - torch.full_like(y, 0.9, dtype=torch.float64)
         - 10.0 * (0.1 * (x.double() > 0.1))
     ),
-    "logcumsumexp-number": lambda x, y: x.sum().logcumsumexp(0),
     "bce-double": lambda x, y: functional.binary_cross_entropy_with_logits(x, (y > 0).double()),
 }
 
@@ -159,10 +142,5 @@ def test_fp16_is_computed_in_fp32_as_torch_does(tmp_path: Path) -> None:
     x = (torch.randn(16, 16) * 1e-2).half()
     lower(captured(All(), x, x), tmp_path, NAMES)
     for name, found, expected in zip(OPS, run(tmp_path, x, x), All()(x, x), strict=True):
-        if name not in (
-            "logcumsumexp",
-            "logcumsumexp-rows",
-            "logcumsumexp-number",
-            "cumprod",
-        ):  # sums of rounded sums
+        if name != "cumprod":  # products of rounded products
             np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-7, err_msg=name)
