@@ -157,7 +157,6 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
         _of(Report), page=TEXT, report_schema_version={"type": "integer"}, schema_version=VERSION
     ),
     "report-comparison": lambda: _of(json_types.Compared),
-    "triton": lambda: _of(json_types.Triton),
     "sign": lambda: _of(json_types.Signed),
     "trust": lambda: _of(json_types.Trust),
     "doctor": _doctor,

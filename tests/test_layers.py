@@ -244,7 +244,6 @@ NAMES_TARGETS = {
     "enginecast/installation.py",  # which extra brings a package
     "enginecast/doctor/checks.py",
     "enginecast/doctor/imports.py",  # packages
-    "enginecast/serving/backends.py",  # which backend of Triton runs a target
     "enginecast/cli/inspect/inspect.py",  # a key of its JSON
 }
 NAMES_RUNG = {

@@ -27,7 +27,6 @@ from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
 from enginecast.cli.terminal.help import HelpCommand, WorkOrder
-from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.checks import outdated
@@ -160,7 +159,6 @@ for command in (
     run,
     bench,
     tune,
-    triton,
     opt,
     bisect,
     sign,

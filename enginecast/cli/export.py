@@ -30,13 +30,11 @@ from enginecast.cli.terminal.output import (
     say,
     show_log,
 )
-from enginecast.cli.triton import as_content, show
 from enginecast.errors import UsageError
 
 if TYPE_CHECKING:
     from enginecast.compiler.publish import Export
     from enginecast.compiler.steps import Steps
-    from enginecast.serving.repository import Repository
 
 GIVE_INPUTS = (
     "Give inputs that take the other path (--inputs FILE), or accept it:"
@@ -67,14 +65,6 @@ def export(
             help="Publish even if no input reaches some path of a branch.",
         ),
     ] = False,
-    triton: Annotated[
-        Path | None,
-        typer.Option(
-            "--triton",
-            metavar="REPO",
-            help="Also write a model repository for Triton; see `enginecast triton`.",
-        ),
-    ] = None,
     threads: Threads = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing bundle.")
@@ -103,8 +93,6 @@ def export(
 ) -> None:
     """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
-    if triton is not None:
-        _require_repository(triton, [engine.target, *(also or ())], overwrite)
     loading()
     from enginecast.bench.export import export_timing
     from enginecast.compiler import session
@@ -130,38 +118,14 @@ def export(
     steps = Steps(console)
     measure = None if no_speed else partial(export_timing, threads=threads)
     done = session.export(request, steps, measure)
-    repository = None if triton is None else _repository(done, triton, overwrite)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
-        served = {} if repository is None else {"triton": as_content(repository)}
-        print_json({**_as_json(done, steps), "speed": speed, **served})
+        print_json({**_as_json(done, steps), "speed": speed})
     else:
         _show(done, steps, quiet)
         if done.speed is not None and not quiet:
             say(results(), f"{done.speed} (`enginecast bench` says more)")
-        if repository is not None:
-            show(repository)
     raise typer.Exit(0 if done.bundle is not None else 1)
-
-
-def _require_repository(folder: Path, targets: list[str], overwrite: bool) -> None:
-    """Refuse what would fail after the export."""
-    from enginecast.runtime.bundle.staging import require_free
-    from enginecast.serving.backends import require_servable
-    from enginecast.serving.repository import MARKER, WHAT
-
-    require_servable(targets)
-    require_free(folder, overwrite=overwrite, marker=MARKER, what=WHAT)
-
-
-def _repository(done: "Export", folder: Path, overwrite: bool) -> "Repository | None":
-    """The model repository of a bundle; None: nothing was published."""
-    if done.bundle is None:
-        return None
-    from enginecast.runtime.bundle.reader import open_bundle
-    from enginecast.serving.repository import write_repository
-
-    return write_repository(open_bundle(done.folder), folder, overwrite=overwrite)
 
 
 def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> Any:
