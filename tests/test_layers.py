@@ -26,7 +26,15 @@ PACKAGE_DIRS = {
 """The folder of each package; rglob does not follow the links in enginecast/."""
 LEAVES = {
     FACE / f"{name}.py"
-    for name in ("errors", "installation", "library_names", "plugins", "printable", "version")
+    for name in (
+        "errors",
+        "installation",
+        "library_names",
+        "options",
+        "plugins",
+        "printable",
+        "version",
+    )
 }
 FOLDERS = sorted(set(MAPPED.values()) - {"enginecast"})
 NOT_PACKAGED = {
@@ -251,7 +259,6 @@ NAMES_RUNG = {
     "enginecast/compiler/recompare.py",
     "enginecast/compiler/scripted.py",
     "enginecast/compiler/session.py",
-    "enginecast/cli/options/groups.py",
     "runtime/bundle/manifest.py",
 }
 """They name the last rung of the capture ladder, which is called as a target is."""

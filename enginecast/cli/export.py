@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from enginecast.cli.options.aotinductor import AOTInductorFlags
 from enginecast.cli.options.groups import (
     AsJson,
-    EngineFlags,
+    Download,
     Model,
-    ModelFlags,
     Quiet,
-    Threads,
     Verbose,
+    fetched,
     grouped,
 )
-from enginecast.cli.options.tensorrt import TensorRTFlags
 from enginecast.cli.terminal.output import (
     command_line,
     loading,
@@ -30,7 +27,10 @@ from enginecast.cli.terminal.output import (
     say,
     show_log,
 )
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
+from enginecast.exporters.aotinductor.options import AOTInductorOptions
+from enginecast.exporters.tensorrt.options import TensorRTOptions
 
 if TYPE_CHECKING:
     from enginecast.compiler.publish import Export
@@ -50,40 +50,10 @@ REPORTED = ("verdict", "precision", "pipeline", "emulation", "fusions", "notes",
 def export(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
-    engine: EngineFlags,
-    tensorrt: TensorRTFlags,
-    aotinductor: AOTInductorFlags,
-    model_flags: ModelFlags,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Add a second engine: onnxruntime or openvino."),
-    ] = None,
-    allow_unverified_branches: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unverified-branches",
-            help="Publish even if no input reaches some path of a branch.",
-        ),
-    ] = False,
-    threads: Threads = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing bundle.")
-    ] = False,
-    drop_guilty: Annotated[
-        bool,
-        typer.Option("--drop-guilty", help="Skip rewrites that lose too much accuracy."),
-    ] = False,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OUTPUT[/CASE][=X]",
-            help="Accept an error beyond its limit, and record it; repeatable.",
-        ),
-    ] = None,
-    thorough: Annotated[
-        bool,
-        typer.Option("--thorough", help="Verify on the longest texts even if the model is large."),
-    ] = False,
+    request: ExportRequest,
+    tensorrt: TensorRTOptions | None,
+    aotinductor: AOTInductorOptions | None,
+    download: Download = False,
     no_speed: Annotated[
         bool, typer.Option("--no-speed", help="Skip timing the engine against eager.")
     ] = False,
@@ -98,25 +68,17 @@ def export(
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps
 
-    request = engine.request(
-        model_flags.found(model),
-        model_flags.options(
-            thorough=thorough,
-            fallback=engine.fallback,
-            allow_unverified_branches=allow_unverified_branches,
-        ),
-        output=output,
-        target_options=_target_options(tensorrt, aotinductor),
-        also=also or (),
-        threads=threads,
-        overwrite=overwrite,
-        drop_guilty=drop_guilty,
-        accept=accept or (),
+    if tensorrt and aotinductor:
+        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
+    request = replace(
+        request,
+        model=fetched(model) if download else model,
+        target_options=tensorrt or aotinductor,
         command=command_line(),
     )
     console = progress(quiet)
     steps = Steps(console)
-    measure = None if no_speed else partial(export_timing, threads=threads)
+    measure = None if no_speed else partial(export_timing, threads=request.threads)
     done = session.export(request, steps, measure)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
@@ -126,14 +88,6 @@ def export(
         if done.speed is not None and not quiet:
             say(results(), f"{done.speed} (`enginecast bench` says more)")
     raise typer.Exit(0 if done.bundle is not None else 1)
-
-
-def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> Any:
-    """What was given for a target; None: nothing was."""
-    given = [found for found in (tensorrt.options(), aotinductor.options()) if found is not None]
-    if len(given) > 1:
-        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
-    return given[0] if given else None
 
 
 def _show(done: "Export", steps: "Steps", quiet: bool) -> None:

@@ -12,9 +12,10 @@ from enginecast.cli.options.groups import (
     Arch,
     AsJson,
     Device,
+    Download,
     Model,
-    ModelFlags,
     Precision,
+    fetched,
     grouped,
     require_folder,
 )
@@ -27,6 +28,7 @@ from enginecast.cli.terminal.output import (
     say,
     standard_output,
 )
+from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
 from enginecast.verification.report.layout import print_table
 
@@ -51,7 +53,7 @@ CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error"
 @results_apart()
 def opt(
     model: Model,
-    model_flags: ModelFlags,
+    options: ModelOptions,
     pipeline: Annotated[str | None, typer.Option(metavar="SPEC", help="Passes to run.")] = None,
     target: Annotated[
         str | None,
@@ -85,14 +87,14 @@ def opt(
             help=f"Save the program as .pt2; with --reduce, the script's folder ({REDUCED}).",
         ),
     ] = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Run passes without an export, with a check after each."""
     _check_modes(watch, reduce, seconds, as_json, output, print_ir or print_diff)
     _check_choice(target, pipeline, precision, device, arch)
     loading()
-    from enginecast.compiler.prepare import prepare
-    from enginecast.compiler.request import ExportRequest
+    from enginecast.compiler.prepare import open_model, prepare
     from enginecast.compiler.rewrite import run_passes
     from enginecast.compiler.steps import Steps
     from enginecast.passes.ir.text import diff_ir
@@ -100,7 +102,7 @@ def opt(
     from enginecast.passes.registry import build
 
     lowering = ""
-    model = model_flags.found(model)
+    model = fetched(model) if download else model
     if target is not None:
         config = ExportRequest(
             model, target=target, precision=precision, pipeline=pipeline, device=device, arch=arch
@@ -108,7 +110,7 @@ def opt(
         pipeline, lowering = config.pipeline, config.lowering
     passes, after, console = build(pipeline or ""), build(lowering), progress()
     steps = Steps(console)
-    prepared = prepare(model_flags.source(model), model_flags.options(), steps)
+    prepared = prepare(open_model(model, options), options, steps)
     if watch:
         from enginecast.cli.opt_watch import watch_passes
 

@@ -24,7 +24,7 @@ from enginecast.cache.store.disk import bytes_in
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import record
 from enginecast.cache.store.store import Encodings, create_store, find_store, require_name
-from enginecast.cli.cache.app import FillFlags
+from enginecast.cli.cache.options import FillFlags
 from enginecast.cli.cache.upkeep_page import counted, say_lines
 from enginecast.cli.terminal.output import print_json, progress, results, say
 from enginecast.errors import EnginecastWarning, MissingError, UsageError

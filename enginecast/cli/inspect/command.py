@@ -1,30 +1,31 @@
 """`enginecast inspect`: the plan of an export, or what a bundle holds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import AsJson, EngineFlags, ModelFlags, grouped
-from enginecast.cli.options.tensorrt import NetworkFlags
-from enginecast.cli.terminal.output import print_json, progress, results, results_apart
+from enginecast.cli.options.groups import AsJson, Download, fetched, grouped
+from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 REPORT = "report.json"
 
 if TYPE_CHECKING:
     from enginecast.capture.sources.source import Source
-    from enginecast.compiler.request import ExportRequest
 
 
 @grouped
 @results_apart()
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
-    engine: EngineFlags,
-    tensorrt: NetworkFlags,
-    model_flags: ModelFlags,
+    request: ExportRequest,
+    tensorrt: TensorRTOptions | None,
+    download: Download = False,
     save_plan: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the quantization plan to edit and reuse."),
@@ -45,10 +46,8 @@ def inspect(
 
         show_rejected(Path(model), as_json=as_json)
         return
-    options = model_flags.options(fallback=engine.fallback)
-    model = model_flags.found(model)
-    request = engine.request(model, options, target_options=tensorrt.options())
-    _plan(request, model_flags, save_plan, as_json)
+    model = fetched(model) if download else model
+    _plan(replace(request, model=model, target_options=tensorrt), save_plan, as_json)
 
 
 def is_rejected(path: Path) -> bool:
@@ -56,13 +55,12 @@ def is_rejected(path: Path) -> bool:
     return (path / REPORT).is_file() and not (path / "config.json").exists()
 
 
-def _plan(
-    request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
-) -> None:
+def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
+    loading()
     from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
     from enginecast.cli.inspect.inspect import inspect_model, print_inspection
-    from enginecast.compiler.prepare import given_plan, input_specs, prepare
+    from enginecast.compiler.prepare import given_plan, input_specs, open_model, prepare
     from enginecast.compiler.publish import write_model_plan
     from enginecast.compiler.session import falls_back
     from enginecast.compiler.steps import Steps
@@ -72,7 +70,7 @@ def _plan(
         raise UsageError(
             "--save-plan: nothing is quantized here", hint="It goes with --precision int8 or fp8."
         )
-    source = model_flags.source(str(request.model))
+    source = open_model(request.model, options)
     if source.given_script() is not None:
         _show_script(source, as_json=as_json)
         return
