@@ -19,9 +19,9 @@ from enginecast.cache.upkeep.comparing import Comparison
 from enginecast.cache.upkeep.exporting import Exported
 from enginecast.cache.upkeep.merging import Merged
 from enginecast.cache.upkeep.pruning import Pruned
-from enginecast.cli.inspect.inspect import Inspection
-from enginecast.cli.inspect.script import ScriptInspection
 from enginecast.cli.terminal.output import SCHEMA_VERSION
+from enginecast.compiler.inspection.plan import Inspection
+from enginecast.compiler.inspection.script import ScriptInspection
 from enginecast.doctor.checks import Report as Examination
 from enginecast.pipelines.record import PipelineRecord
 from enginecast.runtime.bundle.manifest import Manifest

@@ -252,7 +252,7 @@ NAMES_TARGETS = {
     "enginecast/installation.py",  # which extra brings a package
     "enginecast/doctor/checks.py",
     "enginecast/doctor/imports.py",  # packages
-    "enginecast/cli/inspect/inspect.py",  # a key of its JSON
+    "enginecast/compiler/inspection/plan.py",  # a key of its JSON
 }
 NAMES_RUNG = {
     "enginecast/compiler/request.py",

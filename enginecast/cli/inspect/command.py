@@ -1,8 +1,8 @@
 """`enginecast inspect`: the plan of an export, or what a bundle holds."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 REPORT = "report.json"
-
-if TYPE_CHECKING:
-    from enginecast.capture.sources.source import Source
 
 
 @grouped
@@ -58,8 +55,10 @@ def is_rejected(path: Path) -> bool:
 def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
     loading()
-    from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
-    from enginecast.cli.inspect.inspect import inspect_model, print_inspection
+    from enginecast.cli.inspect.pages import print_flow, print_inspection, print_script
+    from enginecast.compiler.inspection.flow import flow_of, flow_of_refused
+    from enginecast.compiler.inspection.plan import inspect_model
+    from enginecast.compiler.inspection.script import inspect_script
     from enginecast.compiler.prepare import given_plan, input_specs, open_model, prepare
     from enginecast.compiler.publish import write_model_plan
     from enginecast.compiler.session import falls_back
@@ -72,8 +71,19 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         )
     source = open_model(request.model, options)
     if source.given_script() is not None:
-        _show_script(source, as_json=as_json)
+        script = inspect_script(source)
+        if as_json:
+            print_json(asdict(script))
+        else:
+            print_script(script, results())
         return
+
+    def show_flow(flow: list[dict[str, Any]], error: EnginecastError) -> None:
+        """What the model's code decides, although nothing else can be said of it."""
+        error.details["control_flow"] = flow
+        if not as_json:
+            print_flow(flow, results())
+
     try:
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
@@ -83,12 +93,12 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
             error.hint = (
                 f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."
             )
-        _show_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error, as_json=as_json)
+        show_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error)
         raise
     try:
         found = inspect_model(prepared, config)
     except VerificationError as error:  # the program fails on inputs that eager takes
-        _show_flow(flow_of(prepared), error, as_json=as_json)
+        show_flow(flow_of(prepared), error)
         raise
     if save_plan is not None and found.quantization is not None:
         write_model_plan(save_plan, found.quantization, source)
@@ -101,23 +111,3 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         refusal.details |= found.to_json()
     if refusal is not None:
         raise refusal
-
-
-def _show_script(source: "Source", *, as_json: bool) -> None:
-    """Show a model that is TorchScript, of which there is no plan to make."""
-    from enginecast.cli.inspect.script import inspect_script, print_script
-
-    found = inspect_script(source)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_script(found, results())
-
-
-def _show_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:
-    """Show what the model's code decides although nothing else can be said of it."""
-    error.details["control_flow"] = found
-    if not as_json:
-        from enginecast.cli.inspect.flow_page import print_flow
-
-        print_flow(found, results())
