@@ -7,7 +7,7 @@ from enginecast.compiler.request import computed_dtype
 from enginecast.errors import EnginecastError
 from enginecast.passes.ir.base import Pass
 from enginecast.reduce.specimen import Specimen
-from enginecast.testing import Comparison, Outcome, run_passes
+from enginecast.testing import Comparison, run_passes
 from enginecast.verification.metrics import BEYOND
 
 KEPT = 0.1
@@ -54,23 +54,17 @@ def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
         comparison.run_eager(computed_dtype(passes))
     except Exception as error:  # of torch.export, of an op that does not take what is left
         raise UnfitError(str(error)) from error
-    outcome: Outcome | None = None
     try:
-        outcome = run_passes(captured, passes)
-        check = comparison.compare(outcome)
+        check = comparison.compare(run_passes(captured, passes))
     except EnginecastError as error:
-        return _raised(error, passes)
+        named = [one.name for one in passes if f"pass '{one.name}'" in error.message]
+        at = error.details
+        where = f"{at['file']}:{at['line']}" if "file" in at else ""
+        kind = type(error.__cause__ or error).__name__
+        return Failure([*named, passes[-1].name][0], kind, where, error.message)
     if not check.failure:
         return None
     lost = check.worst_error is None or check.worst_error >= BEYOND
     kind = "not finite" if lost else "broken promise"
     ratio = MOST if check.worst_ratio is None else check.worst_ratio
     return Failure(passes[-1].name, kind, "", f"pass {check.failure}", ratio)
-
-
-def _raised(error: EnginecastError, passes: Sequence[Pass]) -> Failure:
-    cause = error.__cause__ or error
-    named = [one.name for one in passes if f"pass '{one.name}'" in error.message]
-    where = f"{error.details['file']}:{error.details['line']}" if "file" in error.details else ""
-    name = named[0] if named else passes[-1].name
-    return Failure(name, type(cause).__name__, where, error.message)

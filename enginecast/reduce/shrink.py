@@ -101,7 +101,12 @@ def reduce(
     say(f"reduce: {failure.message.splitlines()[0]}")
     nodes = len(specimen_of(program, cases[0], dynamic=False).calls)
     search = Search(failure, chosen, best, end, say)
-    _shrink(search)
+    _shorten(search)
+    left = 0
+    while not search.is_over() and left != len(search.best.calls):
+        left = len(search.best.calls)
+        _cut_chunks(search)
+        _bypass(search)
     return Reduced(search.best, chosen, failure, nodes, search.trials, not search.late)
 
 
@@ -145,16 +150,6 @@ def _examined(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
         return None
 
 
-def _shrink(search: Search) -> None:
-    _shorten(search)
-    while not search.is_over():
-        before = len(search.best.calls)
-        _cut_chunks(search)
-        _bypass(search)
-        if len(search.best.calls) == before:
-            return
-
-
 def _shorten(search: Search) -> None:
     """Find an early node by which alone it fails: return that, and nothing after it."""
     names = [node.name for node in search.best.calls]
@@ -189,16 +184,12 @@ def _bypass(search: Search) -> None:
         values = search.best.values()
         node = next((one for one in search.best.calls if one.name == name), None)
         for source in [] if node is None else node.all_input_nodes:
-            if _fits(values[source.name], values[name]) and search.accepts(
-                search.best.bypassing(name, source.name)
-            ):
+            before, after = values[source.name], values[name]
+            if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+                continue
+            is_alike = before.shape == after.shape and before.dtype == after.dtype
+            if is_alike and search.accepts(search.best.bypassing(name, source.name)):
                 break
-
-
-def _fits(source: object, result: object) -> bool:
-    if not isinstance(source, Tensor) or not isinstance(result, Tensor):
-        return False
-    return source.shape == result.shape and source.dtype == result.dtype
 
 
 def fails_alike(reduced: Reduced, specimen: Specimen) -> bool:
