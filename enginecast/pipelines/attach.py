@@ -18,7 +18,7 @@ from enginecast.capture.sources.huggingface import CONFIG_FILE
 from enginecast.capture.sources.sketch import unlike
 from enginecast.errors import EnginecastWarning, UsageError
 from enginecast.pipelines.changing import guard, unguard
-from enginecast.pipelines.check import with_noise
+from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import differences
 from enginecast.pipelines.engine_component import (
     LoadOptions,
@@ -27,7 +27,6 @@ from enginecast.pipelines.engine_component import (
     require_plain,
 )
 from enginecast.pipelines.generate import Wish, generate
-from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle

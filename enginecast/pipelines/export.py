@@ -29,11 +29,10 @@ from enginecast.errors import (
 )
 from enginecast.exporters.registry import DEFAULT
 from enginecast.passes.presets import QUANTIZED
-from enginecast.pipelines.check import with_noise
+from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
 from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import (
     RECORD,
     CheckOutcome,

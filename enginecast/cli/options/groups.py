@@ -72,12 +72,8 @@ class LoadFlags:
     def arguments(self) -> dict[str, Any]:
         """Of `enginecast.load`."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            **found,
-            "providers": self.providers or None,
-            "prefer": self.prefer or None,
-            "check": "size" if found.pop("trust_digests") else "full",
-        }
+        found["check"] = "size" if found.pop("trust_digests") else "full"
+        return found | {"providers": self.providers or None, "prefer": self.prefer or None}
 
 
 @dataclass(frozen=True)
