@@ -114,6 +114,15 @@ def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
     verdict, rewritten = done.report.verdict, done.candidate.rewritten
     dropped = () if rewritten is None else rewritten.dropped
     report = msgspec.to_builtins(done.report)
+    captured: dict[str, Any] = {}
+    if done.bundle is not None:  # as in its manifest
+        manifest = done.bundle.manifest
+        names = ("capture", "guards", "size_checks", "quantization")
+        captured = {name: msgspec.to_builtins(getattr(manifest, name)) for name in names}
+        captured["engines"] = [
+            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
+            for engine in manifest.engines
+        ]
     return {
         "outcome": verdict.outcome,
         "engine": verdict.engine,
@@ -130,24 +139,7 @@ def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
             "peak": peak_resident(),
             "steps": dict(steps.memory),
         },
-        **_capture_json(done),
+        **captured,
         "bisection": None if done.bisection is None else done.bisection.to_json(),
         "dropped": [culprit.to_json() for culprit in dropped],
-    }
-
-
-def _capture_json(done: "Export") -> dict[str, Any]:
-    """How a published bundle was captured: as in its manifest."""
-    if done.bundle is None:
-        return {}
-    manifest = done.bundle.manifest
-    return {
-        "capture": msgspec.to_builtins(manifest.capture),
-        "guards": msgspec.to_builtins(manifest.guards),
-        "size_checks": msgspec.to_builtins(manifest.size_checks),
-        "quantization": msgspec.to_builtins(manifest.quantization),
-        "engines": [
-            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
-            for engine in manifest.engines
-        ],
     }
