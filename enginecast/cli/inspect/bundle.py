@@ -1,4 +1,4 @@
-"""What `enginecast inspect DIR` says of a bundle; it needs no torch."""
+"""What `enginecast inspect DIR` says of a bundle, or of a rejected one; it needs no torch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +11,8 @@ from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.verification.report.layout import print_table
+from enginecast.verification.report.report import HTML_NAME, JSON_NAME, read_report
+from enginecast.verification.report.tables import print_report
 from enginecast.verification.verdict import verdict_line
 
 
@@ -46,6 +48,24 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     if manifest.fusion:
         columns = ("fusion", "expected", "program", "engine", "runtime", "missing")
         print_table(console, columns, map(_fusion, manifest.fusion))
+
+
+def show_rejected(path: Path, *, as_json: bool) -> None:
+    """Print why an engine was rejected.
+
+    Raises:
+        BundleError: the report cannot be read.
+    """
+    report = read_report(path)
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+        return
+    console = results()
+    say(console, f"{report.model} in {report.precision} for {report.target}")
+    say(console, f"pipeline {report.pipeline or 'none'}")
+    print_report(report, console)
+    page = path / HTML_NAME if (path / HTML_NAME).exists() else path / JSON_NAME
+    say(console, f"nothing was published; {page} has all of it")
 
 
 def _quantization(manifest: Manifest) -> list[str]:

@@ -39,7 +39,7 @@ def inspect(
         show_bundle(Path(model), as_json=as_json)
         return
     if is_rejected(Path(model)):
-        from enginecast.cli.inspect.rejected import show_rejected
+        from enginecast.cli.inspect.bundle import show_rejected
 
         show_rejected(Path(model), as_json=as_json)
         return
