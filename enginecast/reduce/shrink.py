@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.base import Pass, PassContext
-from enginecast.reduce.failure import Failure, UnfitError, examine
+from enginecast.reduce.failure import Failure, examine
 from enginecast.reduce.specimen import Specimen, specimen_of
 from enginecast.testing import run_on
 
@@ -57,11 +57,7 @@ class Search:
         if candidate is None or self.is_over():
             return False
         self.trials += 1
-        try:
-            found = examine(candidate, self.passes)
-        except UnfitError:
-            return False
-        if not self.wanted.is_like(found):
+        if not self.wanted.is_like(examine(candidate, self.passes)):
             return False
         self.best = candidate
         seconds = time.monotonic() - self._start
@@ -120,34 +116,21 @@ def _failing(
         for dynamic in (False, True):
             whole = specimen_of(program, inputs, dynamic=dynamic)
             for last in range(1, len(passes) + 1):
-                failure = _examined(whole, passes[:last])
+                failure = examine(whole, passes[:last])
                 if failure is None:
                     continue
-                alone = _alone(whole, passes[:last], failure)
-                yield alone or (whole, tuple(passes[:last]), failure)
-
-
-def _alone(
-    whole: Specimen, passes: Sequence[Pass], failure: Failure
-) -> tuple[Specimen, tuple[Pass, ...], Failure] | None:
-    """The program that the last pass gets, where it fails in the same way by itself."""
-    if len(passes) == 1:
-        return None
-    captured = whole.capture()
-    inputs = captured.named(whole.inputs)
-    before, _ = run_on(captured.program, passes[:-1], PassContext(calibration=(inputs,)))
-    start = specimen_of(before, inputs, dynamic=whole.dynamic)
-    found = _examined(start, passes[-1:])
-    if found is None or (found.pass_name, found.kind) != (failure.pass_name, failure.kind):
-        return None
-    return start, tuple(passes[-1:]), found
-
-
-def _examined(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
-    try:
-        return examine(specimen, passes)
-    except UnfitError:
-        return None
+                if last > 1:  # on the program that the last pass gets
+                    captured, alone = whole.capture(), tuple(passes[last - 1 : last])
+                    named = captured.named(whole.inputs)
+                    context = PassContext(calibration=(named,))
+                    before, _ = run_on(captured.program, passes[: last - 1], context)
+                    start = specimen_of(before, named, dynamic=dynamic)
+                    found = examine(start, alone)
+                    kind = failure.pass_name, failure.kind
+                    if found is not None and (found.pass_name, found.kind) == kind:
+                        yield start, alone, found
+                        continue
+                yield whole, tuple(passes[:last]), failure
 
 
 def _shorten(search: Search) -> None:
@@ -195,4 +178,4 @@ def _bypass(search: Search) -> None:
 def fails_alike(reduced: Reduced, specimen: Specimen) -> bool:
     """Whether another specimen fails in the same way."""
     with torch.no_grad():
-        return reduced.failure.is_like(_examined(specimen, reduced.passes))
+        return reduced.failure.is_like(examine(specimen, reduced.passes))
