@@ -162,7 +162,13 @@ def _text(reduced: Reduced, specimen: Specimen, recipes: Mapping[str, Recipe]) -
         "message": reduced.failure.message.splitlines()[0].replace("\\", "/").replace('"', "'"),
         "versions": ", ".join(dict.fromkeys(versions)),
         "pipeline": render([spec_from_pass(one) for one in reduced.passes]),
-        "imports": "".join(sorted(_import(name, value) for name, value in imports.items())),
+        "imports": "".join(
+            sorted(
+                _import(name, value)
+                for name, value in imports.items()
+                if re.search(rf"\b{name}\b", classes)
+            )
+        ),
         "path": "from pathlib import Path\n" if stored else "",
         "load": "from safetensors.torch import load_file\n" if stored else "",
         "dim": "from torch.export import Dim\n" if "Dim." in dynamic else "",
