@@ -114,10 +114,8 @@ def test_eager_is_timed_with_weights_as_a_user_has_them(tmp_path: Path) -> None:
     source = open_source(str(tiny_t5(tmp_path / "t5", dtype=torch.float16)))
     feeds = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
     with patch("enginecast.capture.sources.widened.widen", side_effect=widen) as widened:
-        contenders.peer(
-            *("eager", source, parse_wanted((), ()), feeds),
-            **{"device": "cpu", "dtype": torch.float32, "threads": 1},
-        )
+        given = source, parse_wanted((), ()), feeds
+        contenders.peer("eager", *given, device="cpu", dtype=torch.float32, threads=1)
     weights = dict(widened.call_args.args[0].named_parameters())
     assert {type(weight) for weight in weights.values()} == {torch.nn.Parameter}
     assert {weight.dtype for weight in weights.values()} == {torch.float32}

@@ -172,7 +172,9 @@ def bench_bundle(
                     ratio=ratio(base, each),
                     items=1e3 * items / each.median,
                     memory=memory[name],
-                    accuracy=wanted and _accuracy(found[name], wanted, masks, masked),
+                    accuracy=None
+                    if wanted is None
+                    else _accuracy(found[name], wanted, masks, masked),
                 )
                 for name, each in times.items()
             ),

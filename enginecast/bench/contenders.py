@@ -66,8 +66,11 @@ def of_engine(engine: Engine, feeds: Feeds) -> Contender:
         except ImportError:
             pass
         else:
-            how = {"as_dlpack": True, "check_finite": False}
-            return Contender(lambda: [engine.run(each, **how) for each in there], outputs, True)
+
+            def call() -> object:
+                return [engine.run(each, as_dlpack=True, check_finite=False) for each in there]
+
+            return Contender(call, outputs, on_gpu=True)
     return Contender(lambda: [engine.run(each) for each in feeds], outputs)
 
 

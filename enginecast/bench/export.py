@@ -79,8 +79,8 @@ def export_timing(
             engine.run(feeds)
             once = time.perf_counter() - start
             source, wanted = candidate.model.source, candidate.model.wanted
-            how = {"device": "cpu", "dtype": torch.float32, "threads": threads}
-            eager = peer("eager", source, wanted, [feeds], **how)
+            given = source, wanted, [feeds]
+            eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
             start = time.perf_counter()
             eager.call()
             if (time.perf_counter() - start) * (FEWEST + WARM_UPS) <= room:

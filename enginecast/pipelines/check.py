@@ -94,7 +94,7 @@ def compare(
     pictures = stage("pictures", eager.pictures, noisy.pictures, engines.pictures)
     # Where the pipelines begin to part.
     parts = next((s for s in (*steps, pictures) if s.error is None or s.error > s.limit), None)
-    reasons = ()
+    reasons: tuple[str, ...] = ()
     if parts is not None:
         by_plan = parts.limit == most < MOST
         why = "the plans allow" if by_plan else "the engines explain"
