@@ -30,8 +30,8 @@ from transformers import (
 
 from enginecast.cache.encoders.request import EncoderRequest, part_of
 from enginecast.cache.read.cached_encoder import CachedEncoder
-from enginecast.cli.cache.app import FillFlags
 from enginecast.cli.cache.fill import run_fill
+from enginecast.cli.cache.options import FillFlags
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from enginecast.bench import contenders
 from enginecast.bench.timing import Times, interleaved, ratio
 from enginecast.capture.outputs.flatten import parse_wanted
 from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.widened import widen
 
 
 class Slow:
@@ -111,11 +113,10 @@ def test_eager_is_timed_with_weights_as_a_user_has_them(tmp_path: Path) -> None:
     """Eager of an export widens 16-bit weights in every call: it would be timed too slow."""
     source = open_source(str(tiny_t5(tmp_path / "t5", dtype=torch.float16)))
     feeds = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
-    made = contenders.peer(
-        "eager", source, parse_wanted((), ()), feeds, device="cpu", dtype=torch.float32, threads=1
-    )
-    assert isinstance(made, contenders.ModuleContender)
-    weights = dict(made.module.named_parameters())
+    with patch("enginecast.capture.sources.widened.widen", side_effect=widen) as widened:
+        given = source, parse_wanted((), ()), feeds
+        contenders.peer("eager", *given, device="cpu", dtype=torch.float32, threads=1)
+    weights = dict(widened.call_args.args[0].named_parameters())
     assert {type(weight) for weight in weights.values()} == {torch.nn.Parameter}
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 

@@ -16,8 +16,8 @@ from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 Capture = pytest.CaptureFixture[str]
 ORDER = (
-    "inspect export verify report run bench tune triton opt bisect passes diffusers cache sign"
-    " trust doctor"
+    "inspect export verify report run bench tune opt bisect passes diffusers cache sign trust"
+    " doctor"
 )
 
 GROUPS = {"cache": "fill info verify prune merge export compare", "diffusers": "export run"}
@@ -123,7 +123,7 @@ def test_a_file_gives_options_and_the_command_line_comes_first(config: Path) -> 
     )
     assert (found["overwrite"], found["threads"], found["max_error"]) == (True, 2, 0.02)
     assert found["dynamic"] == ["x:0=1..4", "x:1=2..8"]
-    assert found["hidden_state"] == ["-2"]
+    assert found["hidden_states"] == ["-2"]
     assert found["as_json"] is False
     over = context("export", "m:f", "-o", "other", "--precision", "bf16", "--config", str(config))
     assert (over["model"], over["output"], over["precision"]) == ("m:f", Path("other"), "bf16")

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from cache_shards import entries, made
 from exports import Exports, cast
-from json_schemas import FILES, FOLDER, NAMES, OUTPUTS, hold, name_of, text, validator
+from json_schemas import CONFIG, FILES, FOLDER, NAMES, OUTPUTS, hold, name_of, text, validator
 from safetensors.numpy import save_file
 
 Capture = pytest.CaptureFixture[str]
@@ -36,6 +36,14 @@ def test_real_files_are_valid(name: str, model: str, precision: str, exports: Ex
     assert [error.message for error in validator(name).iter_errors(content)] == []
     for wrong in ({**content, "verdict": 3, "inputs": 3}, {**content, "more": 1}):
         assert [*validator(name).iter_errors(wrong)]
+
+
+def test_a_file_of_options_is_valid() -> None:
+    takes = validator(CONFIG).is_valid
+    assert takes({"export": {"model": "t5", "dynamic": ["x:0=1..4"], "overwrite": True}})
+    assert takes({"cache": {"fill": {"texts": "a.txt", "batch-tokens": 4096, "outputs": "a"}}})
+    for wrong in ({"export": {"precison": "fp16"}}, {"export": {"overwrite": 1}}, {"x": 1}):
+        assert not takes(wrong)
 
 
 @pytest.fixture

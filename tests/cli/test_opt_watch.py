@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plugin_passes import RIGHT, SOURCE, install
 
-from enginecast.cli.terminal.watch import watch
+from enginecast.cli.opt_watch import watch
 
 
 @pytest.mark.timeout(20)

@@ -38,7 +38,6 @@ from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import Sampling, not_heeded
-from enginecast.serving.repository import write_repository
 from enginecast.verification.generation import follow, read_continued, read_encoded
 
 
@@ -120,18 +119,6 @@ def test_fusions_are_expected_of_what_is_read_alone(small: Path) -> None:
     fusions = {each["kind"]: each["expected"] for each in report["fusions"]}
     assert fusions == {"attention": 1}
     assert not any(each["missing"] for each in report["fusions"])
-
-
-def test_a_repository_says_that_the_encoder_is_another_model(small: Path, tmp_path: Path) -> None:
-    notes = {
-        folder.name: write_repository(open_bundle(folder), tmp_path / folder.name).notes
-        for folder in (small, small / "encoder")
-    }
-    text = (
-        f"The engine reads what that of {small / 'encoder'} gives, which needs a repository, too."
-    )
-    assert text in notes["bundle"]
-    assert not any("reads what that of" in note for note in notes["encoder"])
 
 
 def test_a_decoder_of_one_token_is_refused_before_the_export(

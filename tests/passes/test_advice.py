@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
-import enginecast.cli.inspect.precision as advice_module
+import enginecast.compiler.inspection.precision as advice_module
 from enginecast.capture.sources.source import open_source
-from enginecast.cli.inspect.precision import Advice, Option, advise
+from enginecast.compiler.inspection.precision import Advice, PrecisionOption, advise
 from enginecast.compiler.prepare import Prepared, prepare, reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
@@ -31,7 +31,7 @@ NONE = ModelOptions()
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"
 
 
-def by_name(advice: Advice) -> dict[str, Option]:
+def by_name(advice: Advice) -> dict[str, PrecisionOption]:
     return {option.precision: option for option in advice.options}
 
 

@@ -24,10 +24,15 @@ from enginecast.errors import CaptureError, EnginecastWarning, MissingError, Usa
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines import pictures
 from enginecast.pipelines.attach import attach
-from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
+from enginecast.pipelines.check import (
+    NOISE,
+    compare,
+    relative_error,
+    whole_outcome,
+    with_noise,
+)
 from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.judged import whole_outcome
 from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
 from enginecast.pipelines.record import (
     RECORD,

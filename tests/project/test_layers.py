@@ -26,7 +26,15 @@ PACKAGE_DIRS = {
 """The folder of each package; rglob does not follow the links in enginecast/."""
 LEAVES = {
     FACE / f"{name}.py"
-    for name in ("errors", "installation", "library_names", "plugins", "printable", "version")
+    for name in (
+        "errors",
+        "installation",
+        "library_names",
+        "options",
+        "plugins",
+        "printable",
+        "version",
+    )
 }
 FOLDERS = sorted(set(MAPPED.values()) - {"enginecast"})
 NOT_PACKAGED = {
@@ -245,15 +253,13 @@ NAMES_TARGETS = {
     "enginecast/installation.py",  # which extra brings a package
     "enginecast/doctor/checks.py",
     "enginecast/doctor/imports.py",  # packages
-    "enginecast/serving/backends.py",  # which backend of Triton runs a target
-    "enginecast/cli/inspect/inspect.py",  # a key of its JSON
+    "enginecast/compiler/inspection/plan.py",  # a key of its JSON
 }
 NAMES_RUNG = {
     "enginecast/compiler/request.py",
     "enginecast/compiler/recompare.py",
     "enginecast/compiler/scripted.py",
     "enginecast/compiler/session.py",
-    "enginecast/cli/options/groups.py",
     "runtime/bundle/manifest.py",
 }
 """They name the last rung of the capture ladder, which is called as a target is."""

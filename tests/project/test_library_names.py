@@ -56,7 +56,7 @@ library_names.Operators.__getattr__ = lacking
 library_names.higher_order = MissingOperator
 library_names.private_or_none = lambda name: None
 for found in pkgutil.walk_packages(enginecast.__path__, "enginecast."):
-    if found.name not in {"enginecast.__main__", "enginecast.serving.tokenizer_model"}:
+    if found.name != "enginecast.__main__":
         import_module(found.name)
 assert "enginecast.exporters.onnx.passes.linear_forms" in sys.modules
 """

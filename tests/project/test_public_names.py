@@ -2,14 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, get_type_hints
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import enginecast
 import enginecast.cache
 from enginecast import errors
+from enginecast.capture.sources.decoder import TASKS
+from enginecast.capture.sources.stateful import STATES
+from enginecast.capture.tracing.ladder.strategy import Fallback
+from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.options import options_of
 from enginecast.runtime import Batcher
 from enginecast.runtime.engine import Encoded, Engine, Outputs
 
@@ -88,3 +94,14 @@ def test_every_class_has_a_docstring(owner: type) -> None:
 def test_types_can_be_resolved() -> None:
     for name in ("load", "compile", "record"):
         assert get_type_hints(getattr(enginecast, name))["return"] is not None
+
+
+def test_what_compile_takes_are_fields_of_the_request() -> None:
+    """Each option stands in a field; `compile` repeats the names alone, for type checkers."""
+    known = {each.name for each in (*fields(ExportRequest), *fields(ModelOptions))}
+    assert set(inspect.signature(enginecast.compile).parameters) - known == {"steps"}
+
+
+def test_choices_are_those_of_the_code_that_takes_them() -> None:
+    choices = {each.name: said.choices for each, said in options_of(ModelOptions) if said.choices}
+    assert choices == {"fallback": get_args(Fallback), "task": TASKS, "state": STATES}

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from enginecast.cli.inspect.inspect import grouped, print_plan
+from enginecast.cli.inspect.pages import grouped, print_plan
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import json_types
 import jsonschema
 import msgspec
+import typer
 
 from enginecast.cache.upkeep.census import Census
 from enginecast.cache.upkeep.checking import Checked
@@ -19,9 +20,10 @@ from enginecast.cache.upkeep.comparing import Comparison
 from enginecast.cache.upkeep.exporting import Exported
 from enginecast.cache.upkeep.merging import Merged
 from enginecast.cache.upkeep.pruning import Pruned
-from enginecast.cli.inspect.inspect import Inspection
-from enginecast.cli.inspect.script import ScriptInspection
+from enginecast.cli.app import app
 from enginecast.cli.terminal.output import SCHEMA_VERSION
+from enginecast.compiler.inspection.plan import Inspection
+from enginecast.compiler.inspection.script import ScriptInspection
 from enginecast.doctor.checks import Report as Examination
 from enginecast.pipelines.record import PipelineRecord
 from enginecast.runtime.bundle.manifest import Manifest
@@ -157,7 +159,6 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
         _of(Report), page=TEXT, report_schema_version={"type": "integer"}, schema_version=VERSION
     ),
     "report-comparison": lambda: _of(json_types.Compared),
-    "triton": lambda: _of(json_types.Triton),
     "sign": lambda: _of(json_types.Signed),
     "trust": lambda: _of(json_types.Trust),
     "doctor": _doctor,
@@ -165,7 +166,26 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
 }
 """What `--json` prints, by the command and what it is about."""
 
-NAMES = (*FILES, *OUTPUTS)
+CONFIG = "config"
+"""The file of options, which a user writes."""
+NAMES = (*FILES, *OUTPUTS, CONFIG)
+
+
+def _config(command: Any) -> Schema:
+    """A file for `--config`: a table for each command, with its options by name."""
+    made: dict[str, Schema] = {
+        name: _config(each) for name, each in getattr(command, "commands", {}).items()
+    }
+    for each in command.params:
+        spelled = [one.removeprefix("--") for one in each.opts if one.startswith("--")]
+        is_flag = getattr(each, "is_flag", False)
+        value = SWITCH if is_flag else {"type": ["string", "number"]}
+        if each.multiple or each.nargs == -1:
+            value = {"anyOf": [value, {"type": "array", "items": value}]}
+        for name in spelled or [each.name]:
+            if name not in ("config", "help", "install-completion", "show-completion", "version"):
+                made[name] = {**value, "description": getattr(each, "help", None) or ""}
+    return {"type": "object", "properties": made, "additionalProperties": False}
 
 
 def schema(name: str) -> Schema:
@@ -173,6 +193,8 @@ def schema(name: str) -> Schema:
     if name in FILES:
         made = _manifest() if name == "manifest" else _of(FILES[name])
         title = f"{name}.json of an enginecast {'bundle' if name == 'manifest' else 'export'}"
+    elif name == CONFIG:
+        made, title = _config(typer.main.get_group(app)), "options of enginecast, for --config"
     else:
         version = {} if name == "inspect-bundle" else {"const": SCHEMA_VERSION}
         made = OUTPUTS[name]()

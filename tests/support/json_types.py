@@ -125,16 +125,6 @@ class Compared(TypedDict):
     page: NotRequired[str]
 
 
-class Triton(TypedDict):
-    repository: str
-    models: list[str]
-    target: str
-    backend: str
-    max_batch_size: int
-    preferred_batch_size: list[int]
-    notes: list[str]
-
-
 class Export(TypedDict):
     outcome: Outcome
     engine: str
@@ -160,7 +150,6 @@ class Export(TypedDict):
     bisection: Bisected | None
     dropped: list[CulpritJSON]
     speed: Speed | None
-    triton: NotRequired[Triton]
 
 
 class Verify(TypedDict):

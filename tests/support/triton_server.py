@@ -130,8 +130,6 @@ class Server:
                 self._check_ensemble(config)
             elif config.backend == "onnxruntime":
                 self._runs[name] = _session(config, version)
-            elif config.backend == "pytorch":
-                self._runs[name] = _scripted(config, version)
             elif config.backend == "python":
                 self._runs[name] = _python(config, version)
 
@@ -204,8 +202,7 @@ class Server:
             for one in config.input
         }
         names = [one.name for one in config.output]
-        run = self._runs[config.name]
-        found = run(names, feeds) if config.backend == "pytorch" else run.run(names, feeds)
+        found = self._runs[config.name].run(names, feeds)
         return {
             one.name: np.expand_dims(value, -1) if one.HasField("reshape") else value
             for one, value in zip(config.output, found, strict=True)
@@ -219,26 +216,6 @@ def _session(config: Any, version: Path) -> onnxruntime.InferenceSession:
     options.enable_cpu_mem_arena = config.parameters["enable_mem_arena"].string_value != "0"
     path = version / config.default_model_filename
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _scripted(config: Any, version: Path) -> Any:
-    """As the PyTorch backend runs a module: tensors by the numbers at the end of their names."""
-    import torch
-    from torch.jit._fuser import optimized_execution
-
-    assert config.parameters["DISABLE_OPTIMIZED_EXECUTION"].string_value == "true"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        module = torch.jit.load(str(version / config.default_model_filename))
-
-    def run(names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        by_number = {int(name.rpartition("__")[2]): feeds[name] for name in feeds}
-        with torch.inference_mode(), optimized_execution(False):
-            found = module(*(torch.from_numpy(by_number[n]) for n in sorted(by_number)))
-        assert isinstance(found, tuple | list)
-        return [found[int(name.rpartition("__")[2])].numpy() for name in names]
-
-    return run
 
 
 def _python(config: Any, version: Path) -> Any:

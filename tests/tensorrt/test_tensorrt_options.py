@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import typer
 from exports import Exports, cast
 
-from enginecast.cli.options.tensorrt import TensorRTFlags
+from enginecast.cli.options.groups import grouped
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.options import TensorRTOptions
@@ -13,25 +14,35 @@ from enginecast.exporters.tensorrt.options import TensorRTOptions
 BUILD = TensorRTOptions(level=5)
 
 
+@grouped
+def export(tensorrt: TensorRTOptions | None) -> None:
+    """Stands for the command."""
+    FOUND.append(tensorrt)
+
+
+FOUND: list[TensorRTOptions | None] = []
+
+
+def given(*words: str) -> TensorRTOptions | None:
+    """What a command line makes of the options."""
+    app = typer.Typer()
+    app.command()(export)
+    app(args=list(words), standalone_mode=False)
+    return FOUND[-1]
+
+
 def test_nothing_given_is_nothing() -> None:
-    assert TensorRTFlags().options() is None
-    assert TensorRTFlags(opt_shape=[]).options() is None
+    assert given() is None
 
 
 def test_every_option_is_taken() -> None:
-    given = TensorRTFlags(
-        trt_route="torch",
-        opt_shape=["input_ids=1x128", "pixels=2x3x224x224"],
-        trt_workspace="512MiB",
-        trt_timing_cache=Path("caches"),
-        trt_refit=True,
-        trt_strip_weights=True,
-        trt_version_compatible=True,
-        trt_hardware="ampere+",
-        trt_level=0,
-    ).options()
-    assert TensorRTFlags(trt_level=0).options() == TensorRTOptions(level=0)
-    assert given == TensorRTOptions(
+    assert given("--trt-level", "0") == TensorRTOptions(level=0)
+    assert given(
+        *("--trt-route", "torch", "--opt-shape", "input_ids=1x128"),
+        *("--opt-shape", "pixels=2x3x224x224", "--trt-workspace", "512MiB"),
+        *("--trt-timing-cache", "caches", "--trt-refit", "--trt-strip-weights"),
+        *("--trt-version-compatible", "--trt-hardware", "ampere+", "--trt-level", "0"),
+    ) == TensorRTOptions(
         route="torch",
         optimal={"input_ids": (1, 128), "pixels": (2, 3, 224, 224)},
         workspace=512 << 20,
@@ -46,28 +57,31 @@ def test_every_option_is_taken() -> None:
 
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("4 GB", 4 << 30), ("64k", 65536)])
 def test_sizes(text: str, size: int) -> None:
-    given = TensorRTFlags(trt_workspace=text).options()
-    assert given is not None
-    assert given.workspace == size
+    found = given("--trt-workspace", text)
+    assert found is not None
+    assert found.workspace == size
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("words", "message"),
     [
-        ({"trt_route": "onyx"}, "--trt-route onyx: expected onnx or torch"),
-        ({"trt_workspace": "4"}, "--trt-workspace 4: expected a size such as 4GiB"),
-        ({"trt_workspace": "0GiB"}, "--trt-workspace 0GiB: expected a size"),
-        ({"trt_hardware": "turing"}, "--trt-hardware turing: expected one of none, ampere+"),
-        ({"trt_level": 6}, "--trt-level 6: expected 0 to 5"),
-        ({"opt_shape": ["input_ids"]}, "--opt-shape input_ids: expected NAME=1x128"),
-        ({"opt_shape": ["=1x2"]}, "--opt-shape =1x2: expected NAME=1x128"),
-        ({"opt_shape": ["x=1x"]}, "--opt-shape x=1x: expected NAME=1x128"),
-        ({"opt_shape": ["x=1x2", "x=1x3"]}, "--opt-shape x=1x3: x already has a shape, 1x2"),
+        (("--trt-route", "onyx"), "--trt-route onyx: expected onnx or torch"),
+        (("--trt-workspace", "4"), "--trt-workspace 4: expected a size such as 4GiB"),
+        (("--trt-workspace", "0GiB"), "--trt-workspace 0GiB: expected a size"),
+        (("--trt-hardware", "turing"), "--trt-hardware turing: expected one of none, ampere+"),
+        (("--trt-level", "6"), "--trt-level 6: expected 0 to 5"),
+        (("--opt-shape", "input_ids"), "--opt-shape input_ids: expected NAME=1x128"),
+        (("--opt-shape", "=1x2"), "--opt-shape =1x2: expected NAME=1x128"),
+        (("--opt-shape", "x=1x"), "--opt-shape x=1x: expected NAME=1x128"),
+        (
+            ("--opt-shape", "x=1x2", "--opt-shape", "x=1x3"),
+            "--opt-shape x=1x3: x already has a shape, 1x2",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
+def test_what_does_not_fit_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        TensorRTFlags(**options).options()  # type: ignore[arg-type]
+        given(*words)
     assert caught.value.message.startswith(message)
 
 

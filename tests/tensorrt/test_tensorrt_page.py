@@ -6,7 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from enginecast.cli.inspect.tensorrt import NetworkCheck, support
+from enginecast.cli.inspect.pages import print_network
+from enginecast.compiler.inspection.network import NetworkCheck, support
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.gate.violations import Violation
 from enginecast.runtime.bundle.manifest import ShapeRange
@@ -22,7 +23,7 @@ FOUND = (
 def printed(violations: tuple[Violation, ...], unknown: int = 0) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=160, markup=False, highlight=False)
-    NetworkCheck("10.15", OPS, PROFILE, violations, unknown).show(console)
+    print_network(NetworkCheck("10.15", OPS, PROFILE, violations, unknown), console)
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 

@@ -1,6 +1,4 @@
-"""What `enginecast inspect` says of a model's dtypes: a table by module, where float dtypes meet,
-and notes in words.
-"""
+"""A model's dtypes: a census of the program, what its classes say of it, and notes in words."""
 
 import ast
 import inspect
@@ -12,14 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePath
+from typing import Any
 
-from rich.console import Console
 from torch import nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.precision.census import Census, Held, take_census
+from enginecast.passes.precision.census import Census, take_census
 from enginecast.passes.precision.inf_clamps import MEANING
-from enginecast.verification.report.layout import print_table
 
 KEEPS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """What a class of transformers names as to be kept in float32 when it is loaded in float16; the
@@ -69,8 +66,44 @@ def dtypes_of(program: ExportedProgram, model_class: type[nn.Module] | None) -> 
     census = take_census(program)
     kept = kept_modules(census, model_class)
     clamps = () if census.clamps else source_clamps(program)
-    notes = (*_stored(census, kept), *_kept(kept), *_clamps(census, clamps))
-    return Dtypes(census, kept, clamps, notes)
+    return Dtypes(census, kept, clamps, tuple(_notes(census, kept, clamps)))
+
+
+def _notes(census: Census, kept: Sequence[Kept], clamps: Sequence[SourceClamp]) -> Iterator[str]:
+    """Of weights stored in another float dtype than most, of what is kept in fp32, of clamps."""
+    weights = [h for h in census.held if h.kind == "parameter" and h.dtype.startswith(("f", "bf"))]
+    elements: Counter[str] = Counter()
+    for held in weights:
+        elements[held.dtype] += held.elements
+    named = {module for each in kept for module in each.modules}
+    ranked = [dtype for dtype, _ in elements.most_common()]
+    for dtype in ranked[1:]:
+        unnamed = [h.module for h in weights if h.dtype == dtype and h.module not in named]
+        if unnamed:
+            yield (
+                f"{len(unnamed)} modules store {dtype} where most weights are {ranked[0]}, and no"
+                f" attribute of the class says why: {some(unnamed)}"
+            )
+    for each in kept:
+        low = "float16 or bfloat16" if each.attribute.endswith("strict") else "float16"
+        stored = " and ".join(each.dtypes)
+        yield (
+            f"{each.attribute} names {each.pattern!r}: transformers keeps {some(each.modules)} in"
+            f" float32 when it loads {low}; stored here as {stored}"
+        )
+    if census.clamps:
+        places = ", ".join(dict.fromkeys(clamp.source for clamp in census.clamps))
+        yield (
+            f"{len(census.clamps)} inf-clamps at {places} were baked in because the model was"
+            f" captured in fp16 ({some(clamp.module for clamp in census.clamps)}): {MEANING};"
+            " unify-dtype drops them"
+        )
+    for clamp in clamps:
+        yield (
+            f"{clamp.owner} ({clamp.modules} modules) clamps values in fp16 alone, on the paths"
+            f" that it takes of {', '.join(clamp.sources)}: eager fp16 does, this capture does not;"
+            f" {MEANING}"
+        )
 
 
 def kept_modules(census: Census, model_class: type[nn.Module] | None) -> tuple[Kept, ...]:
@@ -87,49 +120,6 @@ def kept_modules(census: Census, model_class: type[nn.Module] | None) -> tuple[K
     return tuple(found)
 
 
-def _stored(census: Census, kept: Sequence[Kept]) -> Iterator[str]:
-    """Weights stored in another float dtype than most."""
-    weights = [h for h in census.held if h.kind == "parameter" and h.dtype.startswith(("f", "bf"))]
-    elements: Counter[str] = Counter()
-    for held in weights:
-        elements[held.dtype] += held.elements
-    named = {module for each in kept for module in each.modules}
-    ranked = [dtype for dtype, _ in elements.most_common()]
-    for dtype in ranked[1:]:
-        unnamed = [h.module for h in weights if h.dtype == dtype and h.module not in named]
-        if unnamed:
-            yield (
-                f"{len(unnamed)} modules store {dtype} where most weights are {ranked[0]}, and no"
-                f" attribute of the class says why: {_some(unnamed)}"
-            )
-
-
-def _kept(kept: Sequence[Kept]) -> Iterator[str]:
-    for each in kept:
-        low = "float16 or bfloat16" if each.attribute.endswith("strict") else "float16"
-        stored = " and ".join(each.dtypes)
-        yield (
-            f"{each.attribute} names {each.pattern!r}: transformers keeps {_some(each.modules)} in"
-            f" float32 when it loads {low}; stored here as {stored}"
-        )
-
-
-def _clamps(census: Census, clamps: Sequence[SourceClamp]) -> Iterator[str]:
-    if census.clamps:
-        places = ", ".join(dict.fromkeys(clamp.source for clamp in census.clamps))
-        yield (
-            f"{len(census.clamps)} inf-clamps at {places} were baked in because the model was"
-            f" captured in fp16 ({_some(clamp.module for clamp in census.clamps)}): {MEANING};"
-            " unify-dtype drops them"
-        )
-    for clamp in clamps:
-        yield (
-            f"{clamp.owner} ({clamp.modules} modules) clamps values in fp16 alone, on the paths"
-            f" that it takes of {', '.join(clamp.sources)}: eager fp16 does, this capture does not;"
-            f" {MEANING}"
-        )
-
-
 def source_clamps(program: ExportedProgram) -> tuple[SourceClamp, ...]:
     """Clamps in a model's code that only run in fp16, so that a capture in another dtype has none.
 
@@ -141,78 +131,43 @@ def source_clamps(program: ExportedProgram) -> tuple[SourceClamp, ...]:
     it. Which of the lines run for a given model is not decided, and a clamp that is written in
     another form is not found.
     """
-    return tuple(
-        SourceClamp(name.rpartition(".")[2], places, len(paths))
-        for name, paths in _classes(program).items()
-        if (places := tuple(_clamps_of(name)))
-    )
-
-
-def _classes(program: ExportedProgram) -> dict[str, set[str]]:
-    """Full class name -> paths of its modules in the program."""
-    found: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
     for node in program.graph.nodes:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-            found.setdefault(name, set()).add(str(path))
-    return found
+            modules.setdefault(name, set()).add(str(path))
+    return tuple(
+        SourceClamp(name.rpartition(".")[2], places, len(paths))
+        for name, paths in modules.items()
+        if (places := tuple(_clamps_of(name)))
+    )
 
 
 def _clamps_of(class_name: str) -> Iterator[str]:
     """file:line of each condition on fp16 under which the class clamps."""
     module, _, name = class_name.rpartition(".")
-    forward = getattr(getattr(sys.modules.get(module), name, None), "forward", None)
+    forward: Any = getattr(getattr(sys.modules.get(module), name, None), "forward", None)
     try:
-        lines, first = inspect.getsourcelines(inspect.unwrap(forward))  # type: ignore[arg-type]
-        file = PurePath(inspect.getsourcefile(inspect.unwrap(forward)) or "").name  # type: ignore[arg-type]
+        plain = inspect.unwrap(forward)
+        lines, first = inspect.getsourcelines(plain)
+        file = PurePath(inspect.getsourcefile(plain) or "").name
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (TypeError, OSError, SyntaxError):  # no Python source behind it
         return
+
+    def names(nodes: Iterable[ast.AST], *wanted: str) -> bool:
+        return any(isinstance(node, ast.Attribute) and node.attr in wanted for node in nodes)
+
     branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
     for node in sorted(branches, key=lambda branch: branch.lineno):
-        calls = (n.func for n in _walk(node.body) if isinstance(n, ast.Call))
-        if _names(_walk([node.test]), "float16") and _names(calls, "clamp", "clamp_"):
+        inside = chain.from_iterable(map(ast.walk, node.body))
+        calls = (each.func for each in inside if isinstance(each, ast.Call))
+        if names(ast.walk(node.test), "float16") and names(calls, "clamp", "clamp_"):
             yield f"{file}:{first + node.lineno - 1}"
 
 
-def _walk(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    return chain.from_iterable(map(ast.walk, trees))
-
-
-def _names(nodes: Iterable[ast.AST], *names: str) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr in names for node in nodes)
-
-
-def print_census(found: Dtypes, console: Console) -> None:
-    """Show the census on a terminal; layers of one kind share a row."""
-    census = found.census
-    layers: dict[str, list[Held]] = {}
-    for held in census.held:
-        layers.setdefault(INDEX.sub("*", held.module), []).append(held)
-    kinds = (("parameter",), ("buffer", "constant"), ("edge",))
-    rows = (
-        (module or "(the model)", *(_counted(all_held, kind) for kind in kinds))
-        for module, all_held in layers.items()
-    )
-    print_table(console, ("module", "parameters", "buffers", "values"), rows)
-    console.print()
-    if census.meetings:
-        met = ((m.what, str(m.count), m.source or m.by, _some(m.modules)) for m in census.meetings)
-        print_table(console, ("where float dtypes meet", "times", "at", "in"), met)
-        console.print()
-    for note in found.notes:
-        console.print(f"- {note}")
-
-
-def _counted(held: Sequence[Held], kinds: Sequence[str]) -> str:
-    counts: Counter[str] = Counter()
-    for each in held:
-        if each.kind in kinds:
-            counts[each.dtype] += each.count
-    return ", ".join(f"{count} {dtype}" for dtype, count in counts.most_common())
-
-
-def _some(modules: Iterable[str]) -> str:
+def some(modules: Iterable[str]) -> str:
+    """Modules in words, layers of one kind as one."""
     patterns = list(dict.fromkeys(INDEX.sub("*", module) or "the model" for module in modules))
     more = f" and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
     return ", ".join(patterns[:SHOWN]) + more

@@ -12,17 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.cli.terminal.output import say
 from enginecast.compiler.prepare import Prepared, reference_of
-from enginecast.compiler.request import EngineConfig
 from enginecast.errors import EnginecastError, PassError
-from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -34,14 +30,11 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Where
 from enginecast.verification.boundaries import largest_values
-from enginecast.verification.eager import mask_of
-from enginecast.verification.emulate.data import Emulation
-from enginecast.verification.emulate.emulate import emulate, true_dtype_check
+from enginecast.verification.emulate.emulate import true_dtype_check
 from enginecast.verification.emulate.profiles import Profile, get_profile
 from enginecast.verification.floor import LARGEST_FLOOR
 from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.reference import Reference
-from enginecast.verification.report.layout import print_table
 from enginecast.verification.verdict import judge
 
 PRECISIONS = ("fp16", "mixed", "bf16", "fp32")
@@ -73,7 +66,7 @@ class LargestValue:
 
 
 @dataclass(frozen=True)
-class Option:
+class PrecisionOption:
     """One precision for one model."""
 
     precision: str
@@ -150,7 +143,7 @@ class Option:
 class Advice:
     """What each precision means for one model."""
 
-    options: tuple[Option, ...]
+    options: tuple[PrecisionOption, ...]
     recommended: str
     """The cheapest that is safe."""
     cases: tuple[str, ...]
@@ -210,43 +203,42 @@ def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype, tuple[Pass, ..
     return (), UnifyDtype(to="fp32"), ()
 
 
-def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> Option:
+def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> PrecisionOption:
     """Judge one precision; with a trial, by running the program in it, too."""
     before, policy, behind = _split(precision)
     limit = torch.finfo(DTYPES[policy.to]).max
-    option = Option(precision=precision, limit=limit, remedies=tuple(p.name for p in before))
+    remedies = tuple(each.name for each in before)
+    option = PrecisionOption(precision, limit, remedies)
     try:
-        places = _largest_first(plain, policy)
-        option = replace(option, as_it_is=places[:1], beyond=_beyond(places, limit))
+        places = _places(plain, policy)
+        option = replace(option, as_it_is=_largest_first(places)[:1], beyond=_beyond(places, limit))
         measured = plain
         if before and option.beyond:
             program = structural_copy(plain.program)
             calibration = tuple(case.inputs for case in plain.cases)
             run_pipeline(before, program, PassContext(calibration=calibration))
             measured = _measure(program, plain.cases)
-            places = _largest_first(measured, policy)
+            places = _places(measured, policy)
         left = _beyond(places, limit)
         unified = structural_copy(measured.program)
         run_pipeline((policy,), unified, PassContext())
     except PassError as error:
         return replace(option, refusal=error.message)
-    top = places[0] if places else None
+    top = max(places, key=lambda place: place.largest, default=None)
+    weights = weight_expressions(unified)
+    stored = [value(n) for n in weights if any(user not in weights for user in n.users)]
     option = replace(
         option,
         largest=top,
         left=left,
         keep=_keep(measured, policy, limit) if left and precision == "mixed" else "",
         headroom_bits=round(math.log2(limit / top.largest), 1) if top and top.largest else None,
-        weight_bytes=_bytes(unified),
+        weight_bytes=sum(each.numel() * each.dtype.itemsize for each in stored),
     )
     if trial is None or policy.to == "fp32":
         return option
     run_pipeline(behind, unified, trial.prepared.context)
     return trial.of(option, unified, policy.to)
-
-
-def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[LargestValue, ...]:
-    return tuple(sorted(_places(measured, policy), key=lambda place: -place.largest))
 
 
 def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
@@ -258,8 +250,12 @@ def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     ]
 
 
+def _largest_first(places: Sequence[LargestValue]) -> tuple[LargestValue, ...]:
+    return tuple(sorted(places, key=lambda place: -place.largest))
+
+
 def _beyond(places: Sequence[LargestValue], limit: float) -> tuple[LargestValue, ...]:
-    return tuple(place for place in places if place.largest > limit)
+    return tuple(place for place in _largest_first(places) if place.largest > limit)
 
 
 def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
@@ -271,27 +267,16 @@ def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
     found: list[str] = []
     for _ in range(TRIES):
         kept = replace(policy, keep=("|".join(found),)) if found else policy
-        left = _beyond(_places(measured, kept), limit)
-        if not left:
+        first = next((p for p in _places(measured, kept) if p.largest > limit), None)
+        if first is None:
             return "|".join(found)
-        pattern = _pattern(left[0].module)
+        # In all layers: `block.0.wo` becomes `block[.][0-9]+[.]wo`.
+        parts = ["[0-9]+" if p.isdigit() else re.escape(p) for p in first.module.split(".")]
+        pattern = "^" + "[.]".join(parts) + "([.]|$)"
         if pattern in found:
             return ""
         found.append(pattern)
     return ""
-
-
-def _pattern(module: str) -> str:
-    """A module in all layers: `block[.]0[.]wo` becomes `block[.][0-9]+[.]wo`."""
-    parts = ["[0-9]+" if part.isdigit() else re.escape(part) for part in module.split(".")]
-    return "^" + "[.]".join(parts) + "([.]|$)"
-
-
-def _bytes(unified: ExportedProgram) -> int:
-    """What an engine of this policy stores: every weight in the dtype that it is read in."""
-    weights = weight_expressions(unified)
-    stored = [n for n in weights if any(user not in weights for user in n.users)]
-    return sum(value(n).numel() * value(n).dtype.itemsize for n in stored)
 
 
 @dataclass
@@ -303,7 +288,7 @@ class _Trial:
     references: dict[str, Reference] = field(default_factory=dict)
     """By compute dtype."""
 
-    def of(self, option: Option, program: ExportedProgram, dtype: str) -> Option:
+    def of(self, option: PrecisionOption, program: ExportedProgram, dtype: str) -> PrecisionOption:
         """With the relative error of the program in a 16-bit dtype, and what speaks against it."""
         model = self.prepared
         try:
@@ -333,39 +318,3 @@ class _Trial:
         )
         rejected = verdict.outcome == "rejected"
         return replace(option, trouble=verdict.reasons[0]) if rejected else option
-
-
-def emulated(
-    prepared: Prepared, config: EngineConfig, program: ExportedProgram
-) -> Emulation | None:
-    """The program after its passes, emulated over the first verification inputs; None for fp32."""
-    if config.precision == "fp32":
-        return None
-    cases = prepared.observed
-    _, found = emulate(
-        program,
-        {case.name: case.inputs for case in cases},
-        get_profile(target_of(config.target).arithmetic),
-        masks=[mask_of(case, prepared.mask_input) for case in cases],
-    )
-    return found
-
-
-def print_advice(advice: Advice, console: Console) -> None:
-    """Show what each precision means and costs."""
-    columns = ("precision", "weights", "headroom", "error", "on the inputs that were run")
-    print_table(console, columns, map(_row, advice.options))
-    say(
-        console,
-        f"the cheapest that is safe: --precision {advice.recommended} (ranges of"
-        f" {len(advice.cases)} verification inputs, run in fp32)",
-    )
-
-
-def _row(option: Option) -> Sequence[str]:
-    count, size = option.weight_bytes, ""
-    if count:
-        size = f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
-    bits = "" if option.headroom_bits is None else f"{option.headroom_bits:g} bits"
-    error = "" if option.error is None else f"{option.error:.1e}"
-    return (option.precision, size, bits, error, option.sentence)

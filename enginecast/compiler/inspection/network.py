@@ -1,16 +1,14 @@
-"""What TensorRT's parser is documented to make of a network, on any machine: with `inspect`."""
+"""What TensorRT's parser is documented to make of a network, on any machine."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from torch.export import ExportedProgram
 
-from enginecast.cli.terminal.output import say
 from enginecast.compiler.engines import lowering_request
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
@@ -30,7 +28,6 @@ from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, newest_version
-from enginecast.verification.report.layout import print_table
 
 NOT_RUN = "not yet run on real TensorRT by us"
 
@@ -65,31 +62,6 @@ class NetworkCheck:
             "profile": msgspec.to_builtins(list(self.profile)),
         }
 
-    def show(self, console: Console) -> None:
-        """Print operators, violations and the profile."""
-        found = "the network is one that its parser is documented to take"
-        if self.violations:
-            count = (
-                "1 violation" if len(self.violations) == 1 else f"{len(self.violations)} violations"
-            )
-            found = f"the network is not one that its parser is documented to take: {count}"
-        say(console, f"TensorRT {self.version}: {found}; {NOT_RUN}")
-        if self.operators:
-            counts = sorted(self.operators.items())
-            rows = ((name, str(count), support(name, self.version)) for name, count in counts)
-            print_table(console, ("operator", "n", "support"), rows, whole=2)
-        for violation in self.violations:
-            say(console, f"  {violation}")
-        if self.unknown:
-            several = "1 tensor is" if self.unknown == 1 else f"{self.unknown} tensors are"
-            say(console, f"{several} of unknown size, and not looked at for being too large")
-        if self.profile:
-            ranges = [
-                (one.name, _shape(one.least), _shape(one.optimal), _shape(one.greatest))
-                for one in self.profile
-            ]
-            print_table(console, ("input", "least", "tuned for", "greatest"), ranges, whole=4)
-
 
 def support(name: str, version: str) -> str:
     """What is documented of an operator, in words: "since 10.15", "not documented"."""
@@ -107,7 +79,10 @@ def check_network(
     """Look at the network of a plan, before the lowering passes; None for another target."""
     if not isinstance(target_of(config.target), TensorRT):
         return None
-    version = _version()
+    try:
+        version = short_version(import_tensorrt("inspect").__version__)
+    except MissingError:
+        version = newest_version()
     lowered = structural_copy(program)
     with tempfile.TemporaryDirectory() as folder:
         request = lowering_request(prepared, config, lowered, Path(folder))
@@ -121,15 +96,3 @@ def check_network(
     refusal = refusal_of(found, version, shown=0) if found else None
     unknown = unknown_sizes(model.graph, request.ranges)
     return NetworkCheck(version, op_counts(model), profile, tuple(found), unknown, refusal)
-
-
-def _version() -> str:
-    """Of the TensorRT that is here; else the newest one that this was written for."""
-    try:
-        return short_version(import_tensorrt("inspect").__version__)
-    except MissingError:
-        return newest_version()
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return " x ".join(map(str, sizes)) or "scalar"
