@@ -162,6 +162,31 @@ class Global(Passed):
         return x * 5 if SHARED[0] else x
 
 
+class Refusing(Dropped):
+    """Has no code for a full mask."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if unless_full(attention_mask) is None:
+            raise RuntimeError("the mask is full")
+        x: Tensor = self.table(input_ids)
+        return x * 2 - attention_mask.unsqueeze(-1)
+
+
+class Trying(Refusing):
+    """Catches the error of a submodule, and goes on in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Refusing()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        try:
+            x: Tensor = self.inner(input_ids, attention_mask)
+        except RuntimeError:
+            x = self.table(input_ids).cumsum(1)
+        return x
+
+
 def captured(module: nn.Module, as_eager: bool = True) -> Captured:
     example = {"input_ids": torch.arange(15).view(3, 5) % 9, "attention_mask": ONES[:3]}
     specs = from_example(example, None)
@@ -219,3 +244,8 @@ def test_code_that_asks_whether_it_is_traced_is_captured_as_eager_runs_it() -> N
     plain = torch._subclasses.FakeTensor
     assert_the_same(captured(module), module)
     assert torch._subclasses.FakeTensor is plain
+
+
+def test_an_error_of_a_submodule_that_the_model_catches_decides_the_path() -> None:
+    module = Trying()
+    assert_the_same(captured(module), module)
