@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginecast.exporters.onnx.ops.registry import READERS
-from enginecast.exporters.onnx.ops.registry import FORMS
+from enginecast.exporters.onnx.ops.registry import FORMS, READERS
 from enginecast.exporters.tensorrt.torch_converters import CONVERTERS
 from enginecast.ops.rules import Rules
 from enginecast.ops.traits import OWN, Family
