@@ -31,11 +31,12 @@ from enginecast.capture.sources.checkpoint import (
     some,
     weights_file,
 )
+from enginecast.capture.sources.component import ComponentOptions
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import require_finite
 from enginecast.capture.sources.hub import model_name
 from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
-from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
+from enginecast.capture.sources.source import Source, elements_of
 from enginecast.capture.sources.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required

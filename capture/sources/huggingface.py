@@ -38,10 +38,11 @@ from enginecast.capture.sources.checkpoint import (
     sha256_of_weights,
     weights_file,
 )
+from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import Lost, require_finite
 from enginecast.capture.sources.hub import model_name
-from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
+from enginecast.capture.sources.source import Source, elements_of
 from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enginecast.capture.sources.checkpoint import read_json, read_weights, sha256_of_weights
+from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.empty import parameters_on_meta
 from enginecast.capture.sources.finite import require_finite
 from enginecast.capture.sources.huggingface import (
@@ -29,7 +30,7 @@ from enginecast.capture.sources.huggingface import (
     HuggingFaceSource,
     open_folder,
 )
-from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
+from enginecast.capture.sources.source import Source, elements_of
 from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError
 

@@ -6,7 +6,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,34 +32,6 @@ from enginecast.errors import BundleError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad
 
 TOKENIZER_FILE = "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class ComponentOptions:
-    """The user's options for a component of a diffusion pipeline, besides its folder."""
-
-    variant: str = ""
-    """Of the weight files: "fp16"."""
-    entry: str = ""
-    """The method that the engine is: "encode" or "decode" of an autoencoder."""
-    height: int | None = None
-    """In pixels, as the two that follow: sizes of what the pipeline makes."""
-    width: int | None = None
-    frames: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, size in (("height", self.height), ("width", self.width), ("frames", self.frames)):
-            if size is not None and size < 1:
-                raise UsageError(f"--{name} {size}: expected at least 1")
-
-    @property
-    def given(self) -> dict[str, str]:
-        """What was given, by name."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: str(value) for name, value in found.items() if value}
-
-
-DEFAULTS = ComponentOptions()
 
 
 class Source(ABC):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
-from enginecast.capture.sources.source import ComponentOptions, Source
+from enginecast.capture.sources.component import ComponentOptions
+from enginecast.capture.sources.source import Source
 from enginecast.compiler.checks import Check, OtherKernels
 from enginecast.compiler.fresh_inputs import with_more_calibration
 from enginecast.compiler.open_model import open_model

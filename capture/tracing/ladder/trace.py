@@ -42,6 +42,7 @@ from enginecast.capture.tracing.ladder.shapes import (
 from enginecast.capture.tracing.ladder.strategy import RefusedError, TracingStrategy
 from enginecast.capture.tracing.patches.data_attribute import data_detached
 from enginecast.capture.tracing.patches.equivalents import replaced_in
+from enginecast.capture.tracing.patches.failed_calls import failed_calls_left
 from enginecast.capture.tracing.patches.grad_modes import grad_modes_unrecorded
 from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
@@ -218,6 +219,7 @@ def _once(
             nullcontext() if strategy.is_strict else grad_modes_unrecorded(module),
             preserving_caches(module),
             idle_casts(),
+            failed_calls_left(),
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),
