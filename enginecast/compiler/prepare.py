@@ -638,7 +638,7 @@ def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
         and floor.largest > FP64_LOSS
         and _doubles(prepared.source, prepared.captured)
     ):
-        off = f"is off by {floor.largest:.2g}" if floor.largest < BEYOND else "leaves its range"
+        off = f"is off by {floor.largest:.2g}" if floor.largest <= BEYOND else "leaves its range"
         yield (
             f"the model computes in fp64, and eager fp32 {off}: an engine would compute"
             " something else; call .float() on it if that is acceptable"
