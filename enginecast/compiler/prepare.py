@@ -373,6 +373,12 @@ def _recorded(prepared: Prepared) -> Prepared:
     module = prepared.source.eager()
     with quiet_torch():
         runs = record(module, [case.inputs for case in some], call)
+    for name, tensor in ((n, t) for outputs in given for n, t in outputs.items()):
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+            raise CaptureError(
+                f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are compared",
+                hint="Return it in a wider dtype, such as with .float().",
+            )
     told = frozenset().union(*map(telling_outputs, given))
     costly = len(some) == 1 and any(case.singles for case in prepared.cases)
     kept = module if _parameters(prepared.captured.program) <= SMALL else None
