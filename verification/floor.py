@@ -50,6 +50,8 @@ rounding: an error of 1e-3 in fp32 is never theirs. It is relative to the values
 that they are sums of, where those are known to be larger."""
 LOST = 0.25
 """Relative error from which on nothing is left of a value."""
+ZERO = 1e3
+"""Relative error of eager fp32 from which on fp64 has zero there, or its own rounding."""
 SINGLE = 8
 """In low precision, one of this many integers may differ in any case."""
 
@@ -95,7 +97,8 @@ class Floor:
     kernels: Comparison | None = None
     """For fp32: the estimated error of a backend's own kernels in some cases (`kernel_noise`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
-    """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
+    """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64;
+    infinite where it is infinite or NaN."""
     halves: str = ""
     """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
     there more often than to their results."""
@@ -170,6 +173,11 @@ class Floor:
         names = output_names(self.cases)
         found = (pool_output(self.cases, name).relative for name in names)
         return max((*found, *self.by_eager.values()), default=0.0)
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """The outputs that are zero but for rounding: nothing is right in eager's own."""
+        return tuple(name for name, error in self.by_eager.items() if ZERO <= error <= BEYOND)
 
     @property
     def owner(self) -> str:

@@ -307,7 +307,8 @@ class _Trial:
             return replace(option, trouble=next(iter(run.problems), plain))
         option = replace(option, error=error)
         if error > LARGEST_FLOOR["bf16"]:
-            return replace(option, trouble=f"its outputs are finite, and off by {error:.0%}")
+            off = f"{error:.0%}" if error < 10 else f"{error:.1g} times their size"
+            return replace(option, trouble=f"its outputs are finite, and off by {off}")
         verdict = judge(
             None,
             reference.floor,
