@@ -36,8 +36,8 @@ from enginecast.runtime.bundle.manifest import Where
 from enginecast.verification.boundaries import largest_values
 from enginecast.verification.eager import mask_of
 from enginecast.verification.emulate.data import Emulation
-from enginecast.verification.emulate.emulate import emulate, true_dtype_check
 from enginecast.verification.emulate.profiles import Profile, get_profile
+from enginecast.verification.emulate.run import emulate, true_dtype_check
 from enginecast.verification.floor import LARGEST_FLOOR
 from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.reference import Reference

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from enginecast.cli.terminal.output import print_json, results, say
-from enginecast.verification.report.report import HTML_NAME, JSON_NAME, read_report
+from enginecast.verification.report.files import HTML_NAME, JSON_NAME, read_report
 from enginecast.verification.report.tables import print_report
 
 
