@@ -3,7 +3,7 @@
 Every tolerance is a multiple of it. So a floor that is implausible for its dtype is a defect of the
 reference, never a wide tolerance: a tolerance that cannot fail proves nothing. In fp32 the model
 itself may be discontinuous (x // 0.1) or cancel ((x + 1e8) - 1e8); there the reference is eager
-instead of fp64. `verify.eager` measures the floor.
+instead of fp64. `verification.eager` measures the floor.
 """
 
 import math
