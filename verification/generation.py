@@ -7,7 +7,8 @@ case, so that later steps are compared, too.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,11 +155,25 @@ def follow(
         logits = decoder.start(np.array(model.prompts), np.array(model.mask))
         for step in range(tokens.shape[1]):
             found.append(logits)
-            for row, failure in _differing(logits.argmax(-1), model, step):
-                if failure:
-                    failures.append(f"step {step + 1}, prompt {row + 1}: {failure}")
-                else:
+            for row, token in enumerate(logits.argmax(-1).tolist()):
+                wanted, slack = model.tokens[row][step], model.slack[row][step]
+                if token == wanted:
+                    continue
+                known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
+                is_known = token in known and wanted in known
+                gap = abs(known[wanted] - known[token]) if is_known else math.inf
+                if is_known and not gap > slack:
                     ties += 1
+                    continue
+                failures.append(
+                    f"step {step + 1}, prompt {row + 1}: token {token}, where the model generates"
+                    f" {wanted}: "
+                    + (
+                        f"their logits are {gap:.2g} apart, and ties within {slack:.2g}"
+                        if is_known
+                        else f"it is none of the model's {len(known)} best"
+                    )
+                )
             if step + 1 < tokens.shape[1]:
                 logits = decoder.step(tokens[:, step])
     except EnginecastError as error:
@@ -167,22 +182,3 @@ def follow(
         more = len(failures) - MOST_SHOWN
         failures = [*failures[:MOST_SHOWN], f"and at {more} more places"]
     return Followed(tuple(found), ties, tuple(f"generating: {each}" for each in failures))
-
-
-def _differing(chosen: Ids, model: Continued, step: int) -> Iterator[tuple[int, str]]:
-    """The rows with another token, and why it is wrong; empty at a tie."""
-    for row, token in enumerate(chosen.tolist()):
-        wanted = model.tokens[row][step]
-        if token == wanted:
-            continue
-        known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
-        got = f"token {token}, where the model generates {wanted}"
-        slack = model.slack[row][step]
-        if token not in known or wanted not in known:
-            yield row, f"{got}: it is none of the model's {len(known)} best"
-            continue
-        gap = abs(known[wanted] - known[token])
-        if gap > slack:
-            yield row, f"{got}: their logits are {gap:.2g} apart, and ties within {slack:.2g}"
-            continue
-        yield row, ""
