@@ -7,7 +7,6 @@ case, so that later steps are compared, too.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,21 +158,18 @@ def follow(
                 wanted, slack = model.tokens[row][step], model.slack[row][step]
                 if token == wanted:
                     continue
+                place = f"step {step + 1}, prompt {row + 1}: token {token}"
+                got = f"{place}, where the model generates {wanted}"
                 known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
-                is_known = token in known and wanted in known
-                gap = abs(known[wanted] - known[token]) if is_known else math.inf
-                if is_known and not gap > slack:
-                    ties += 1
+                if token not in known or wanted not in known:
+                    failures.append(f"{got}: it is none of the model's {len(known)} best")
                     continue
-                failures.append(
-                    f"step {step + 1}, prompt {row + 1}: token {token}, where the model generates"
-                    f" {wanted}: "
-                    + (
-                        f"their logits are {gap:.2g} apart, and ties within {slack:.2g}"
-                        if is_known
-                        else f"it is none of the model's {len(known)} best"
-                    )
-                )
+                gap = abs(known[wanted] - known[token])
+                if gap > slack:
+                    apart = f"their logits are {gap:.2g} apart, and ties within {slack:.2g}"
+                    failures.append(f"{got}: {apart}")
+                else:
+                    ties += 1
             if step + 1 < tokens.shape[1]:
                 logits = decoder.step(tokens[:, step])
     except EnginecastError as error:
