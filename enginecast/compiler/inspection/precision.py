@@ -30,8 +30,8 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Where
 from enginecast.verification.boundaries import largest_values
-from enginecast.verification.emulate.emulate import true_dtype_check
 from enginecast.verification.emulate.profiles import Profile, get_profile
+from enginecast.verification.emulate.run import true_dtype_check
 from enginecast.verification.floor import LARGEST_FLOOR
 from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.reference import Reference
