@@ -28,9 +28,8 @@ from enginecast.runtime.bundle.manifest import (
 )
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.limits import Limits, require_memory
-from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.session import Session, Stop
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.trimming import GROUP_TOKENS, PadRows, Trimming
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array, is_finite
