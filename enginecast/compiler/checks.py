@@ -11,7 +11,7 @@ from enginecast.compiler.request import EngineConfig
 from enginecast.runtime.bundle.manifest import GenerationCheck, StepCheck, Verdict
 from enginecast.runtime.engine import Engine
 from enginecast.verification.eager import FEW
-from enginecast.verification.emulate.emulate import TrueDtypeRun
+from enginecast.verification.emulate.run import TrueDtypeRun
 from enginecast.verification.engine import translation_failures, verify_engine, where_it_ran
 from enginecast.verification.floor import KERNELS, LIMIT
 from enginecast.verification.metrics import Comparison

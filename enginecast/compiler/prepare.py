@@ -44,6 +44,7 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
+from enginecast.errors import CaptureError
 from enginecast.library_names import aten
 from enginecast.passes.captured.keep_outputs import drop_dead, keep_outputs, unread_inputs
 from enginecast.passes.captured.lift_constants import lift_constants
@@ -311,6 +312,13 @@ def _with_cases(
     elif is_code:
         eager, some = Eager(source.eager(), wanted), _first(cases)[:WITNESSED]
         runs, returned = eager.reads([case.inputs for case in some])
+        for name, tensor in ((n, t) for outputs in returned for n, t in outputs.items()):
+            if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+                raise CaptureError(
+                    f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are"
+                    " compared",
+                    hint="Return it in a wider dtype, such as with .float().",
+                )
         told = frozenset().union(*map(telling_outputs, returned))
         if returned and len(some) == 1 and any(case.singles for case in cases):
             kept = eager.module if parameters_of(program) <= SMALL else None

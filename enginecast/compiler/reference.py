@@ -186,7 +186,7 @@ def _differences(prepared: Prepared, reference: Reference) -> Iterator[str]:
             *(prepared.inputs, prepared.cases, captured.dropping),
         )
     if floor.dtype == "fp32" and floor.largest > FP64_LOSS and prepared.doubles:
-        off = f"is off by {floor.largest:.2g}" if floor.largest < BEYOND else "leaves its range"
+        off = f"is off by {floor.largest:.2g}" if floor.largest <= BEYOND else "leaves its range"
         yield (
             f"the model computes in fp64, and eager fp32 {off}: an engine would compute"
             " something else; call .float() on it if that is acceptable"

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow, tie
+from enginecast.capture.inputs.narrowing import Narrowed, equal, fewer, fix, in_steps, narrow, tie
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code
@@ -129,8 +129,9 @@ def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -
     if isinstance(error, FrozenDimensionError):
         return tie(specs, error.names) or fix(specs, error.names)
     if isinstance(error, RefusedError) and error.refusal.kind in WRONG_SIZES:
-        stepped = in_steps(specs, partial(_takes, source, specs), error.refusal.place)
-        return stepped or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
+        takes = partial(_takes, source, specs)
+        found = equal(specs, takes) or in_steps(specs, takes, error.refusal.place)
+        return found or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
     place = error.refusal.place if isinstance(error, RefusedError) else ""
     return narrow(specs, str(error.__cause__), place)
 
@@ -147,16 +148,25 @@ def _advised(source: Source, specs: tuple[InputSpec, ...], error: RefusedError) 
         return error
     free = (replace(s, dims=tuple(replace(d, asked=False) for d in s.dims)) for s in specs)
     fitted = _fitted(source, tuple(free), error)
-    found = [] if fitted is None else list(zip(specs, fitted.specs, strict=True))
-    advice = [
-        f"{spec.name}:{index}={new.shown}"
-        for spec, fit in found
+    found = [
+        (f"{spec.name}:{index}", dim, new)
+        for spec, fit in ([] if fitted is None else zip(specs, fitted.specs, strict=True))
         for index, (dim, new) in enumerate(zip(spec.dims, fit.dims, strict=True))
-        if dim.asked and new.name is not None and new.sizes != dim.sizes
+        if new.name is not None
     ]
+    tied = {new.name for _, dim, new in found if new.name != dim.name}
+    if tied:
+        advice = [f"{place}={new.name}:{new.shown}" for place, _, new in found if new.name in tied]
+        what = "Give sizes that must be equal one name"
+    else:
+        changed = (
+            (place, new) for place, dim, new in found if dim.asked and new.sizes != dim.sizes
+        )
+        advice = [f"{place}={new.shown}" for place, new in changed]
+        what = "Ask for sizes that it takes"
     if not advice:
         return error
-    hint = f"Ask for sizes that it takes: --dynamic {','.join(advice)}."
+    hint = f"{what}: --dynamic {','.join(advice)}."
     return RefusedError(replace(error.refusal, hint=hint))
 
 
