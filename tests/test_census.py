@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel, ViTModel
 
-from enginecast.capture.tracing.export import bind_weights
+from enginecast.capture.tracing.captured import bind_weights
 from enginecast.cli.inspect.dtypes import dtypes_of, kept_modules, source_clamps
 from enginecast.passes.ir.edit import value, weight_specs
 from enginecast.passes.precision.cast_borders import unexplained_casts

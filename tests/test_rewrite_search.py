@@ -15,10 +15,9 @@ from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.script import hybrid
-from enginecast.capture.tracing.ladder import ladder
-from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
-from enginecast.capture.tracing.ladder.strategy import RefusedError
-from enginecast.capture.tracing.ladder.trace import trace
+from enginecast.capture.tracing import ladder
+from enginecast.capture.tracing.attempt import Attempt, RefusedError
+from enginecast.capture.tracing.ladder import LadderResult, Search
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SOURCE = """\
@@ -62,17 +61,13 @@ def climb(module: nn.Module) -> LadderResult:
     example = {"x": torch.tensor([1.0, -2.0, 3.0, 4.0])}
     specs = from_example(example)
     source = take_module(module, example)
-    return Ladder(
-        source,
-        lambda strategy: trace(source, specs, example, ALL, strategy),
-        lambda: [example],
-        "rewrite",
-    ).climb()
+    search = Search(source, Attempt(specs, example), ALL, lambda: [example], "rewrite")
+    return ladder.climb(search)
 
 
 def test_places_behind_rewritten_code_are_rewritten_too(model: nn.Module) -> None:
     found = climb(model)
-    assert found.strategy.name == "rewrite"
+    assert found.traced.attempt.name == "rewrite"
     program = found.traced.program.module()
     for x in ([1.0, -2.0, 3.0, 4.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]):
         [given] = program(x=torch.tensor(x)).values()

@@ -15,7 +15,7 @@ from enginecast.capture.sources.decoder import TASKS
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.stateful import STATES
-from enginecast.capture.tracing.ladder.strategy import Fallback
+from enginecast.capture.tracing.attempt import Fallback
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, target_of
 from enginecast.exporters.registry import REGISTRY as TARGETS
@@ -68,10 +68,6 @@ class ModelOptions:
     """Verify on the longest texts however large the model is."""
     fallback: Fallback = "torchscript"
     """How far down the control-flow ladder a capture may go."""
-    widens: bool = True
-    """Whether code may be rewritten only so that more sizes are possible."""
-    as_eager: bool = False
-    """Whether to trace along the code that eager runs (see `Ladder.as_eager`)."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False

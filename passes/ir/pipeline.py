@@ -87,7 +87,7 @@ def _require_values(program: ExportedProgram) -> None:
             place = source_line(node) or node.name
             raise PassError(
                 f"{node.target} at {place} writes in place, and passes expect a functional program",
-                hint="enginecast.capture.tracing.program.functionalize makes a program functional;"
+                hint="enginecast.passes.captured.functionalize makes a program functional;"
                 " every capture calls it.",
             )
 

@@ -171,7 +171,7 @@ def _value(name: str, value: Any, plan: Plan, layers: int | None) -> Any:
     return _number(name, value, plan) if isinstance(value, int) else value
 
 
-def _number(name: str, value: int, plan: Plan) -> int:  # noqa: C901 - a table in the form of ifs
+def _number(name: str, value: int, plan: Plan) -> int:
     if name.startswith("vocab_size") or name.endswith("vocab_size"):
         return value if name == "type_vocab_size" else min(value, VOCABULARY)
     if _LAYER_INDICES.search(name):

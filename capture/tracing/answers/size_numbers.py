@@ -10,7 +10,6 @@ What PyTorch rounds must not be taken for exact: a quotient is followed only as 
 value leads to the same whole number in all sizes that are traced.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,9 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.operators.probe import storage
-from enginecast.capture.python.recompile import replaced
+from enginecast.capture.python.recompile import forward_within
+from enginecast.capture.python.tensor_facts import TensorFacts
 
 EXACT = 2**24
 """Whole numbers up to this are exact in fp32."""
@@ -65,35 +63,25 @@ def following_numbers(module: nn.Module, known: Mapping[str, int]) -> Iterator[N
         module: what is traced.
         known: values of its buffers, by name.
     """
-    forward = module.forward
 
-    @functools.wraps(forward)  # torch.export asks for its signature
-    def followed(*args: Any, **kwargs: Any) -> Any:
+    def following() -> _Following:
         buffers = module.named_buffers(remove_duplicate=False)
-        held = [(buffer, known[name]) for name, buffer in buffers if name in known]
-        with _Following(held):
-            return forward(*args, **kwargs)
+        return _Following([(buffer, known[name]) for name, buffer in buffers if name in known])
 
-    with replaced(module, "forward", followed):
+    with forward_within(module, following):
         yield
 
 
 class _Following(TorchFunctionMode):
     def __init__(self, held: list[tuple[Tensor, int]]) -> None:
         super().__init__()
-        self._numbers: dict[int, _Number] = {}
-        self._kept: list[Tensor] = []  # so that no id is given twice
-        self._written: set[int] = set()
+        self._numbers = TensorFacts[_Number]()
         for tensor, value in held:
             self._note(tensor, _Number(value, tensor.dtype))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if writes(name) or "out" in kwargs:
-            leaves = pytree.tree_leaves((args, kwargs))
-            self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-            return func(*args, **kwargs)
         number = self._of(args[0]) if name in _READERS else None
         value = None if number is None else _READERS[name](number)
         if value is not None:
@@ -119,20 +107,18 @@ class _Following(TorchFunctionMode):
 
     def _note(self, tensor: Tensor, number: _Number | None) -> None:
         if number is not None:
-            self._kept.append(tensor)
-            self._numbers[id(tensor)] = number
+            self._numbers.note(tensor, number)
 
     def _of(self, value: Any) -> _Number | None:
         """What is known of an argument."""
         if isinstance(value, int | SymInt) and not isinstance(value, bool):
             return _Number(value, torch.int64)
-        if not isinstance(value, Tensor) or value.dim() or storage(value) in self._written:
+        if not isinstance(value, Tensor) or value.dim():
             return None
-        found = self._numbers.get(id(value))
         is_constant = type(value) in (Tensor, nn.Buffer)  # of the model, and not fake
-        if found is None and is_constant and value.dtype in WHOLE:
-            return _Number(int(value), value.dtype)
-        return found
+        if value not in self._numbers and is_constant and value.dtype in WHOLE:
+            self._note(value, _Number(int(value), value.dtype))
+        return self._numbers.of(value)
 
     def _read_all(self, tree: Any) -> Any:
         """An index or sizes with numbers in place of tensors that are known."""
@@ -142,13 +128,6 @@ class _Following(TorchFunctionMode):
             return slice(*map(self._read_all, (tree.start, tree.stop, tree.step)))
         number = self._of(tree) if isinstance(tree, Tensor) else None
         return tree if number is None or not number.is_whole else number.over
-
-
-def writes(name: str) -> bool:
-    """Whether a function writes into a tensor."""
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)
-    return name.endswith("_")
 
 
 def _item(number: _Number) -> Any:
@@ -172,7 +151,6 @@ _READERS: Mapping[str, Callable[[_Number], Any]] = {
     "__int__": _plain,
     "__index__": _plain,
 }
-_NO_WRITES = ("__index__", "__int__", "__invert__", "__init__", "__iter__")
 _CASTS = ("to", "long", "int", "clone", "detach")
 
 

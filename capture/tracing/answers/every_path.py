@@ -8,7 +8,7 @@ is the innermost one that asks and whose results have one structure.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,14 +26,12 @@ from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
 from enginecast.capture.control_flow.operators.values import is_open
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.python.recompile import replaced
-from enginecast.capture.tracing.answers.possible_values import ELEMENTWISE, MOVES, REDUCES
-from enginecast.capture.tracing.ladder.python_state import PythonState, reached_from
+from enginecast.capture.python.recompile import forward_within, replaced
+from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts
+from enginecast.capture.tracing.answers.python_state import PythonState, reached_from
 
 MOST_ANSWERS = 3
 """On one path; each doubles the number of calls in the program."""
-COMPUTED = ELEMENTWISE | MOVES | REDUCES.keys() | {"sum", "cumsum", "diff", "amax", "amin"}
-"""Functions that give the same for the same arguments."""
 Facts = Mapping[object, bool]
 """By what a test is: its answer."""
 
@@ -67,7 +65,7 @@ def _refuse_changes(site: Site, before: PythonState) -> None:
         raise site.refuse(f"the call around it writes into a {changed} that it has from outside")
 
 
-class Paths:
+class _Paths:
     """Traces calls of modules in the paths that tests of values lead to."""
 
     def __init__(self) -> None:
@@ -80,32 +78,15 @@ class Paths:
         """Whether there were too many tests."""
         self._tests = _Tests()
 
-    def branches(self) -> tuple[SourceLocation, ...]:
-        """Where tests choose between calls, once the trace is made."""
-        became = [(place, self._sites[index]) for place, index in self._indices.items()]
-        return tuple(place.resolved for place, site in became if site.became)
-
     @contextmanager
-    def active(self, module: nn.Module) -> Iterator[None]:
-        """Let `module` and those in it run in all their paths."""
-        self._sites.clear()  # of a trace that failed
-        self._indices.clear()
-        self._tracers.clear()
-        self._calls, self._is_over = 0, False
-        self._tests = _Tests()
+    def active(self, module: nn.Module) -> Iterator[list[Site]]:
+        """Let `module` and those in it run in all their paths; gives where tests choose."""
         with running(self._sites, module), ExitStack() as stack:
             for part in module.modules():
                 if not isinstance(part, ScriptModule):
                     stack.enter_context(replaced(part, "forward", self._split_up(part)))
-            forward = module.forward
-
-            @functools.wraps(forward)  # torch.export asks for its signature
-            def answered(*args: Any, **kwargs: Any) -> Any:
-                with self._tests:
-                    return forward(*args, **kwargs)
-
-            stack.enter_context(replaced(module, "forward", answered))
-            yield
+            stack.enter_context(forward_within(module, lambda: self._tests))
+            yield self._sites
 
     def _split_up(self, part: nn.Module) -> Callable[..., Any]:
         forward = part.forward
@@ -161,15 +142,19 @@ class Paths:
             raise asked from None  # of the module that calls this one
 
 
+def every_path(module: nn.Module) -> AbstractContextManager[list[Site]]:
+    """Let `module` and those in it run in all their paths; gives where tests choose."""
+    return _Paths().active(module)
+
+
 class _Tests(TorchFunctionMode):
     """Answers tests from what is known; the same test has the same answer each time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known: list[Facts] = []
-        self._keys: dict[int, tuple[Tensor, int, object]] = {}
-        """By id: the tensor, which is kept so that no id is given twice, its version, and how it is
-        computed."""
+        self._keys = TensorFacts[object]()
+        """How each tensor is computed."""
 
     @property
     def depth(self) -> int:
@@ -195,7 +180,7 @@ class _Tests(TorchFunctionMode):
             raise _Asked(args[0], key, place_of_reader())
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in COMPUTED and isinstance(result, Tensor) and id(result) not in self._keys:
+        if name in COMPUTED and isinstance(result, Tensor) and result not in self._keys:
             self._note(result, self._computed(name, result, args, kwargs))
         return result
 
@@ -212,13 +197,11 @@ class _Tests(TorchFunctionMode):
 
     def _key(self, tensor: Tensor) -> object:
         """How a tensor is computed, or which one it is, and how often it was written to."""
-        _, version, key = self._keys.get(id(tensor), (None, -1, None))
-        if version == tensor._version:
-            return key
-        return self._note(tensor, (id(tensor), tensor._version))
+        key = self._keys.of(tensor)
+        return key if key is not None else self._note(tensor, (id(tensor), tensor._version))
 
     def _note(self, tensor: Tensor, key: object) -> object:
-        self._keys[id(tensor)] = (tensor, tensor._version, key)
+        self._keys.note(tensor, key)
         return key
 
 

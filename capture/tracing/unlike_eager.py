@@ -17,7 +17,8 @@ from enginecast.capture.python.locations import SourceLocation, is_model_code, i
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.checks.walk import (
+from enginecast.capture.tracing.attempt import OF_OWN_CODE
+from enginecast.capture.tracing.sizes.fingerprint import (
     ALIASES,
     COPIES,
     RESHAPES,
@@ -25,7 +26,7 @@ from enginecast.capture.tracing.checks.walk import (
     Walk,
     Walker,
 )
-from enginecast.capture.tracing.ladder.trace import Traced
+from enginecast.capture.tracing.torch_export import Traced
 from enginecast.passes.ir.blocks import all_nodes
 
 SEED = 0
@@ -47,12 +48,14 @@ KEEPING = COPIES | ALIASES | RESHAPES | SELECTS
 """Operators that compute nothing: a trace may have more or fewer of them."""
 
 
-def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool) -> str:
+def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     """Where the user's code runs other operators on real tensors than its program, whose weights
-    are fake still: a sentence, empty where it does not or where that cannot be said.
+    are fake still: a sentence, empty where it does not or where that cannot be said, as of code
+    that was rewritten.
     """
-    empty = source.empty()
-    if traced.had_levels or not any(is_users(part) for part in empty.modules()):
+    empty, is_strict = source.empty(), traced.attempt.is_strict
+    is_own = traced.attempt.name in OF_OWN_CODE and not traced.had_levels
+    if not is_own or not any(map(_is_users, empty.modules())):
         return ""
     module, names = source.eager(), tuple(spec.name for spec in traced.inputs)
     for each in (empty, module):
@@ -128,7 +131,7 @@ def _sentence(place: SourceLocation, ran: str, other: str) -> str:
     )
 
 
-def is_users(module: nn.Module) -> bool:
+def _is_users(module: nn.Module) -> bool:
     """Whether the user wrote the code of a module."""
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and is_user_code(code.co_filename)

@@ -29,8 +29,8 @@ from enginecast.capture.inputs.examples import SMALL
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.tracing.checks.walk import Walk, Walker
-from enginecast.capture.tracing.ladder.shapes import OtherSizes, output_shapes
+from enginecast.capture.tracing.sizes.fingerprint import Walk, Walker
+from enginecast.capture.tracing.sizes.shapes import OtherSizes, output_shapes
 from enginecast.passes.ir.blocks import all_nodes
 
 WALKED = 2500

@@ -1,7 +1,7 @@
 """Capture a model as a program: torch.export without weights, then bind the weights to it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -34,15 +34,13 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.answers.oracle import Guard
 from enginecast.capture.tracing.answers.possible_values import values_of
-from enginecast.capture.tracing.answers.questions import all_as_eager, as_eager
-from enginecast.capture.tracing.checks.aware import is_users, unlike_eager
-from enginecast.capture.tracing.checks.mode_queries import mode_dependence
-from enginecast.capture.tracing.checks.sweep import Sweep, untold
-from enginecast.capture.tracing.checks.walk import Walker
-from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
-from enginecast.capture.tracing.ladder.shapes import (
+from enginecast.capture.tracing.answers.recorded_reads import Guard
+from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung
+from enginecast.capture.tracing.ladder import ATTEMPTS, Search, Step, climb
+from enginecast.capture.tracing.patches.table import libraries_patched
+from enginecast.capture.tracing.sizes.fingerprint import Walker
+from enginecast.capture.tracing.sizes.shapes import (
     OtherSizes,
     SizeCheck,
     input_values,
@@ -51,31 +49,26 @@ from enginecast.capture.tracing.ladder.shapes import (
     symbol_range,
     tried_guards,
 )
-from enginecast.capture.tracing.ladder.strategy import Fallback, Name, Rung, TracingStrategy
-from enginecast.capture.tracing.ladder.trace import Traced, trace
-from enginecast.capture.tracing.program.functionalize import functionalize
-from enginecast.capture.tracing.program.idle_draws import drop_idle_draws
-from enginecast.capture.tracing.state.state import (
-    compute_overwritten,
-    drop_failed,
-    drop_idle_writes,
-    fill_numbers,
+from enginecast.capture.tracing.sizes.sweep import Sweep, untold
+from enginecast.capture.tracing.state.program_writes import (
+    computed_instead,
     input_writes,
     refuse_mutation,
     settles,
-    show_statistics,
     writes_of_weights,
 )
+from enginecast.capture.tracing.torch_export import Traced
 from enginecast.errors import CaptureError, SourceError, UsageError
 from enginecast.library_names import aten
+from enginecast.passes.captured.drop_idle_draws import drop_idle_draws
+from enginecast.passes.captured.functionalize import functionalize
+from enginecast.passes.captured.writes import ON_TRACES, show_statistics
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import insert, structural_copy, weight_specs
 from enginecast.passes.ir.source import source_line
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
-SWEPT: frozenset[Name] = frozenset({"export", "bake", "strict"})
-"""Strategies that trace the model's own code."""
 TRIALS = 2
 """How many sizes besides the traced one."""
 
@@ -125,8 +118,7 @@ def capture(
     wanted: Wanted = ALL,
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
-    widens: bool = True,
-    as_eager: bool = False,
+    attempts: Sequence[Step] = ATTEMPTS,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -140,9 +132,7 @@ def capture(
         wanted: the outputs that the program returns; a program that was given keeps all.
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
-        widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
-        as_eager: whether to trace along the code that eager runs (see `Ladder.as_eager`), and not
-            by the ladder.
+        attempts: how it may be traced, in order.
 
     Raises:
         RefusedError: torch.export refused the model, by whichever strategy.
@@ -156,31 +146,26 @@ def capture(
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
-    ladder = Ladder(
+    search = Search(
         source=source,
-        attempt=partial(trace, source, specs, inputs, wanted),
+        first=Attempt(specs, inputs),
+        wanted=wanted,
         cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
-        widens=widens,
         values=values_of(specs),
     )
-    if as_eager:
-        found = ladder.as_eager()
-        unlike = _unlike(source, found.traced, wanted, found.strategy, is_answered=True)
-    else:
-        found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
+    found = climb(search, attempts)
     traced = found.traced
     program = traced.program
-    drop_failed(program)
-    fill_numbers(program)
-    show_statistics(program)
-    drop_idle_writes(program)
+    for rewrite in ON_TRACES:
+        rewrite(program)
     state = source.buffers if isinstance(source, StatefulSource) else ()
-    overwritten = compute_overwritten(program, state)
+    overwritten = computed_instead(program, state)
     set_up = _set_up(source, program, inputs)
-    outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
+    sizes = named_sizes(program, traced.attempt.specs)
+    outputs = output_specs(program, output_names(program), sizes)
     broken, checks = tried_guards(program, traced.inputs)
-    swept = _swept(source, traced, found.strategy, wanted)
+    swept = _swept(source, traced, wanted)
     drop_idle_draws(program)  # eager, which a sweep compares with, draws
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
@@ -193,14 +178,14 @@ def capture(
         outputs,
         notes,
         found.rungs,
-        branches=found.strategy.branches(),
-        dropping=found.strategy.dropping(),
-        settled=found.strategy.settled(),
-        decided=traced.decided | found.strategy.idle(),
-        guards=found.strategy.guards,
+        branches=traced.branches,
+        dropping=traced.dropping,
+        settled=traced.settled,
+        decided=traced.decided | traced.idle,
+        guards=traced.attempt.guards,
         other_sizes=(*broken, *swept),
         size_checks=checks,
-        unlike_eager=unlike,
+        unlike_eager=found.unlike_eager,
         is_widened=found.is_widened,
     )
 
@@ -244,55 +229,18 @@ def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
             )
 
 
-def _as_eager(
-    found: LadderResult,
-    attempt: Callable[[TracingStrategy], Traced],
-    source: Source,
-    wanted: Wanted,
-) -> tuple[LadderResult, str]:
-    """The trace, or one whose code was answered that nothing is traced; and where even so it is not
-    what eager does.
-    """
-    strategy = found.strategy
-    is_answered = all_as_eager in strategy.around
-    unlike = _unlike(source, found.traced, wanted, strategy, is_answered=is_answered)
-    if not unlike:
-        return found, ""
-    try:
-        traced = attempt(replace(strategy, around=(*strategy.around, as_eager)))
-    except CaptureError:
-        return found, unlike
-    if _unlike(source, traced, wanted, strategy, is_answered=True):
-        return found, unlike
-    return replace(found, traced=traced), ""
-
-
-def _unlike(
-    source: Source, traced: Traced, wanted: Wanted, strategy: TracingStrategy, *, is_answered: bool
-) -> str:
-    """Where the user's code does otherwise because it is traced, or in a mode of torch's."""
-    if not any(map(is_users, source.empty().modules())):
-        return ""
-    is_swept = strategy.name in SWEPT
-    if is_swept and (unlike := unlike_eager(source, traced, wanted, strategy.is_strict)):
-        return unlike
-    return mode_dependence(source, traced, wanted, answered=is_answered, exporting=not is_swept)
-
-
-def _swept(
-    source: Source, traced: Traced, strategy: TracingStrategy, wanted: Wanted
-) -> tuple[OtherSizes, ...]:
+def _swept(source: Source, traced: Traced, wanted: Wanted) -> tuple[OtherSizes, ...]:
     """Sizes at which eager computes something else than a program whose weights are fake still, or
     may do so.
     """
     if not named_dims(traced.inputs):
         return ()
-    module = source.empty()
-    if strategy.name not in SWEPT:
+    module, attempt = source.empty(), traced.attempt
+    if attempt.name not in OF_OWN_CODE:
         return untold(module, traced.program, traced.inputs, example_sizes(traced.inputs))
     name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
     walker = Walker(module, traced.program, traced.inputs)
-    with strategy.entered(module):
+    with libraries_patched(module), attempt.entered(module):
         return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
 
 
