@@ -213,7 +213,10 @@ def for_all_sizes(search: Search) -> Iterator[Attempt]:
     branch on sizes at every layer.
     """
     if restructure(search.source.empty()).functions:
-        yield replace(search.first, name="rewrite", rewrites=rewriting, narrows=False)
+        around = (users_as_eager,)  # no trace of rewritten code is compared with eager's operators
+        yield replace(
+            search.first, name="rewrite", around=around, rewrites=rewriting, narrows=False
+        )
 
 
 def answered_as_eager(search: Search) -> Iterator[Attempt]:
@@ -244,11 +247,11 @@ def rewritten(search: Search) -> Iterator[Attempt]:
     """
     places = {read.place for run in search.runs for read in run if read.decides != "weights"}
     places |= {_split(rung.place) for rung in search.rungs if rung.place}
-    answered = baked_places(search.runs)
+    answered, around = baked_places(search.runs), (*search.baked.around, users_as_eager)
     until = time.monotonic() + LONGEST_SEARCH
     for count in range(1, MOST_REWRITES + 1):
         rewrites = partial(rewriting, places=frozenset(places), answered=answered)
-        yield replace(search.baked, name="rewrite", rewrites=rewrites)
+        yield replace(search.baked, name="rewrite", around=around, rewrites=rewrites)
         refused = search.rungs[-1]
         further = {_split(refused.place)} - places if refused.place else set()
         if not further or _kind(search.errors[-1]) not in LEADS_ON:
@@ -273,7 +276,7 @@ def specialised(search: Search) -> Iterator[Attempt]:
         guards = guards_of(reads)
         places = dict.fromkeys(f"{guard.read.file}:{guard.read.line}" for guard in guards)
         effect = f"takes one path, and refuses inputs that want another: {'; '.join(places)}"
-        around = (partial(guarding, reads=reads),)
+        around = (partial(guarding, reads=reads), users_as_eager)
         yield replace(search.first, name="specialise", effect=effect, around=around, guards=guards)
 
 

@@ -4,6 +4,8 @@
 of how it prints cannot, and shows only where eager runs on real tensors.
 """
 
+import dis
+import re
 from collections import Counter
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.control_flow.converters.convert import user_functions
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
@@ -44,6 +47,8 @@ OWN = (
 )
 """Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
 draws with."""
+MODES = re.compile(r"_(dispatch|function)_(mode|stack)|_is_(exporting|compiling)_flag")
+"""Is in the names by which code asks for modes."""
 KEEPING = COPIES | ALIASES | RESHAPES | SELECTS
 """Operators that compute nothing: a trace may have more or fewer of them."""
 
@@ -54,8 +59,14 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     that was rewritten.
     """
     empty, is_strict = source.empty(), traced.attempt.is_strict
-    is_own = traced.attempt.name in OF_OWN_CODE and not traced.had_levels
-    if not is_own or not any(map(_is_users, empty.modules())):
+    if not any(map(_is_users, empty.modules())):
+        return ""
+    if place := _asking_for_modes(empty):
+        return (
+            f"unverified branch: {place}: the code asks which modes of torch are active, and it is"
+            " compared with the trace in one"
+        )
+    if traced.attempt.name not in OF_OWN_CODE or traced.had_levels:
         return ""
     module, names = source.eager(), tuple(spec.name for spec in traced.inputs)
     for each in (empty, module):
@@ -84,6 +95,17 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     assert step is not None
     assert place is not None
     return _sentence(place, step.name, other.name if other is not None else "nothing more")
+
+
+def _asking_for_modes(module: nn.Module) -> SourceLocation | None:
+    """Where the user's code may ask which modes of torch are active, or whether one exports, by a
+    private name: the answer differs between eager alone and eager that is compared.
+    """
+    for function in user_functions(module):
+        for step in dis.get_instructions(function):
+            if isinstance(step.argval, str) and MODES.search(step.argval) and step.positions:
+                return SourceLocation(function.__code__.co_filename, step.positions.lineno or 0)
+    return None
 
 
 def _on_other_lines(eager: Walk, captured: Walk, program: ExportedProgram) -> str:

@@ -7,10 +7,11 @@ is the innermost one that asks and whose results have one structure.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,13 +26,15 @@ from enginecast.capture.control_flow.operators.dispatch import if_return
 from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
 from enginecast.capture.control_flow.operators.values import is_open
-from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.locations import SourceLocation, is_user_code
+from enginecast.capture.python.marks import mark
 from enginecast.capture.python.recompile import forward_within, replaced
 from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts
-from enginecast.capture.tracing.answers.python_state import PythonState, reached_from
 
 MOST_ANSWERS = 3
 """On one path; each doubles the number of calls in the program."""
+MOST_HELD, MOST_WITHIN = 20_000, 20
+"""Values that are looked at in one object, and how deep, for a change that one path makes."""
 Facts = Mapping[object, bool]
 """By what a test is: its answer."""
 
@@ -52,17 +55,53 @@ class _Call:
 
     part: nn.Module
     run: partial[Any]
-    given: PythonState
+    given: "_Held"
     """What its arguments held before it ran."""
 
-    def state(self) -> PythonState:
+    def state(self) -> "_Held":
         """What it may write to, as that is now."""
-        return PythonState(self.run.args, self.run.keywords, *reached_from(self.part))
+        return _Held([*self.run.args, *self.run.keywords.values(), *_reached_from(self.part)])
 
 
-def _refuse_changes(site: Site, before: PythonState) -> None:
-    if changed := before.changed():
-        raise site.refuse(f"the call around it writes into a {changed} that it has from outside")
+class _Held:
+    """What Python objects hold that a call is given.
+
+    What a path leaves there is not one of its results: code after the call would find what the last
+    path has left.  Writes into tensors are no matter: `probe` sees them.
+    """
+
+    def __init__(self, objects: Sequence[object]) -> None:
+        self._marks = [(each, self._mark(each)) for each in objects]
+
+    def _mark(self, value: object) -> Any:
+        if isinstance(value, dict) and "__builtins__" in value:  # the variables of a file
+            value = {name: each for name, each in value.items() if name[:2] != "__"}
+        return mark(value, MOST_HELD, MOST_WITHIN, has_writes=False)
+
+    def refuse_changes(self, site: Site) -> None:
+        for value, before in self._marks:
+            if self._mark(value) != before:
+                kind = type(value).__name__
+                raise site.refuse(
+                    f"the call around it writes into a {kind} that it has from outside"
+                )
+
+
+def _reached_from(module: nn.Module) -> Iterator[object]:
+    """What the code of a module and of those in it may write to without being given it."""
+    files: set[int] = set()
+    for part in module.modules():
+        yield from vars(part).values()
+        for kind in type(part).__mro__:
+            forward = vars(kind).get("forward")
+            if not isinstance(forward, FunctionType):
+                continue
+            if not is_user_code(forward.__code__.co_filename):
+                continue
+            yield from vars(kind).values()
+            if id(forward.__globals__) not in files:
+                files.add(id(forward.__globals__))
+                yield forward.__globals__
 
 
 class _Paths:
@@ -95,8 +134,8 @@ class _Paths:
         def split(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
             try:
-                call = _Call(part, partial(forward, *args, **kwargs), PythonState(args, kwargs))
-                return self._follow(call, {})
+                given = _Held([*args, *kwargs.values()])
+                return self._follow(_Call(part, partial(forward, *args, **kwargs), given), {})
             finally:
                 self._calls -= 1
 
@@ -129,12 +168,12 @@ class _Paths:
 
         def path(answer: bool) -> Any:
             found = self._follow(call, {**facts, asked.key: answer})
-            _refuse_changes(site, before)
+            before.refuse_changes(site)
             return found
 
         then, otherwise = partial(path, True), partial(path, False)
         try:
-            _refuse_changes(site, call.given)
+            call.given.refuse_changes(site)
             return if_return(index, asked.test, then, otherwise, (), "the result")
         except RewriteRefused:
             if self._is_over or self._calls == 1:
