@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect.detect import detect
 from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
+from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.control_flow.operators.sites import Site
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.refusals.refusal import Refusal

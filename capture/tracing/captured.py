@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from torch.fx import Node
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.inputs.examples import example_sizes, verification_inputs
@@ -58,13 +57,13 @@ from enginecast.capture.tracing.state.program_writes import (
     writes_of_weights,
 )
 from enginecast.capture.tracing.torch_export import Traced
-from enginecast.errors import CaptureError, SourceError, UsageError
-from enginecast.library_names import aten
+from enginecast.errors import CaptureError, UsageError
+from enginecast.passes.captured.bind_weights import bind_weights
 from enginecast.passes.captured.drop_idle_draws import drop_idle_draws
 from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.captured.writes import ON_TRACES, show_statistics
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import insert, structural_copy, weight_specs
+from enginecast.passes.ir.edit import structural_copy, weight_specs
 from enginecast.passes.ir.source import source_line
 
 SEED = 0
@@ -381,78 +380,3 @@ def _value_range(
     if isinstance(example, Tensor) and example.numel():
         return int(example.min()), int(example.max()), "example"
     return 0, 1, "example"
-
-
-STORED = (InputKind.PARAMETER, InputKind.BUFFER)
-
-
-def bind_weights(program: ExportedProgram, weights: Mapping[str, Tensor]) -> None:
-    """Put `weights` into `program`, in place, with binding casts where dtypes differ.
-
-    A weight stored in another float dtype than the program computes in stays as it is stored. A
-    *binding cast* stands between its placeholder and its users:
-
-        before  %w: f32[8, 4]                      after  %w: bf16[8, 4]
-                %y = linear(%x, %w)                       %w_f32: f32[8, 4] = aten.to.dtype(%w, f32)
-                                                          %y = linear(%x, %w_f32)
-
-    so the program computes what fp32 eager computes with the same weights widened, bit for bit.
-
-    Args:
-        program: a program whose state dict holds fake tensors.
-        weights: a tensor for each name in the program's state dict; kept as it is, not copied.
-
-    Raises:
-        SourceError: a tensor is missing, or has another shape than the program was captured with.
-    """
-    state = {name: _checked(name, fake, weights) for name, fake in program.state_dict.items()}
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    last = list(placeholders.values())[-1]
-    for spec in program.graph_signature.input_specs:
-        if spec.kind not in STORED or spec.target not in state:
-            continue
-        node = placeholders[spec.arg.name]
-        stored = state[spec.target].dtype
-        if node.meta["val"].dtype == stored:
-            continue
-        computed = node.meta["val"].dtype
-        _retype(node, stored)
-        users = list(node.users)
-        if users:  # the second name of a tied weight has none
-            with program.graph.inserting_after(last):
-                cast, name = (node, computed), f"{node.name}_f32"
-                last = insert(program.graph, aten.to.dtype, cast, like=node, name=name)
-            for user in users:
-                user.replace_input_with(node, last)
-            _rename_output(program, node.name, last.name)
-    program._state_dict = state
-    program.graph_module.recompile()
-
-
-def _checked(name: str, fake: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    tensor = weights.get(name)
-    if tensor is None:
-        raise SourceError(f"the weights hold no tensor for {name}")
-    if tensor.shape != fake.shape:
-        raise SourceError(
-            f"{name} has shape {list(tensor.shape)}, the model expects {list(fake.shape)}"
-        )
-    if isinstance(fake, nn.Parameter):
-        return nn.Parameter(tensor.detach(), requires_grad=False)
-    return tensor.detach()
-
-
-def _retype(placeholder: Node, stored: torch.dtype) -> None:
-    wide = placeholder.meta["val"]
-    with wide.fake_mode:
-        placeholder.meta["val"] = torch.empty_strided(
-            wide.shape, wide.stride(), dtype=stored, device=wide.device
-        )
-    placeholder.meta.pop("tensor_meta", None)
-
-
-def _rename_output(program: ExportedProgram, old: str, new: str) -> None:
-    """Follow a weight that is returned; the signature's own hook would rename the input too."""
-    for spec in program.graph_signature.output_specs:
-        if isinstance(spec.arg, TensorArgument) and spec.arg.name == old:
-            spec.arg.name = new

@@ -15,8 +15,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.detect.reporters import overlooked
 from enginecast.capture.inputs.derive.derive import check_required, derive
 from enginecast.capture.inputs.derive.diffusion import bound
 from enginecast.capture.inputs.derive.image_sizes import with_sizes
