@@ -294,23 +294,17 @@ def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[
     Raises:
         CaptureError, UsageError: see `name_result`.
     """
-    leaves = [
-        _stand_in(spec.arg)
-        for spec in program.graph_signature.output_specs
-        if spec.kind == OutputKind.USER_OUTPUT
-    ]
+    leaves: list[object] = []
+    for output in program.graph_signature.output_specs:
+        if output.kind == OutputKind.USER_OUTPUT:
+            is_tensor = isinstance(output.arg, TensorArgument)
+            leaf = torch.empty(0, device="meta") if is_tensor else output.arg
+            leaves.append(leaf.value if isinstance(leaf, ConstantArgument) else leaf)
     spec = program.call_spec.out_spec
     assert spec is not None  # torch.export always records it
-    inputs = program.graph_signature.user_inputs
+    inputs = [str(name) for name in program.graph_signature.user_inputs]
     tree = pytree.tree_unflatten(leaves, spec)
-    named = name_result(tree, wanted, [str(name) for name in inputs], takes_numbers=False)
-    return named, leaves
-
-
-def _stand_in(argument: object) -> object:
-    if isinstance(argument, TensorArgument):
-        return torch.empty(0, device="meta")
-    return argument.value if isinstance(argument, ConstantArgument) else argument
+    return name_result(tree, wanted, inputs, takes_numbers=False), leaves
 
 
 def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:
@@ -335,26 +329,30 @@ def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:
     and 1.
     """
     values = input_values(program)
-    examples = dict(zip(values, pytree.tree_leaves(program.example_inputs or ()), strict=False))
-    names = _symbol_names(values)
-    specs = []
-    for name, value in values.items():
-        dims = tuple(_dim(program, size, names) for size in value.shape)
-        low, high, origin = _value_range(name, value, examples.get(name))
-        kind = kind_of(name, value)
-        specs.append(InputSpec(name, kind, value.dtype, dims, low, high, origin=origin))
-    return tuple(specs)
-
-
-def _symbol_names(values: Mapping[str, Tensor]) -> dict[str, str]:
     names: dict[str, str] = {}
     for name, value in values.items():
-        kind = kind_of(name, value)
-        known = {"tensor": (), "image": (BATCH,)}.get(kind, (BATCH, SEQUENCE))
+        known = {"tensor": (), "image": (BATCH,)}.get(kind_of(name, value), (BATCH, SEQUENCE))
         for size, dim_name in zip(value.shape, known, strict=False):
             if isinstance(size, torch.SymInt) and dim_name not in names.values():
                 names.setdefault(str(size.node.expr), dim_name)
-    return names
+    examples = dict(zip(values, pytree.tree_leaves(program.example_inputs or ()), strict=False))
+    specs = []
+    for name, value in values.items():
+        dims = tuple(_dim(program, size, names) for size in value.shape)
+        kind = kind_of(name, value)
+        low: int | None = None
+        high: int | None = None
+        origin: Origin = "known"
+        is_whole = not (value.is_floating_point() or value.is_complex())
+        if is_whole and value.dtype != torch.bool:
+            low, high = 0, 1
+            if kind != "attention_mask":
+                origin = "example"
+                example = examples.get(name)
+                if isinstance(example, Tensor) and example.numel():
+                    low, high = int(example.min()), int(example.max())
+        specs.append(InputSpec(name, kind, value.dtype, dims, low, high, origin=origin))
+    return tuple(specs)
 
 
 def _dim(program: ExportedProgram, size: int | torch.SymInt, names: Mapping[str, str]) -> DimSpec:
@@ -368,15 +366,3 @@ def _dim(program: ExportedProgram, size: int | torch.SymInt, names: Mapping[str,
     hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2 * step), maximum)
     name = names.get(str(expression), str(symbol if symbol.is_symbol else expression))
     return DimSpec(name, hint, minimum, maximum, step=step)
-
-
-def _value_range(
-    name: str, value: Tensor, example: object
-) -> tuple[int | None, int | None, Origin]:
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        return None, None, "known"
-    if kind_of(name, value) == "attention_mask":
-        return 0, 1, "known"
-    if isinstance(example, Tensor) and example.numel():
-        return int(example.min()), int(example.max()), "example"
-    return 0, 1, "example"

@@ -282,7 +282,7 @@ def specialised(search: Search) -> Iterator[Attempt]:
 
 def users_code_as_eager(search: Search) -> Iterator[Attempt]:
     assert search.taken is not None
-    taken = search.taken.traced.attempt
+    taken = search.taken.attempt
     yield replace(taken, around=(*taken.around, users_as_eager))
 
 
