@@ -1,9 +1,10 @@
 """What is known of tensors while code runs, and what torch's functions do with values."""
 
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Fact = TypeVar("Fact")
 
@@ -24,6 +25,19 @@ REDUCES: Mapping[str, bool] = {"any": False, "all": True}
 """By name: the value that all elements have to have for the result to be that value."""
 COMPUTED = ELEMENTWISE | MOVES | REDUCES.keys() | {"sum", "cumsum", "diff", "amax", "amin"}
 """Give the same for the same arguments."""
+
+
+def storage(tensor: Tensor) -> int:
+    """A key that tensors sharing memory have in common."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operator writes into, as its schema says."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 class TensorFacts(Generic[Fact]):

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.control_flow.operators.sites import Site, running_module
+from enginecast.capture.python.tensor_facts import storage, written_by
 from enginecast.errors import EnginecastError
 from enginecast.library_names import private
 
@@ -76,22 +77,20 @@ class Probe(TorchDispatchMode):
         name = str(getattr(getattr(func, "_schema", None), "name", func))
         if name not in FRESH:
             self.note((args, kwargs))
-        self._note_writes(func, args, kwargs)
+        if getattr(func, "_schema", None) is not None and func._schema.is_mutable:
+            self.written |= {storage(each): each for each in written_by(func, args, kwargs)}
         self.impure = self.impure or any(word in name for word in IMPURE)
         self.count += 1
         self.simple = self.simple and _is_simple(func, name)
         result = func(*args, **kwargs)
         for leaf in pytree.tree_leaves(result):
-            self._note_made(leaf)
+            if id(leaf) in self._taken:
+                continue
+            if isinstance(leaf, Tensor):
+                self._made[id(leaf)] = leaf
+            for size in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
+                self._symbols |= _unbacked(size) - self._outside
         return result
-
-    def _note_made(self, leaf: Any) -> None:
-        if id(leaf) in self._taken:
-            return
-        if isinstance(leaf, Tensor):
-            self._made[id(leaf)] = leaf
-        for size in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
-            self._symbols |= _unbacked(size) - self._outside
 
     def note(self, tree: Any) -> None:
         """What of `tree` comes from outside."""
@@ -102,18 +101,6 @@ class Probe(TorchDispatchMode):
             elif isinstance(leaf, SymInt) and not _unbacked(leaf) & self._symbols:
                 self._outside |= _unbacked(leaf)
                 self.numbers.setdefault(str(leaf), leaf)
-
-    def _note_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        schema = getattr(func, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            return
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
-        given.update(kwargs)
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for leaf in pytree.tree_leaves(given.get(argument.name)):
-                    if isinstance(leaf, Tensor):
-                        self.written[storage(leaf)] = leaf
 
 
 def _unbacked(size: Any) -> set[str]:
@@ -129,11 +116,6 @@ def _is_simple(func: Any, name: str) -> bool:
     return (
         torch.Tag.pointwise in getattr(func, "tags", ()) or name.removeprefix("aten::") in REDUCED
     )
-
-
-def storage(tensor: Tensor) -> int:
-    """A key that tensors sharing memory have in common."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] = ()) -> Probe:

@@ -23,13 +23,12 @@ from torch.utils import _pytree as pytree
 
 from enginecast.capture.control_flow.detect.recorder import place_of_reader
 from enginecast.capture.control_flow.operators.dispatch import if_return
-from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
 from enginecast.capture.control_flow.operators.values import is_open
 from enginecast.capture.python.locations import SourceLocation, is_user_code
 from enginecast.capture.python.marks import mark
 from enginecast.capture.python.recompile import forward_within, replaced
-from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts
+from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts, storage
 
 MOST_ANSWERS = 3
 """On one path; each doubles the number of calls in the program."""
