@@ -17,7 +17,8 @@ from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.script import hybrid
 from enginecast.capture.tracing import ladder
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
-from enginecast.capture.tracing.ladder import LadderResult, Search
+from enginecast.capture.tracing.ladder import Search
+from enginecast.capture.tracing.torch_export import Traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SOURCE = """\
@@ -57,7 +58,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module
     del sys.modules["two_places"]
 
 
-def climb(module: nn.Module) -> LadderResult:
+def climb(module: nn.Module) -> Traced:
     example = {"x": torch.tensor([1.0, -2.0, 3.0, 4.0])}
     specs = from_example(example)
     source = take_module(module, example)
@@ -67,8 +68,8 @@ def climb(module: nn.Module) -> LadderResult:
 
 def test_places_behind_rewritten_code_are_rewritten_too(model: nn.Module) -> None:
     found = climb(model)
-    assert found.traced.attempt.name == "rewrite"
-    program = found.traced.program.module()
+    assert found.attempt.name == "rewrite"
+    program = found.program.module()
     for x in ([1.0, -2.0, 3.0, 4.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]):
         [given] = program(x=torch.tensor(x)).values()
         torch.testing.assert_close(given, model(torch.tensor(x)))

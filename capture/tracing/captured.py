@@ -153,8 +153,7 @@ def capture(
         fallback=fallback,
         values=values_of(specs),
     )
-    found = climb(search, attempts)
-    traced = found.traced
+    traced = climb(search, attempts)
     program = traced.program
     for rewrite in ON_TRACES:
         rewrite(program)
@@ -176,7 +175,7 @@ def capture(
         traced.inputs,
         outputs,
         notes,
-        found.rungs,
+        tuple(search.rungs),
         branches=traced.branches,
         dropping=traced.dropping,
         settled=traced.settled,
@@ -184,8 +183,8 @@ def capture(
         guards=traced.attempt.guards,
         other_sizes=(*broken, *swept),
         size_checks=checks,
-        unlike_eager=found.unlike_eager,
-        is_widened=found.is_widened,
+        unlike_eager=search.unlike_eager,
+        is_widened=search.is_widened,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -89,19 +90,6 @@ EVERY_FALLBACK: tuple[Fallback, ...] = ("none", "rewrite", "specialise", "torchs
 MAY_REWRITE: tuple[Fallback, ...] = ("rewrite", "specialise", "torchscript")
 
 
-@dataclass(frozen=True)
-class LadderResult:
-    """What was captured, and how."""
-
-    traced: Traced
-    rungs: tuple[Rung, ...]
-    """What was tried, in order; the last one was taken."""
-    unlike_eager: str = ""
-    """Where the user's code does otherwise because it is traced; empty where it does not."""
-    is_widened: bool = False
-    """Whether a plain export takes the model as well, in fewer sizes."""
-
-
 @dataclass
 class Search:
     """What is known of a model while attempts are made."""
@@ -116,9 +104,11 @@ class Search:
     values: Mapping[str, range] = field(default_factory=dict)
     """The values that inputs may have, where they are few."""
     rungs: list[Rung] = field(default_factory=list)
+    """What was tried, in order, for users; the last one is taken."""
     errors: list[CaptureError] = field(default_factory=list)
     taken: Traced | None = None
     is_widened: bool = False
+    """Whether a plain export takes the model as well, in fewer sizes."""
 
     @cached_property
     def runs(self) -> list[list[Read]]:
@@ -142,7 +132,11 @@ class Search:
         if numbers:
             effects.append(f"whole numbers in buffers are known: {', '.join(numbers)}")
             around.append(partial(following_numbers, known=numbers))
-        if self.values and _are_alike(self.runs):
+        answers: dict[SourceLocation, set[bool]] = {}
+        for read in chain(*self.runs):
+            if read.decides == "inputs" and isinstance(read.value, bool):
+                answers.setdefault(read.place, set()).add(read.value)
+        if self.values and any(len(each) == 1 for each in answers.values()):
             named = ", ".join(self.values)
             effects.append(f"tests with one answer for all values of {named} are answered")
             around.append(partial(answering_certain, known=self.values))
@@ -183,15 +177,6 @@ class Search:
             self.rungs[:] = [refused, Rung(attempt.name, "taken")]
             self.is_widened = True
         self.taken = traced
-
-
-def _are_alike(runs: Sequence[Sequence[Read]]) -> bool:
-    """Whether a test of inputs came out the same wherever it was seen."""
-    seen: dict[SourceLocation, set[bool]] = {}
-    for read in (read for run in runs for read in run if read.decides == "inputs"):
-        if isinstance(read.value, bool):
-            seen.setdefault(read.place, set()).add(read.value)
-    return any(len(answers) == 1 for answers in seen.values())
 
 
 def _kind(error: CaptureError) -> str:
@@ -327,7 +312,7 @@ HIDDEN = (Step(START, along_every_path),)
 """That of an export whose trace gives other values than eager: along the code that eager runs."""
 
 
-def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> LadderResult:
+def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:
     """The first trace that succeeds and lacks nothing, and what was tried up to it.
 
     Raises:
@@ -341,23 +326,20 @@ def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> LadderResult:
             except CaptureError as error:
                 if search.taken is None and not step.is_silent:
                     search.errors.append(error)
-                    search.rungs.append(_refused(attempt, error))
+                    is_torchs = isinstance(error, RefusedError)
+                    why, place = (
+                        (error.why, error.refusal.place) if is_torchs else (error.message, "")
+                    )
+                    search.rungs.append(Rung(attempt.name, "refused", why, place))
             else:
                 search.take(traced)
                 break
     if search.taken is not None:
-        rungs = tuple(search.rungs)
-        return LadderResult(search.taken, rungs, search.unlike_eager, search.is_widened)
+        return search.taken
     first = search.errors[0]
     if isinstance(first, RefusedError) and len(search.rungs) > 1:
         raise RefusedError(first.refusal, search.rungs, search.runs) from first.__cause__
     raise first
-
-
-def _refused(attempt: Attempt, error: CaptureError) -> Rung:
-    if isinstance(error, RefusedError):
-        return Rung(attempt.name, "refused", error.why, error.refusal.place)
-    return Rung(attempt.name, "refused", error.message)
 
 
 def _split(place: str) -> SourceLocation:

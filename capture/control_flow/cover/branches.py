@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -146,7 +146,13 @@ def find_predicates(
     definitions: dict[FunctionType, ast.FunctionDef] = {}
     predicates: list[Predicate] = []
     found: set[SourceLocation] = set()
-    for function in _functions(entered(module, inputs), places):
+    functions: dict[int, FunctionType] = {}
+    for code in entered(module, inputs):
+        file = real_path(code.co_filename)
+        if any(known == file and holds(code, line) for known, line in places):
+            made = (each for each in gc.get_referrers(code) if isinstance(each, FunctionType))
+            functions |= {id(each): each for each in made if each.__code__ is code}
+    for function in functions.values():
         try:
             source = source_of(function)
         except SourceUnavailable:
@@ -161,21 +167,6 @@ def find_predicates(
         found |= {SourceLocation(wrap.file, line) for line in lines if line in span}
         definitions[source.function] = wrap.visit(definition)
     return Coverage(definitions, tuple(predicates), tuple(sorted(set(places) - found)))
-
-
-def _functions(
-    codes: Collection[CodeType], places: Collection[SourceLocation]
-) -> list[FunctionType]:
-    """The functions whose code holds one of `places`."""
-    found: dict[int, FunctionType] = {}
-    for code in codes:
-        file = real_path(code.co_filename)
-        if not any(known == file and holds(code, line) for known, line in places):
-            continue
-        for owner in gc.get_referrers(code):
-            if isinstance(owner, FunctionType) and owner.__code__ is code:
-                found[id(owner)] = owner
-    return list(found.values())
 
 
 class _Wrap(ast.NodeTransformer):

@@ -126,7 +126,11 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
     """
     seen = Probe(arguments)
     before, cells = _state_now(), _cells(function)
-    shapes = _shape_env()
+    mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
+    if mode is None:
+        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
+        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
+    shapes = None if mode is None else mode.shape_env
     ignored = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
     try:
         with disable_proxy_modes_tracing(), seen, ignored:
@@ -138,7 +142,10 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         said = f"one path of it fails: {type(error).__name__}: {first}"
         raise site.refuse(f"{said}; a check has its `raise` in the branch itself") from error
     _refuse_changes(site, before)
-    _refuse_rebinding(site, cells)
+    for name, cell, content in cells:
+        if cell.cell_contents is not content:
+            cell.cell_contents = content
+            raise site.refuse(f"a branch binds {name!r} of an enclosing function anew")
     seen.note(seen.result)
     return seen
 
@@ -234,14 +241,6 @@ def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return results
 
 
-def _shape_env() -> Any:
-    mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
-    if mode is None:
-        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
-        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
-    return None if mode is None else mode.shape_env
-
-
 def _state_now() -> list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]]:
     """Path, attributes, and a copy of these with the length of every container among them."""
     return [
@@ -291,13 +290,6 @@ def _cells(function: Callable[[], Any]) -> list[tuple[str, CellType, object]]:
     return list(found.values())
 
 
-def _refuse_rebinding(site: Site, before: Sequence[tuple[str, CellType, object]]) -> None:
-    for name, cell, content in before:
-        if cell.cell_contents is not content:
-            cell.cell_contents = content
-            raise site.refuse(f"a branch binds {name!r} of an enclosing function anew")
-
-
 class _Constants(TorchFunctionMode):
     """Makes tensors from Python values by operators: a subgraph with constants of its own does not
     survive `run_decompositions`."""
@@ -309,14 +301,12 @@ class _Constants(TorchFunctionMode):
         if func is Tensor.__setitem__ and isinstance(args[2], bool | int | float):
             value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
             args = (*args[:2], value)
-        elif func in (torch.tensor, torch.as_tensor) and _is_small(args[0]):
-            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        elif func in (torch.tensor, torch.as_tensor):
+            leaves = pytree.tree_leaves(args[0])
+            are_numbers = all(isinstance(leaf, bool | int | float) for leaf in leaves)
+            if 0 < len(leaves) <= 64 and are_numbers:
+                return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
         return func(*args, **kwargs)
-
-
-def _is_small(data: Any) -> bool:
-    leaves = pytree.tree_leaves(data)
-    return 0 < len(leaves) <= 64 and all(isinstance(leaf, bool | int | float) for leaf in leaves)
 
 
 def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
