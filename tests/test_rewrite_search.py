@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.converters.convert import functions_at
+from enginecast.capture.control_flow.converters.restructure import functions_at
 from enginecast.capture.control_flow.operators import dispatch
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
@@ -99,7 +99,7 @@ def test_functions_that_others_of_a_package_call_are_found(
     (package / "outer.py").write_text(outer)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        "enginecast.capture.control_flow.converters.convert.is_user_code",
+        "enginecast.capture.control_flow.converters.restructure.is_user_code",
         lambda file: "installed_one" not in file,
     )
     users = "from torch import nn\n\nfrom installed_one import outer\n\n\nclass Model(nn.Module):\n"

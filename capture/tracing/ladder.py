@@ -20,7 +20,7 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.converters.convert import restructure
+from enginecast.capture.control_flow.converters.restructure import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.operators.selections import noting_selections
 from enginecast.capture.control_flow.operators.sites import Site
@@ -337,7 +337,7 @@ def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:
     if search.taken is not None:
         return search.taken
     first = search.errors[0]
-    if isinstance(first, RefusedError) and len(search.rungs) > 1:
+    if isinstance(first, RefusedError) and _kind(first) in LEADS_ON and len(search.rungs) > 1:
         raise RefusedError(first.refusal, search.rungs, search.runs) from first.__cause__
     raise first
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.capture.control_flow.converters.convert import user_functions
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code

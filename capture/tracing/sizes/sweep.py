@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.export import ExportedProgram
 
-from enginecast.capture.control_flow.converters.convert import user_functions
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.inputs.examples import SMALL
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
