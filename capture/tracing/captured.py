@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -142,39 +141,56 @@ def capture(
     program = source.given_program()
     if program is not None:
         return describe(structural_copy(program))
-    _check_example(specs, example)
+    for spec in specs:
+        tensor, sizes = example.get(spec.name), [dim.size for dim in spec.dims]
+        if tensor is None:
+            raise UsageError(f"the example lacks the input {spec.name}")
+        if list(tensor.shape) != sizes or tensor.dtype != spec.dtype:
+            raise UsageError(
+                f"the example's {spec.name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {spec.dtype} {sizes}"
+            )
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
-    search = Search(
-        source=source,
-        first=Attempt(specs, inputs),
-        wanted=wanted,
-        cases=partial(_trials, specs, inputs, given or source.example()),
-        fallback=fallback,
-        values=values_of(specs),
-    )
+
+    def cases() -> list[Mapping[str, Tensor]]:
+        """The user's inputs, those of the trace, and some of other sizes."""
+        users = given or source.example()
+        others = [case.inputs for case in verification_inputs(specs, SEED)[:TRIALS]]
+        return [*([users] if users.keys() == inputs.keys() else []), inputs, *others]
+
+    search = Search(source, Attempt(specs, inputs), wanted, cases, fallback, values_of(specs))
     traced = climb(search, attempts)
     program = traced.program
     for rewrite in ON_TRACES:
         rewrite(program)
     state = source.buffers if isinstance(source, StatefulSource) else ()
-    overwritten = computed_instead(program, state)
-    set_up = _set_up(source, program, inputs)
-    sizes = named_sizes(program, traced.attempt.specs)
-    outputs = output_specs(program, output_names(program), sizes)
+    notes = [*traced.notes, *computed_instead(program, state)]
+    writes = writes_of_weights(program)
+    # What a first call alone writes, from weights, the engine has as it becomes.
+    if writes and settles(source.eager(), inputs):
+        names = ", ".join(dict.fromkeys(writes.values()))
+        notes.append(
+            f"the model changes {names} in its first call: the engine has what they become"
+        )
+    else:
+        writes = {}
+    refuse_mutation(program, writes)
+    symbols = named_sizes(program, traced.attempt.specs)
+    outputs = output_specs(program, output_names(program), symbols)
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, wanted)
     drop_idle_draws(program)  # eager, which a sweep compares with, draws
     bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
-    notes = (*traced.notes, *overwritten, *set_up, *input_writes(program))
+    notes += input_writes(program)
     functionalize(program)
     program.validate()
     return Captured(
         program,
         traced.inputs,
         outputs,
-        notes,
+        tuple(notes),
         tuple(search.rungs),
         branches=traced.branches,
         dropping=traced.dropping,
@@ -186,21 +202,6 @@ def capture(
         unlike_eager=search.unlike_eager,
         is_widened=search.is_widened,
     )
-
-
-def _set_up(
-    source: Source, program: ExportedProgram, inputs: Mapping[str, Tensor]
-) -> tuple[str, ...]:
-    """Refuse writes into the model's own state, but for those of a first call that later ones find
-    done: the engine computes from the weights what they write.  Gives notes on these.
-    """
-    writes = writes_of_weights(program)
-    if not writes or not settles(source.eager(), inputs):
-        refuse_mutation(program)
-        return ()
-    refuse_mutation(program, writes)
-    names = ", ".join(dict.fromkeys(writes.values()))
-    return (f"the model changes {names} in its first call: the engine has what they become",)
 
 
 def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
@@ -240,17 +241,6 @@ def _swept(source: Source, traced: Traced, wanted: Wanted) -> tuple[OtherSizes, 
     walker = Walker(module, traced.program, traced.inputs)
     with libraries_patched(module), attempt.entered(module):
         return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
-
-
-def _trials(
-    specs: tuple[InputSpec, ...], traced: Mapping[str, Tensor], given: Mapping[str, Tensor]
-) -> list[Mapping[str, Tensor]]:
-    """Inputs that the model is run on when its trace is refused: the user's, those of the trace,
-    and of other sizes.
-    """
-    own = [given] if given.keys() == traced.keys() else []
-    others = [case.inputs for case in verification_inputs(specs, SEED)[:TRIALS]]
-    return [*own, traced, *others]
 
 
 def describe(program: ExportedProgram) -> Captured:
@@ -304,19 +294,6 @@ def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[
     inputs = [str(name) for name in program.graph_signature.user_inputs]
     tree = pytree.tree_unflatten(leaves, spec)
     return name_result(tree, wanted, inputs, takes_numbers=False), leaves
-
-
-def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:
-    for spec in specs:
-        tensor = example.get(spec.name)
-        if tensor is None:
-            raise UsageError(f"the example lacks the input {spec.name}")
-        sizes = tuple(dim.size for dim in spec.dims)
-        if tuple(tensor.shape) != sizes or tensor.dtype != spec.dtype:
-            raise UsageError(
-                f"the example's {spec.name} is {tensor.dtype} {list(tensor.shape)}, "
-                f"expected {spec.dtype} {list(sizes)}"
-            )
 
 
 def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:

@@ -1,13 +1,12 @@
 """One trace: torch.export on a module without weights, and what its result lacks."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
@@ -110,7 +109,10 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     forwards = noting_other_forwards(module)
     renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
-    given = inputs if is_strict else _fake(inputs, specs, mode)
+    given = dict(inputs)
+    if not is_strict:  # torch derives a number of steps only from a size that is known
+        known = any(dim.step > 1 for dim in named_dims(specs).values()) or None
+        given = {n: mode.from_tensor(t, static_shapes=known) for n, t in inputs.items()}
     sites: list[Site] = []
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
@@ -133,7 +135,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
             program = torch.export.export(
                 module,
                 (),
-                dict(given),
+                given,
                 dynamic_shapes=dynamic_shapes(specs),
                 strict=is_strict,
                 prefer_deferred_runtime_asserts_over_guards=attempt.is_proved,
@@ -191,14 +193,6 @@ def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
         if is_users and spec.target in called:
             spec.target = called[spec.target]
     program.graph_module.recompile()
-
-
-def _fake(
-    inputs: Mapping[str, Tensor], specs: Sequence[InputSpec], mode: FakeTensorMode
-) -> dict[str, Tensor]:
-    """The inputs without values; torch derives a number of steps only from a size that is known."""
-    has_steps = any(dim.step > 1 for dim in named_dims(specs).values())
-    return {n: mode.from_tensor(t, static_shapes=has_steps or None) for n, t in inputs.items()}
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
