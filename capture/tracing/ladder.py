@@ -109,6 +109,7 @@ class Search:
     taken: Traced | None = None
     is_widened: bool = False
     """Whether a plain export takes the model as well, in fewer sizes."""
+    _unlike: str | None = None
 
     @cached_property
     def runs(self) -> list[list[Read]]:
@@ -156,22 +157,23 @@ class Search:
             return is_plain and bool(self.taken.narrowed)
         return "unlike-eager" in step.after and bool(self.unlike_eager)
 
-    @cached_property
+    @property
     def unlike_eager(self) -> str:
-        """Where the user's code does otherwise because it is traced; asked for once a trace is as
-        it is going to be."""
+        """Where the user's code does otherwise because it is traced; looked at once."""
         assert self.taken is not None
-        return unlike_eager(self.source, self.taken, self.wanted)
+        if self._unlike is None:
+            self._unlike = unlike_eager(self.source, self.taken, self.wanted)
+        return self._unlike
 
     def take(self, traced: Traced) -> None:
         """Take a trace, in place of one that was taken before unless that lacks no more."""
         attempt = traced.attempt
         if self.taken is None:
             self.rungs.append(Rung(attempt.name, "taken", attempt.effect))
-        elif "unlike_eager" in vars(self):  # it is made for this
+        elif self._unlike is not None:  # it is made for this
             if unlike_eager(self.source, traced, self.wanted):
                 return
-            self.unlike_eager = ""
+            self._unlike = ""
         else:
             refused = Rung("export", "refused", "; ".join(self.taken.narrowed))
             self.rungs[:] = [refused, Rung(attempt.name, "taken")]
@@ -326,10 +328,9 @@ def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:
             except CaptureError as error:
                 if search.taken is None and not step.is_silent:
                     search.errors.append(error)
-                    is_torchs = isinstance(error, RefusedError)
-                    why, place = (
-                        (error.why, error.refusal.place) if is_torchs else (error.message, "")
-                    )
+                    why, place = error.message, ""
+                    if isinstance(error, RefusedError):
+                        why, place = error.why, error.refusal.place
                     search.rungs.append(Rung(attempt.name, "refused", why, place))
             else:
                 search.take(traced)
