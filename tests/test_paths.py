@@ -12,7 +12,6 @@ from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.ladder import ATTEMPTS, HIDDEN
 
 ONES = torch.ones(4, 5, dtype=torch.int64)
 RAGGED = torch.tensor([[1, 1, 0, 0, 1]] * 4)
@@ -168,7 +167,7 @@ def captured(module: nn.Module, hidden: bool = True) -> Captured:
     specs = from_example(example, None)
     source = FactorySource("dropped", module.eval(), example)
     inputs = sample(specs, example_sizes(specs), 0)
-    return capture(source, specs, inputs, ALL, attempts=HIDDEN if hidden else ATTEMPTS)
+    return capture(source, specs, inputs, ALL, is_hidden=hidden)
 
 
 def assert_the_same(found: Captured, module: nn.Module) -> None:

@@ -35,7 +35,7 @@ from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung
-from enginecast.capture.tracing.ladder import ATTEMPTS, Search, Step, climb
+from enginecast.capture.tracing.ladder import ATTEMPTS, HIDDEN, UNWIDENED, Search, climb
 from enginecast.capture.tracing.patches.table import libraries_patched
 from enginecast.capture.tracing.sizes.fingerprint import Walker
 from enginecast.capture.tracing.sizes.shapes import (
@@ -116,7 +116,8 @@ def capture(
     wanted: Wanted = ALL,
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
-    attempts: Sequence[Step] = ATTEMPTS,
+    widens: bool = True,
+    is_hidden: bool = False,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -130,7 +131,8 @@ def capture(
         wanted: the outputs that the program returns; a program that was given keeps all.
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
-        attempts: how it may be traced, in order.
+        widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
+        is_hidden: whether to trace along the code that eager runs, and not by the ladder.
 
     Raises:
         RefusedError: torch.export refused the model, by whichever strategy.
@@ -160,7 +162,7 @@ def capture(
         return [*([users] if users.keys() == inputs.keys() else []), inputs, *others]
 
     search = Search(source, Attempt(specs, inputs), wanted, cases, fallback, values_of(specs))
-    traced = climb(search, attempts)
+    traced = climb(search, HIDDEN if is_hidden else ATTEMPTS if widens else UNWIDENED)
     program = traced.program
     for rewrite in ON_TRACES:
         rewrite(program)

@@ -51,7 +51,6 @@ from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import StatefulSource, with_state
 from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
-from enginecast.capture.tracing.ladder import ATTEMPTS, Step
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
 from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
@@ -274,14 +273,12 @@ def prepare(
     steps: Steps,
     quantization: QuantizationPlan | None = None,
     notes: tuple[str, ...] = (),
-    attempts: Sequence[Step] = ATTEMPTS,
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
 
     Args:
         quantization: a plan for the passes to carry out.
         notes: what a user should know besides.
-        attempts: how it may be traced, in order.
 
     Raises:
         CaptureError: torch.export refused the model.
@@ -294,7 +291,7 @@ def prepare(
         said = (*sizes, *values)
         for note in said:
             steps.say(note)
-        captured = _settled(source, specs, given, wanted, options, steps, attempts)
+        captured = _settled(source, specs, given, wanted, options, steps)
     captured = replace(captured, notes=(*notes, *said, *captured.notes))
     with torch_threads(1 if _is_small(captured) else None):
         return _with_cases(source, captured, given, prompts, wanted, options, steps, quantization)
@@ -390,11 +387,10 @@ def _settled(
     wanted: Wanted,
     options: ModelOptions,
     steps: Steps,
-    attempts: Sequence[Step],
 ) -> Captured:
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
-        captured = lifted(_capture(source, specs, given, wanted, options, attempts))
+        captured = lifted(_capture(source, specs, given, wanted, options))
     if source.given_program() is None:
         inputs, uses = note_uses(captured.program, captured.inputs, given or source.example())
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *uses))
@@ -655,7 +651,6 @@ def _capture(
     inputs: dict[str, Tensor],
     wanted: Wanted,
     options: ModelOptions,
-    attempts: Sequence[Step],
 ) -> Captured:
     """Capture without what only outputs need that nobody wants."""
     given = source.given_program()
@@ -669,7 +664,8 @@ def _capture(
         wanted,
         options.fallback,
         inputs,
-        attempts,
+        widens=options.widens,
+        is_hidden=options.as_eager,
     )
     if not wanted:
         return captured

@@ -68,6 +68,10 @@ class ModelOptions:
     """Verify on the longest texts however large the model is."""
     fallback: Fallback = "torchscript"
     """How far down the control-flow ladder a capture may go."""
+    widens: bool = True
+    """Whether code may be rewritten only so that more sizes are possible."""
+    as_eager: bool = False
+    """Whether to trace along the code that eager runs (see `capture.tracing.ladder.HIDDEN`)."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False

@@ -18,7 +18,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.attempt import RefusedError
-from enginecast.capture.tracing.ladder import ATTEMPTS, HIDDEN, LEADS_ON, UNWIDENED, Step
+from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler import budget
@@ -159,8 +159,6 @@ class ExportSession:
     steps: Steps
     notes: tuple[str, ...] = ()
     """What was decided before the capture, for the report."""
-    attempts: Sequence[Step] = ATTEMPTS
-    """How a capture may trace the model, in order."""
     encoder: Export | None = None
     """Of a decoder that attends to one: its bundle, which is in the folder of this one."""
 
@@ -242,17 +240,20 @@ class ExportSession:
             self.steps.say(
                 f"rewritten for more sizes, the model does not become an engine: {error}"
             )
-        return self._of_program(replace(self, attempts=UNWIDENED)._capture())
+        return self._of_program(self._capture(widens=False))
 
-    def _capture(self) -> Prepared:
-        plan, options = given_plan(self.config, self.source), self.request.options
-        return prepare(self.source, options, self.steps, plan, self.notes, self.attempts)
+    def _capture(self, widens: bool = True) -> Prepared:
+        plan = given_plan(self.config, self.source)
+        options = replace(self.request.options, widens=widens)
+        return prepare(self.source, options, self.steps, plan, self.notes)
 
-    def _traced_hidden(self) -> Candidate | None:
+    def _traced_as_eager(self) -> Candidate | None:
         """Engines of the model, traced along the code that eager runs; None if that fails."""
-        if self.attempts is HIDDEN or self.request.options.fallback == "none":
+        options = self.request.options
+        if options.as_eager or options.fallback == "none":
             return None
-        again = replace(self, attempts=HIDDEN)
+        options = replace(options, as_eager=True)
+        again = replace(self, request=replace(self.request, options=options))
         self.steps.say("the trace differs from eager; tracing again, hidden from the model's code")
         try:
             found = again._of_program(again._capture())
@@ -284,7 +285,7 @@ class ExportSession:
                 model = with_more_calibration(model)
         # Code that drops a tensor was rewritten, and did not hide it from the trace.
         may_be_hidden = wrong and not model.captured.dropping
-        if may_be_hidden and (other := self._traced_hidden()) is not None:
+        if may_be_hidden and (other := self._traced_as_eager()) is not None:
             return other
         problems = (*model.unverified, *wrong)
         for note in state_notes:
