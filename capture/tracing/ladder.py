@@ -41,9 +41,9 @@ from enginecast.capture.tracing.answers.recorded_reads import (
 )
 from enginecast.capture.tracing.answers.size_numbers import following_numbers, numbers_of
 from enginecast.capture.tracing.answers.tracing_questions import (
-    all_as_eager,
+    answering_all,
+    answering_users,
     hiding_trace,
-    users_as_eager,
 )
 from enginecast.capture.tracing.attempt import Around, Attempt, Fallback, RefusedError, Rung
 from enginecast.capture.tracing.patches.table import knowing_constants
@@ -200,15 +200,15 @@ def for_all_sizes(search: Search) -> Iterator[Attempt]:
     branch on sizes at every layer.
     """
     if restructure(search.source.empty()).functions:
-        around = (users_as_eager,)  # no trace of rewritten code is compared with eager's operators
+        around = (answering_users,)  # no trace of rewritten code is compared with eager's operators
         yield replace(
             search.first, name="rewrite", around=around, rewrites=rewriting, narrows=False
         )
 
 
-def answered_as_eager(search: Search) -> Iterator[Attempt]:
+def answered_as_in_eager(search: Search) -> Iterator[Attempt]:
     effect = "code that asks whether it is traced is answered as in eager"
-    yield replace(search.first, effect=effect, around=(all_as_eager,))
+    yield replace(search.first, effect=effect, around=(answering_all,))
 
 
 def strict(search: Search) -> Iterator[Attempt]:
@@ -234,7 +234,7 @@ def rewritten(search: Search) -> Iterator[Attempt]:
     """
     places = {read.place for run in search.runs for read in run if read.decides != "weights"}
     places |= {_split(rung.place) for rung in search.rungs if rung.place}
-    answered, around = baked_places(search.runs), (*search.baked.around, users_as_eager)
+    answered, around = baked_places(search.runs), (*search.baked.around, answering_users)
     until = time.monotonic() + LONGEST_SEARCH
     for count in range(1, MOST_REWRITES + 1):
         rewrites = partial(rewriting, places=frozenset(places), answered=answered)
@@ -263,14 +263,14 @@ def specialised(search: Search) -> Iterator[Attempt]:
         guards = guards_of(reads)
         places = dict.fromkeys(f"{guard.read.file}:{guard.read.line}" for guard in guards)
         effect = f"takes one path, and refuses inputs that want another: {'; '.join(places)}"
-        around = (partial(guarding, reads=reads), users_as_eager)
+        around = (partial(guarding, reads=reads), answering_users)
         yield replace(search.first, name="specialise", effect=effect, around=around, guards=guards)
 
 
 def users_code_as_eager(search: Search) -> Iterator[Attempt]:
     assert search.taken is not None
     taken = search.taken.attempt
-    yield replace(taken, around=(*taken.around, users_as_eager))
+    yield replace(taken, around=(*taken.around, answering_users))
 
 
 def along_every_path(search: Search) -> Iterator[Attempt]:
@@ -299,7 +299,7 @@ class Step:
 ATTEMPTS = (
     Step(START, plain),
     Step(NARROWED, for_all_sizes, MAY_REWRITE),
-    Step(RAISED, answered_as_eager, is_silent=True),
+    Step(RAISED, answered_as_in_eager, is_silent=True),
     Step(LEADS_ON, baked),
     Step(LEADS_ON | LEADS_TO_STRICT, strict),
     Step(LEADS_ON, baked_with_constants, is_silent=True),  # there may be no such constants at all

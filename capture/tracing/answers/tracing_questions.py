@@ -16,14 +16,14 @@ QUESTIONS = ("is_exporting", "is_compiling", "is_dynamo_compiling")
 
 
 @contextmanager
-def users_as_eager(_: nn.Module) -> Iterator[None]:
+def answering_users(_: nn.Module) -> Iterator[None]:
     """Answer the user's own code that nothing is traced."""
     with _answering(is_user_code):
         yield
 
 
 @contextmanager
-def all_as_eager(_: nn.Module) -> Iterator[None]:
+def answering_all(_: nn.Module) -> Iterator[None]:
     """Answer libraries as well, but for torch itself: a mask that a library makes in a trace alone
     may be one that the model's code does not take.
     """
@@ -33,7 +33,7 @@ def all_as_eager(_: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hiding_trace(_: nn.Module) -> Iterator[None]:
-    """Answer as `all_as_eager`, and hide from the same code that the tensors are fake: what looks
+    """Answer as `answering_all`, and hide from the same code that the tensors are fake: what looks
     up `torch._subclasses.FakeTensor` gets a class that no tensor has.
     """
     plain, place = torch._subclasses.FakeTensor, vars(torch._subclasses)
