@@ -58,7 +58,7 @@ test-slow: installed ## run the slow tests too
 newest: installed ## run README and the tests with pip's newest of everything, in .venv-newest; needs the network, 6 GB and half an hour
 	rm -rf $(VENV)-newest && $(PYTHON) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/python -m pip install --quiet "$$(ls $(VENV)/wheel/*.whl)[export]"
-	$(BIN)/python tests/docs_blocks.py README.md $(VENV)-newest
+	$(BIN)/python tests/support/docs_blocks.py README.md $(VENV)-newest
 	$(VENV)-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager "$$(ls $(VENV)/wheel/*.whl)[dev]"
 	$(VENV)-newest/bin/python -m pip install --quiet --no-deps --force-reinstall $(VENV)/wheel/*.whl
 	$(ON_THE_WHEEL) $(VENV)-newest/bin/python -m pytest $(PARALLEL)
@@ -71,32 +71,32 @@ oldest: installed ## run the tests with the oldest versions that pyproject.toml 
 	$(ON_THE_WHEEL) $(VENV)-oldest/bin/python -m pytest $(PARALLEL)
 
 zoo: installed ## export every architecture of transformers in small: docs/results/zoo.md; ONLY=bert,t5 for some
-	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/zoo/run.py --only '$(ONLY)'
 
 vision: installed ## export models of torchvision, timm, open_clip and Lightning, where installed: docs/results/vision.md
-	$(BIN)/python tests/vision/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/vision/run.py --only '$(ONLY)'
 
 control-flow: installed ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
-	$(BIN)/python tests/flow/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/flow/run.py --only '$(ONLY)'
 
 operators: installed ## export each operator of torch's database: docs/results/operators.md; ONLY=topk,fft for some
-	$(BIN)/python tests/operators/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/operators/run.py --only '$(ONLY)'
 
 golden: installed ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
 models: installed ## test every family and rewrite docs/results/models.md from what was found
-	FAMILY_ROWS=docs/results/models.json $(BIN)/python -m pytest tests/test_families.py -q -m "slow or not slow"
-	$(BIN)/python tests/models_page.py
+	FAMILY_ROWS=docs/results/models.json $(BIN)/python -m pytest tests/compiler/test_families.py -q -m "slow or not slow"
+	$(BIN)/python campaigns/models_page.py
 
 adversary: installed ## export modules that try to mislead, and count what is wrong; ONLY=writes,edges for some
-	$(BIN)/python tests/adversary/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/adversary/run.py --only '$(ONLY)'
 
 mutations: installed ## put random faults into engines, and count those that a verification finds: docs/results/mutations.md
-	$(BIN)/python tests/mutation_score.py
+	$(BIN)/python campaigns/mutation_score.py
 
 faults: installed ## fail system calls, kill, damage, race and load on purpose: docs/how-it-works/reliability.md; ONLY="kills" for some
-	$(BIN)/python tests/faults/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/faults/run.py --only '$(ONLY)'
 
 trt-acceptance: installed ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from large import RESULTS, machine
+from machine import RESULTS, machine
 from transformers import (
     AutoModel,
     SegformerConfig,
@@ -169,7 +169,7 @@ def opened(model: Any, example: Any) -> tuple[Any, dict[str, Any]]:
 
 def steps_of(name: str, profiled: bool) -> dict[str, Any]:
     """Export one model both ways, and count what each step of ours takes."""
-    places = f"TESTS, BENCHMARKS = {str(HERE.parent / 'tests')!r}, {str(HERE)!r}\n"
+    places = f"TESTS, BENCHMARKS = {str(HERE.parent / 'tests' / 'support')!r}, {str(HERE)!r}\n"
     precision = "int8" if name.endswith("int8") else "fp32"
     with tempfile.TemporaryDirectory() as scratch:
         cpu_seconds(["-c", places + MAKE, name, scratch])

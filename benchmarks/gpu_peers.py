@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext

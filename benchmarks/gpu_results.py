@@ -1,30 +1,14 @@
-"""The file of results of the GPU benchmarks: rows, what is computed from them, the machine."""
+"""The file of results of the GPU benchmarks: rows, and what is computed from them."""
 
 import json
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-RESULTS = Path(__file__).parent / "results"
-PACKAGES = (
-    "torch",
-    "triton",
-    "transformers",
-    "torchao",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "tensorrt-cu13",
-    "torch-tensorrt",
-    "numpy",
-)
 COMPILED = "torch.compile bf16"
 FP8_ENGINES = ("torchao fp8", "enginecast fp8")
 
@@ -85,29 +69,3 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
             if key in row
         )
         print(f"  {name:20} {details}", flush=True)
-
-
-def machine(commit: str | None, device: str) -> dict[str, Any]:
-    """What a reader needs to read the figures."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    found: dict[str, Any] = {
-        "commit": commit or git.stdout.strip() or None,
-        "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "versions": {name: _version(name) for name in PACKAGES},
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        found["gpu"] = properties.name
-        found["gpu_bytes"] = properties.total_memory
-        found["capability"] = list(torch.cuda.get_device_capability())
-        found["cuda"] = torch.version.cuda
-    return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

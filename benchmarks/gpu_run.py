@@ -33,15 +33,14 @@ from gpu_products import Product, Timed, floors, products_of, time_product
 from gpu_results import (
     COMPILED,
     FP8_ENGINES,
-    RESULTS,
     Results,
     compare,
     distance,
     failures,
-    machine,
     show,
 )
 from gpu_timing import Budget, BudgetSpent, Memory, interleaved, summary
+from machine import RESULTS, machine
 from torch import Tensor, nn
 
 ENGINES = (COMPILED, "enginecast fp8", "enginecast bf16", "eager bf16", *FP8_ENGINES[:1], "ort")

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from large import RESULTS, machine
+from machine import RESULTS, machine
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from peers_models import Case, Products, cases
 from safetensors.numpy import load_file, save_file

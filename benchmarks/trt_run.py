@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from gpu_models import WEIGHTS
 from gpu_peers import Bench, compiled
-from gpu_results import RESULTS, Results, failures, machine, show
+from gpu_results import Results, failures, show
 from gpu_timing import interleaved, summary
+from machine import RESULTS, machine
 from trt_models import DTYPES, Subject, encoder
 from trt_rows import Build, Ready, chain_row, make_row, reference_of
 

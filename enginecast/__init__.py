@@ -3,11 +3,10 @@
 The public names load on first use, so that a server which only runs engines never imports torch.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from enginecast.installation import needing
 from enginecast.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -32,23 +31,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'enginecast' has no attribute {name!r}")
     module, attribute = _WHERE[name]
-    with _extras(name):
+    with needing(f"enginecast.{name}"):
         return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-@contextmanager
-def _extras(name: str) -> Iterator[None]:
-    """Raise a MissingError where a library that a public name needs is missing or broken."""
-    try:
-        yield
-    except Exception as error:
-        from enginecast.installation import unavailable
-
-        lacking = unavailable(error, f"enginecast.{name}")
-        if lacking is None:
-            raise
-        raise lacking from error

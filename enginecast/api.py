@@ -68,6 +68,9 @@ def compile(
         EnginecastError: see the tree in `enginecast.errors`.
     """
     options = options or ModelOptions()
+    dynamic = dynamic or options.dynamic
+    if isinstance(example, Recorded):  # whose calls say how other dimensions vary
+        dynamic = (*dynamic, *example.dynamic(dynamic))
     request = ExportRequest(
         model if isinstance(model, nn.Module) else os.fspath(model),
         output,
@@ -84,7 +87,7 @@ def compile(
             options,
             outputs=outputs or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
-            dynamic=_dynamic(dynamic or options.dynamic, example),
+            dynamic=dynamic,
             values=values or options.values,
             fallback=fallback or options.fallback,
         ),
@@ -101,8 +104,3 @@ def compile(
             hint=f"The report is in {done.folder}.",
         )
     return done.bundle
-
-
-def _dynamic(asked: Sequence[str], example: object) -> Sequence[str]:
-    """What was asked for, and what recorded calls say of other dimensions."""
-    return (*asked, *example.dynamic(asked)) if isinstance(example, Recorded) else asked

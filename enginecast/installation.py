@@ -79,6 +79,22 @@ def required(library: str, doing: str, extra: str, *, instead: str = "") -> Iter
         ) from error
 
 
+@contextmanager
+def needing(doing: str) -> Iterator[None]:
+    """Raise a MissingError where a library that is imported here is missing or broken.
+
+    Args:
+        doing: what needs it, such as "enginecast.load".
+    """
+    try:
+        yield
+    except Exception as error:
+        lacking = unavailable(error, doing)
+        if lacking is None:
+            raise
+        raise lacking from error
+
+
 def unavailable(error: BaseException, doing: str) -> MissingError | None:
     """What to raise for a library that is missing or does not import; None: it was something else.
 

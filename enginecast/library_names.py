@@ -2,7 +2,7 @@
 
 An operator or a private name comes and goes with a library's versions.  Looked up here, one that is
 missing costs what needs it, and not the import of a module that also does much else.
-tests/test_library_names.py finds what is looked up elsewhere.
+tests/project/test_library_names.py finds what is looked up elsewhere.
 """
 
 import re

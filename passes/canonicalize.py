@@ -69,9 +69,15 @@ def _sweep(program: ProgramView, log: SiteLog) -> bool:
     for node in list(program.graph.nodes):
         if node.op != "call_function":
             continue
-        for rule in rules_of(node):
+        for rule in _CAST_RULES if has(node, Trait.CASTS) else RULES.get(node.target, ()):
             replacement = rule(program, node)
-            if replacement is None or _strides_matter(node, replacement) or log.skipped(node):
+            if replacement is None:
+                continue
+            # A smaller one is broadcast by its users as they did with the other.
+            is_whole = same_shape(shape_of(node), shape_of(replacement))
+            if is_whole and may_change_bits(node, value(replacement)):
+                continue
+            if log.skipped(node):
                 continue
             log.done(node, rule.__name__.replace("_", " "))
             take_strides(node, value(replacement))
@@ -82,13 +88,6 @@ def _sweep(program: ProgramView, log: SiteLog) -> bool:
     merge_equal(program, log)
     erase_dead(program.graph)
     return len(log.sites) > before
-
-
-def _strides_matter(node: Node, replacement: Node) -> bool:
-    """Whether the replacement's strides may change the bits of any result."""
-    if not same_shape(shape_of(node), shape_of(replacement)):
-        return False  # a smaller one, which its users broadcast as they did with the other
-    return may_change_bits(node, value(replacement))
 
 
 Rule = Callable[[ProgramView, Node], Node | None]
@@ -309,17 +308,17 @@ def _constant_expressions(
 ) -> set[Node]:
     specs = weight_specs(program).items()
     lifted = {name for name, spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
-    found: set[Node] = set()
+    constants: set[Node] = set()
     for node in program.graph.nodes:
         known = node.name in lifted if node.op == "placeholder" else _foldable(node, largest)
         known = known and (among is None or node.op == "placeholder" or node in among)
-        if known and found.issuperset(node.all_input_nodes):
-            found.add(node)
+        if known and constants.issuperset(node.all_input_nodes):
+            constants.add(node)
     for node in reversed(program.graph.nodes):
         # A lifted constant lies in order: what its strides matter to stays.
-        if _is_end(node, found) and may_change_bits(node, value(node).contiguous()):
-            found.discard(node)
-    return found
+        if _is_end(node, constants) and may_change_bits(node, value(node).contiguous()):
+            constants.discard(node)
+    return constants
 
 
 def _is_end(node: Node, constants: set[Node]) -> bool:
@@ -331,15 +330,11 @@ def _is_end(node: Node, constants: set[Node]) -> bool:
 def _foldable(node: Node, largest: int) -> bool:
     if not is_pure(node) or has(node, Trait.RANDOM, Trait.UNFOLDABLE):
         return False
-    found = value(node)
-    several = found if isinstance(found, tuple | list) and found else [found]
-    return all(isinstance(one, Tensor) and _is_small(one, largest) for one in several)
-
-
-def _is_small(tensor: Tensor, largest: int) -> bool:
-    return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= largest
-
-
-def rules_of(node: Node) -> tuple[Rule, ...]:
-    """The rules for a node, in the order in which they are tried."""
-    return _CAST_RULES if has(node, Trait.CASTS) else RULES.get(node.target, ())
+    result = value(node)
+    several = result if isinstance(result, tuple | list) and result else [result]
+    return all(
+        isinstance(each, Tensor)
+        and all(isinstance(size, int) for size in each.shape)
+        and each.numel() <= largest
+        for each in several
+    )

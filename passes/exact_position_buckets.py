@@ -32,7 +32,6 @@ from enginecast.passes.ir.edit import (
     add_weight,
     aten,
     drop_unused_weights,
-    erase_dead,
     free_name,
     insert,
     same_shape,
@@ -41,7 +40,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.effects import is_pure
 from enginecast.passes.ir.match import NoMatch, is_call, op_name, real_users
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.traits import Trait, has
 
 LONGEST = 1 << 16
@@ -72,23 +71,21 @@ class ExactPositionBuckets(GraphPass):
     promise: ClassVar[Promise] = "exact"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         replaced: set[Node] = set()
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.log.default) or node in replaced or log.skipped(node):
-                continue
-            try:
-                bucket = match_bucket(node)
-                first, table = tabulate(bucket)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+
+        def is_log(node: Node) -> bool:
+            return is_call(node, aten.log.default) and node not in replaced
+
+        def replace(node: Node) -> str:
+            bucket = match_bucket(node)
+            first, table = tabulate(bucket)
             replaced.update(bucket.nodes)
             _replace(program, bucket, first, table)
-            log.done(node, f"a table of {len(table)} distances from {first} on")
-        erase_dead(program.graph)
+            return f"a table of {len(table)} distances from {first} on"
+
+        sites = rewrite_sites(program, context, is_log, replace)
         drop_unused_weights(program)
-        return log.sites
+        return sites
 
 
 def match_bucket(log: Node) -> Bucket:
@@ -127,17 +124,17 @@ def match_bucket(log: Node) -> Bucket:
 
 def _root(log: Node) -> Node:
     """The integer that a logarithm is computed from, elementwise."""
-    found: set[Node] = set()
+    sources: set[Node] = set()
     waiting = [log]
     while waiting:
         for source in waiting.pop().all_input_nodes:
             if _is_elementwise(source):
                 waiting.append(source)
             else:
-                found.add(source)
-    if len(found) != 1:
-        raise NoMatch(log, f"the logarithm is computed from {len(found)} values, expected one")
-    [root] = found
+                sources.add(source)
+    if len(sources) != 1:
+        raise NoMatch(log, f"the logarithm is computed from {len(sources)} values, expected one")
+    [root] = sources
     if not _is_integer(root):
         raise NoMatch(root, f"the logarithm is of {op_name(root)}, which is not an integer")
     return root
@@ -147,15 +144,15 @@ def _is_elementwise(node: Node) -> bool:
     """Whether each result element depends only on the arguments' elements at the same index."""
     if not has(node, Trait.ELEMENTWISE, Trait.CASTS, Trait.METADATA) or not is_pure(node):
         return False
-    values = [value(found) for found in (node, *node.all_input_nodes)]
-    if len(values) < 2 or not all(isinstance(found, Tensor) for found in values):
+    values = [value(each) for each in (node, *node.all_input_nodes)]
+    if len(values) < 2 or not all(isinstance(each, Tensor) for each in values):
         return False
-    return all(same_shape(found.shape, values[0].shape) for found in values)
+    return all(same_shape(each.shape, values[0].shape) for each in values)
 
 
 def _is_integer(node: Node) -> bool:
-    found = value(node)
-    return isinstance(found, Tensor) and found.dtype in (torch.int64, torch.int32)
+    fake = value(node)
+    return isinstance(fake, Tensor) and fake.dtype in (torch.int64, torch.int32)
 
 
 def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
@@ -189,10 +186,10 @@ def _replace(program: ProgramView, bucket: Bucket, first: int, table: Tensor) ->
             continue
         with graph.inserting_before(user):
             rows = insert(graph, aten.index_select.default, (user.args[0], 0, stored), like=user)
-            found = insert(graph, aten.embedding.default, (rows, index), like=user)
-        user.replace_all_uses_with(found)
+            replacement = insert(graph, aten.embedding.default, (rows, index), like=user)
+        user.replace_all_uses_with(replacement)
         graph.erase_node(user)
     if real_users(out):
         with graph.inserting_before(out):
-            found = insert(graph, aten.index.Tensor, (stored, [index]), like=out)
-        out.replace_all_uses_with(found)
+            replacement = insert(graph, aten.index.Tensor, (stored, [index]), like=out)
+        out.replace_all_uses_with(replacement)

@@ -24,22 +24,14 @@ from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
-    erase_dead,
     insert,
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.ir.match import is_call
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.source import LAYER, layer_stack
-
-_CONVS = (
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-)
-_TRANSPOSED = (
-    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
-)
+from enginecast.passes.ir.traits import Trait, has
 
 
 @dataclass(frozen=True)
@@ -51,43 +43,41 @@ class FoldBatchNorm(GraphPass):
     after: ClassVar[frozenset[str]] = frozenset({"canonicalize", "unify-dtype"})
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         weights = weight_expressions(program)
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.batch_norm.default):
-                continue
-            reason = _refusal(node, weights)
-            if reason:
-                log.refused(node, reason)
-            elif not log.skipped(node):
-                log.done(node)
-                _fold(program, node, weights)
-        erase_dead(program.graph)
-        return log.sites
+
+        def is_norm(node: Node) -> bool:
+            return is_call(node, aten.batch_norm.default)
+
+        def fold(node: Node) -> str:
+            _check(node, weights)
+            _fold(program, node)
+            return ""
+
+        return rewrite_sites(program, context, is_norm, fold)
 
 
-def _refusal(norm: Node, weights: set[Node]) -> str:
-    """Why a norm is left alone; empty: it is folded."""
+def _check(norm: Node, weights: set[Node]) -> None:
+    """Raise NoMatch if a norm cannot be folded."""
     conv, *constants, training = arguments(norm)[:6]
     if training:
-        return "it computes statistics from its input"
-    if not is_call(conv, *_CONVS, *_TRANSPOSED):
-        return "it does not follow a convolution"
+        raise NoMatch(norm, "it computes statistics from its input")
+    if not has(conv, Trait.CONVOLVES):
+        raise NoMatch(norm, "it does not follow a convolution")
     if len(conv.users) > 1:
-        return "something else reads the convolution, too"
+        raise NoMatch(norm, "something else reads the convolution, too")
     read = [*constants, *conv.args[1:3]]
     if any(isinstance(found, Node) and found not in weights for found in read):
-        return "a weight is computed from an input"
+        raise NoMatch(norm, "a weight is computed from an input")
     if None in constants[2:]:
-        return "it has no statistics"
+        raise NoMatch(norm, "it has no statistics")
     if len({dtype_of(found) for found in read if found is not None}) > 1:
-        return "the weights have several dtypes"
+        raise NoMatch(norm, "the weights have several dtypes")
     if len(shape_of(conv)) != len(shape_of(arguments(conv)[1])):
-        return "the convolution has no batch dimension"  # the norm takes channels for the batch
-    return ""
+        # The norm takes channels for the batch.
+        raise NoMatch(norm, "the convolution has no batch dimension")
 
 
-def _fold(program: ProgramView, norm: Node, weights: set[Node]) -> None:
+def _fold(program: ProgramView, norm: Node) -> None:
     conv, gamma, beta, mean, variance, _, _, epsilon = arguments(norm)[:8]
     _, weight, *rest = conv.args
     bias, sizes = (rest[0], rest[1:]) if rest else (None, ())
@@ -99,7 +89,7 @@ def _fold(program: ProgramView, norm: Node, weights: set[Node]) -> None:
         factor = add(aten.rsqrt.default, add(aten.add.Scalar, variance, epsilon))
         factor = factor if gamma is None else add(aten.mul.Tensor, gamma, factor)
         ones = [1] * (len(shape_of(weight)) - 2)
-        if is_call(conv, *_TRANSPOSED):  # [in, out / groups, ...]
+        if has(conv, Trait.TRANSPOSED):  # [in, out / groups, ...]
             groups = arguments(conv)[6] if len(conv.args) > 6 else 1
             whole = add(aten.unflatten.int, weight, 0, [groups, -1])
             rows = add(aten.reshape.default, factor, [groups, 1, -1, *ones])

@@ -10,10 +10,7 @@ from enginecast.passes.ir.quantization_plan import Format, LayerPlan
 from enginecast.passes.quantize.layers import QuantizeLayers
 from enginecast.passes.quantize.measure.quantizable import Layer
 from enginecast.passes.quantize.plan.options import PlanOptions
-from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm, fp8_dtype
-
-_ROWS = 16
-"""Rows of the matrix that represents a layer's input; the number does not matter."""
+from enginecast.passes.quantize.plan.scaled_mm_rules import fp8_dtype, refusal
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,4 @@ class Fp8Matmul(QuantizeLayers):
     def native_refusal(self, layer: Layer, plan: LayerPlan, arch: str) -> str:
         n, k = layer.shape
         by_row = "row" in (plan.weights, plan.activations)  # one scale is a row scale expanded
-        x_scale, scale = ((_ROWS, 1), (1, n)) if by_row else ((), ())
-        return check_scaled_mm(
-            torch.empty((_ROWS, k), dtype=self.dtype(arch), device="meta"),
-            torch.empty((n, k), dtype=self.dtype(arch), device="meta").t(),
-            torch.empty(x_scale, device="meta"),
-            torch.empty(scale, device="meta"),
-            out_dtype=dtype_of(layer.node),  # without the bias, which can be added afterwards
-            arch=arch,
-        )
+        return refusal(n, k, dtype_of(layer.node), by_row=by_row, arch=arch)

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
@@ -42,7 +41,6 @@ from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promi
 from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
-    erase_dead,
     insert,
     is_float,
     same_size,
@@ -51,8 +49,9 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
+from enginecast.passes.ir.effects import named_arguments
 from enginecast.passes.ir.match import NoMatch, is_call
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 
@@ -85,59 +84,48 @@ class FuseAttention(GraphPass):
     """The replacement op: enginecast.attention, or aten.scaled_dot_product_attention."""
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
-        for node in list(program.graph.nodes):
-            if not is_attention_core(node) or log.skipped(node):
-                continue
-            try:
-                match = _softmax(node) if is_call(node, aten.softmax.int) else _sdpa(program, node)
-                _check(match)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+        def fuse(node: Node) -> str:
+            match = _softmax(node) if is_call(node, aten.softmax.int) else _sdpa(program, node)
+            _check(match)
             layout = _fuse(program, match, self.to)
-            log.done(node, f"{match.note}; {layout}" if match.note else layout)
-        erase_dead(program.graph)
-        return log.sites
+            return f"{match.note}; {layout}" if match.note else layout
+
+        return rewrite_sites(program, context, is_attention_core, fuse)
 
 
 def _softmax(node: Node) -> Attention:
-    found = softmax_attention.match(node)
-    divisor = math.prod(found.every("divisor"))
+    match = softmax_attention.match(node)
+    divisor = math.prod(match.every("divisor"))
     if divisor == 0:
         raise NoMatch(node, "the scores are divided by zero")
     return Attention(
-        found.node("query"),
-        untransposed(found.node("key"), found.root),
-        found.node("value"),
-        found.every("bias"),
-        math.prod(found.every("factor")) / divisor,
+        match.node("query"),
+        untransposed(match.node("key"), match.root),
+        match.node("value"),
+        match.every("bias"),
+        math.prod(match.every("factor")) / divisor,
         False,
-        found.root,
+        match.root,
         "softmax attention",
     )
 
 
 def _sdpa(program: ProgramView, node: Node) -> Attention:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if given.get("dropout_p", 0.0) != 0.0:
+    given = named_arguments(node)
+    if given["dropout_p"] != 0.0:
         raise NoMatch(node, f"dropout of {given['dropout_p']:g} is active")
-    query, key, value = (given[name] for name in names[:3])
-    mask, scale = given.get("attn_mask"), given.get("scale")
-    bias = () if mask is None or _masks_nothing(program, mask) else (mask,)
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    mask, scale = given["attn_mask"], given["scale"]
+    bias = () if mask is None else (mask,)
+    if mask is not None and dtype_of(mask) == torch.bool:
+        # True everywhere, as transformers' vision models build it.
+        spec = weight_specs(program).get(mask.name)
+        if spec is not None and spec.kind is InputKind.CONSTANT_TENSOR:
+            bias = () if bool(weight_tensor(program, spec).all()) else bias
+        elif always(mask) is True:
+            bias = ()
     scale = 1 / math.sqrt(shape_of(query)[-1]) if scale is None else float(scale)
-    return Attention(query, key, value, bias, scale, bool(given.get("is_causal")), node)
-
-
-def _masks_nothing(program: ProgramView, mask: Node) -> bool:
-    """Whether a boolean mask is true everywhere, as transformers' vision models build it."""
-    if dtype_of(mask) != torch.bool:
-        return False
-    spec = weight_specs(program).get(mask.name)
-    if spec is not None and spec.kind is InputKind.CONSTANT_TENSOR:
-        return bool(weight_tensor(program, spec).all())
-    return always(mask) is True
+    return Attention(query, key, value, bias, scale, bool(given["is_causal"]), node)
 
 
 def _check(match: Attention) -> None:
@@ -156,11 +144,7 @@ def _check(match: Attention) -> None:
             raise NoMatch(node, f"the {name} has rank {len(shape)}, expected 4")
         if not (isinstance(shape[1], int) and isinstance(shape[3], int)):
             raise NoMatch(node, f"heads {shape[1]} and head size {shape[3]} have to be fixed")
-    _check_broadcasts(match)
-
-
-def _check_broadcasts(match: Attention) -> None:
-    """The op broadcasts key and value heads over the query's, and a bias over the scores."""
+    # The op broadcasts key and value heads over the query's, and a bias over the scores.
     query, key, value = map(shape_of, (match.query, match.key, match.value))
     if _broadcasts(key[0], query[0]) or _broadcasts(value[0], query[0]):
         raise NoMatch(match.key, "query, key and value have different batch sizes")
@@ -247,13 +231,10 @@ def _may_hide_rows(program: ProgramView, bias: Node) -> bool:
             spec = specs.get(node.name)
             if spec is None:
                 return True
-            if spec.kind is not InputKind.PARAMETER and _hides_rows(weight_tensor(program, spec)):
+            held = None if spec.kind is InputKind.PARAMETER else weight_tensor(program, spec)
+            if held is not None and held.numel() and bool(held.isneginf().all(-1).any()):
                 return True
         if not has(node, Trait.HEAVY, Trait.REDUCES):
             waiting += [source for source in node.all_input_nodes if source not in seen]
             seen.update(waiting)
     return False
-
-
-def _hides_rows(bias: Tensor) -> bool:
-    return bool(bias.isneginf().all(-1).any()) if bias.numel() else False

@@ -21,11 +21,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch.fx import Node
+
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.edit import aten, dtype_of, erase_dead, insert, is_float
-from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.edit import aten, dtype_of, insert, is_float
+from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.pattern import Pattern, Value, either, op, pattern
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 
 _tanh, _erf = op(aten.tanh.default), op(aten.erf.default)
@@ -60,20 +62,16 @@ class FuseGelu(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.tanh.default, aten.erf.default) or log.skipped(node):
-                continue
-            try:
-                found = gelu.match(node)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
+        def fuse(node: Node) -> str:
+            match = gelu.match(node)
             form = "tanh" if is_call(node, aten.tanh.default) else "none"
-            args, kwargs = (found.node("x"),), {"approximate": form}
-            with program.graph.inserting_before(found.root):
-                fused = insert(program.graph, aten.gelu.default, args, kwargs, like=found.root)
-            found.root.replace_all_uses_with(fused)
-            log.done(node, f"gelu({form})")
-        erase_dead(program.graph)
-        return log.sites
+            args, kwargs = (match.node("x"),), {"approximate": form}
+            with program.graph.inserting_before(match.root):
+                fused = insert(program.graph, aten.gelu.default, args, kwargs, like=match.root)
+            match.root.replace_all_uses_with(fused)
+            return f"gelu({form})"
+
+        def is_core(node: Node) -> bool:
+            return is_call(node, aten.tanh.default, aten.erf.default)
+
+        return rewrite_sites(program, context, is_core, fuse)

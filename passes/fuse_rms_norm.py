@@ -39,7 +39,6 @@ from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promi
 from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
-    erase_dead,
     first_input,
     insert,
     shape_of,
@@ -47,7 +46,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.match import NoMatch, is_float_cast, last_dim
 from enginecast.passes.ir.pattern import Match, Pattern, Value, either, op
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait
 
@@ -62,19 +61,12 @@ class FuseRmsNorm(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         weights = weight_expressions(program)
-        for node in list(program.graph.nodes):
-            if not is_statistic(node) or log.skipped(node):
-                continue
-            try:
-                note = _fuse(program, _with_weight(node, weights).match(node))
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
-            log.done(node, note)
-        erase_dead(program.graph)
-        return log.sites
+
+        def fuse(node: Node) -> str:
+            return _fuse(program, _with_weight(node, weights).match(node))
+
+        return rewrite_sites(program, context, is_statistic, fuse)
 
 
 def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
@@ -82,7 +74,11 @@ def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
     else reads their inputs.
     """
     once = normalized.once("before the weight")
-    low = op(Trait.CASTS)(once).where(_changes_dtype, "a cast that changes nothing").named("low")
+    low = op(Trait.CASTS)(once).named("low")
+    low = low.where(
+        lambda cast: is_float_cast(cast) and dtype_of(cast) != dtype_of(first_input(cast)),
+        "a cast that changes nothing",
+    )
     weight = Value(label="weight").where(
         lambda node: node in weights and shape_of(node) == (last_dim(first_input(mean)),),
         "no weight",
@@ -130,14 +126,10 @@ def _check_casts(out: Node, ends: set[Node | None]) -> None:
     assert wanted is not None
     while waiting:
         node = waiting.pop()
-        found = dtype_of(node)
-        if is_float_cast(node) and found and torch.finfo(found).eps > torch.finfo(wanted).eps:
+        dtype = dtype_of(node)
+        if is_float_cast(node) and dtype and torch.finfo(dtype).eps > torch.finfo(wanted).eps:
             raise NoMatch(node, f"a cast to {_dtype(node)} rounds within the norm")
         waiting += [source for source in node.all_input_nodes if source not in ends]
-
-
-def _changes_dtype(cast: Node) -> bool:
-    return is_float_cast(cast) and dtype_of(cast) != dtype_of(first_input(cast))
 
 
 def _dtype(node: Node) -> str:

@@ -23,7 +23,6 @@ from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
-    erase_dead,
     hoist_before,
     insert,
     insert_item,
@@ -33,7 +32,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.match import NoMatch, is_call
 from enginecast.passes.ir.pattern import ANYTHING, Match, Number, Pattern, Value, op, pattern
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
 
 
@@ -46,21 +45,18 @@ class FuseSkipNorm(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
         weights = weight_expressions(program)
-        for node in list(program.graph.nodes):
-            if not is_call(node, aten.rms_norm.default) or log.skipped(node):
-                continue
-            try:
-                found = residual_norm.match(node)
-                _check_residual(found, weights)
-            except NoMatch as miss:
-                log.refused(node, miss.reason)
-                continue
-            _fuse(program, found, weights)
-            log.done(node)
-        erase_dead(program.graph)
-        return log.sites
+
+        def fuse(node: Node) -> str:
+            match = residual_norm.match(node)
+            _check_residual(match, weights)
+            _fuse(program, match, weights)
+            return ""
+
+        def is_norm(node: Node) -> bool:
+            return is_call(node, aten.rms_norm.default)
+
+        return rewrite_sites(program, context, is_norm, fuse)
 
 
 @pattern
@@ -84,12 +80,12 @@ def residual_norm(left: Value, right: Value, weight: Value, epsilon: Number) -> 
     )
 
 
-def _check_residual(found: Match, weights: set[Node]) -> None:
+def _check_residual(match: Match, weights: set[Node]) -> None:
     """Raise NoMatch if one op for sum and norm would not compute the same."""
-    total, weight = found.node("total"), found.node("weight")
+    total, weight = match.node("total"), match.node("weight")
     if weight not in weights:
         raise NoMatch(weight, "the norm's weight is computed from inputs")
-    for addend in (found.node("left"), found.node("right")):
+    for addend in (match.node("left"), match.node("right")):
         if not same_shape(shape_of(addend), shape_of(total)):
             raise NoMatch(addend, "an addend of the sum is broadcast")
         if dtype_of(addend) != dtype_of(weight):
@@ -97,14 +93,14 @@ def _check_residual(found: Match, weights: set[Node]) -> None:
             raise NoMatch(addend, f"an addend is {names[0]} and the norm's weight {names[1]}")
 
 
-def _fuse(program: ProgramView, found: Match, weights: set[Node]) -> None:
+def _fuse(program: ProgramView, match: Match, weights: set[Node]) -> None:
     graph = program.graph
-    norm, total, weight = found.root, found.node("total"), found.node("weight")
+    norm, total, weight = match.root, match.node("total"), match.node("weight")
     hoist_before(weight, total, weights)
     with graph.inserting_before(total):
         # The branch comes first, the residual second, as the op names them; the sum is the same
         # either way.
-        args = (found.node("right"), found.node("left"), weight, found.number("epsilon"))
+        args = (match.node("right"), match.node("left"), weight, match.number("epsilon"))
         pair = insert(graph, torch.ops.enginecast.skip_rms_norm.default, args, like=norm)
         normalized = insert_item(graph, pair, 0, like=norm)
         summed = insert_item(graph, pair, 1, like=total)

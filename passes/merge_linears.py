@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
+    arguments,
     aten,
     dtype_of,
     first_input,
@@ -59,7 +60,19 @@ class MergeLinears(GraphPass):
                 groups[first_input(node)].append(node)
         for group in [g for g in groups.values() if len(g) > 1]:
             for part in _parts(group):
-                _merge_group(program, part, weights, log)
+                chosen = [node for node in part if not log.skipped(node)]
+                if not chosen:
+                    continue
+                try:
+                    _check(chosen, weights)
+                except NoMatch as miss:
+                    for node in chosen:
+                        log.refused(node, miss.reason)
+                    continue
+                names = ", ".join(node.name for node in chosen)
+                _merge(program, chosen, weights)
+                for node in chosen:
+                    log.done(node, f"merged: {names}")
         return log.sites
 
 
@@ -68,31 +81,13 @@ def _parts(group: list[Node]) -> list[list[Node]]:
     parts: list[list[Node]] = [[]]
     elements = 0
     for node in group:
-        weight = node.args[1]
-        assert isinstance(weight, Node)
-        size = math.prod(shape_of(weight))
+        size = math.prod(shape_of(arguments(node)[1]))
         if elements + size > LARGEST and parts[-1]:
             parts.append([])
             elements = 0
         parts[-1].append(node)
         elements += size
     return parts
-
-
-def _merge_group(program: ProgramView, group: list[Node], weights: set[Node], log: SiteLog) -> None:
-    chosen = [node for node in group if not log.skipped(node)]
-    if not chosen:
-        return
-    try:
-        _check(chosen, weights)
-    except NoMatch as miss:
-        for node in chosen:
-            log.refused(node, miss.reason)
-        return
-    names = ", ".join(node.name for node in chosen)
-    _merge(program, chosen, weights)
-    for node in chosen:
-        log.done(node, f"merged: {names}")
 
 
 def _check(group: list[Node], weights: set[Node]) -> None:
@@ -102,8 +97,8 @@ def _check(group: list[Node], weights: set[Node]) -> None:
     if len(set(with_bias)) > 1:
         raise NoMatch(group[0], "some of the linears have a bias and some do not")
     for node in group:
-        weight = node.args[1]
-        assert isinstance(weight, Node)
+        _, weight, *rest = arguments(node)
+        bias = rest[0] if rest else None
         if dtype_of(weight) != dtype_of(group[0].args[1]):
             raise NoMatch(node, "the weights have different dtypes: run unify-dtype first")
         shared = _shared(weight)
@@ -111,7 +106,6 @@ def _check(group: list[Node], weights: set[Node]) -> None:
             raise NoMatch(node, f"{shared.name} is read elsewhere as well")
         if len(shape_of(weight)) != 2:
             raise NoMatch(node, f"a weight has rank {len(shape_of(weight))}, expected 2")
-        bias = node.args[2] if len(node.args) > 2 else None
         if isinstance(bias, Node) and bias not in weights:
             raise NoMatch(bias, "a bias is computed from inputs")
         if isinstance(bias, Node) and not same_shape(shape_of(bias), shape_of(weight)[:1]):
@@ -134,13 +128,11 @@ def _merge(program: ProgramView, group: list[Node], weights: set[Node]) -> None:
     sizes = [shape_of(node)[-1] for node in group]
     with graph.inserting_before(first):
         weight = insert(graph, aten.cat.default, ([n.args[1] for n in group],), like=first)
-        args: tuple[Node, ...] = (first_input(first), weight)
+        args = [first_input(first), weight]
         if len(first.args) > 2 and first.args[2] is not None:
-            args = (
-                *args,
-                insert(graph, aten.cat.default, ([n.args[2] for n in group],), like=first),
-            )
-        merged = insert(graph, aten.linear.default, args, like=first)
+            biases = [node.args[2] for node in group]
+            args.append(insert(graph, aten.cat.default, (biases,), like=first))
+        merged = insert(graph, aten.linear.default, tuple(args), like=first)
         parts = insert(graph, aten.split_with_sizes.default, (merged, sizes, -1), like=first)
         for index, node in enumerate(group):
             node.replace_all_uses_with(insert_item(graph, parts, index, like=node))

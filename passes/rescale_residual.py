@@ -27,7 +27,7 @@ left, and named.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,7 +39,6 @@ from torch.fx import Node
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.analyses.residual_stream import (
     Branch,
-    Norm,
     Stream,
     factors_of,
     find_branch,
@@ -126,7 +125,11 @@ class _Rescaling:
         if not streams:
             return self._log.sites
         members = [node for _, stream in streams for node in stream.members]
-        branches = dict(self._branches(members))
+        branches: dict[Node, Branch] = {}  # that feed projections among the members
+        for node in members:
+            if is_call(node, *PROJECTIONS) and foldable(node, self._weights):
+                with suppress(NoMatch):
+                    branches[node] = find_branch(node, self._weights)
         self._measure([stream for _, stream in streams], branches.values())
         for site, stream in streams:
             self._rescale(site, stream)
@@ -137,7 +140,14 @@ class _Rescaling:
                 factor = self._times(source, exponent, before=reader, like=reader)
                 factor.meta.pop(SCALE, None)  # of the reader
                 reader.replace_input_with(source, factor)
-        self._report_rest()
+        # What is beyond fp16 and no power of two reaches.
+        for node, size in self._sizes.items():
+            if size > LARGEST and node not in self._scaled and node not in self._weights:
+                self._log.refused(
+                    node,
+                    f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power"
+                    f" of two passes through what reads it: {WAY_OUT}",
+                )
         return self._log.sites
 
     def _fits(self, site: Node, stream: Stream) -> bool:
@@ -158,13 +168,6 @@ class _Rescaling:
             )
             return False
         return bool(stream.norms)
-
-    def _branches(self, members: Iterable[Node]) -> Iterator[tuple[Node, Branch]]:
-        """The branches that feed the projections among the members of streams."""
-        for node in members:
-            if is_call(node, *PROJECTIONS) and foldable(node, self._weights):
-                with suppress(NoMatch):
-                    yield node, find_branch(node, self._weights)
 
     def _measure(self, streams: Sequence[Stream], branches: Iterable[Branch]) -> None:
         if not self._cases:
@@ -207,10 +210,23 @@ class _Rescaling:
             return
         if not stream.is_residual and self._log.skipped(site):
             return
-        bound = self._bound(stream) if stream.is_residual else ""
+        bound, most = "", None
+        if stream.is_residual:  # what no input exceeds, and the power that would hold even that
+            most = largest_for_any_input(self._program, self._weights, stream.members)
+        if most is not None:
+            holds = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
+            bound = f"; no input exceeds {most:.3g}, which k={holds} holds"
         self._scale(stream, -power)
         for norm in stream.norms:
-            _scale_norm(norm, power)
+            node, epsilon = norm.node, norm.epsilon * 4.0**-power
+            if is_call(node, aten.rms_norm.default):
+                source, sizes, weight, _ = (*node.args, None, None)[:4]
+                node.args = (source, sizes, weight, epsilon)
+            else:
+                left, right = node.args[:2]
+                node.args = (left, epsilon) if isinstance(left, Node) else (epsilon, right)
+            for inner, times in norm.inner.items():
+                mark_scaled(inner, -power * times)
         output = self._program.graph.output_node()
         for node in stream.outputs:  # are returned as they were
             whole = self._times(node, power, before=output, like=node)
@@ -222,14 +238,6 @@ class _Rescaling:
             f"scaled by 2^-{power} ({writers} writers, {len(stream.norms)} norms):"
             f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{bound}",
         )
-
-    def _bound(self, stream: Stream) -> str:
-        """What no input exceeds, and the power that would hold even that."""
-        most = largest_for_any_input(self._program, self._weights, stream.members)
-        if most is None:
-            return ""
-        power = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
-        return f"; no input exceeds {most:.3g}, which k={power} holds"
 
     def _rescale_branch(self, projection: Node, branch: Branch) -> None:
         largest = self._largest(branch.members)
@@ -256,27 +264,3 @@ class _Rescaling:
         graph = self._program.graph
         with graph.inserting_before(before):
             return insert(graph, aten.mul.Tensor, (source, 2.0**power), like=like)
-
-    def _report_rest(self) -> None:
-        """Name what is beyond fp16 and no power of two reaches."""
-        for node, size in self._sizes.items():
-            if size > LARGEST and node not in self._scaled and node not in self._weights:
-                self._log.refused(
-                    node,
-                    f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power"
-                    f" of two passes through what reads it: {WAY_OUT}",
-                )
-
-
-def _scale_norm(norm: Norm, power: int) -> None:
-    """Let a norm read a value scaled by 2^-power."""
-    epsilon = norm.epsilon * 4.0**-power
-    node = norm.node
-    if is_call(node, aten.rms_norm.default):
-        source, sizes, weight, _ = (*node.args, None, None)[:4]
-        node.args = (source, sizes, weight, epsilon)
-    else:
-        left, right = node.args[:2]
-        node.args = (left, epsilon) if isinstance(left, Node) else (epsilon, right)
-    for inner, times in norm.inner.items():
-        mark_scaled(inner, -power * times)

@@ -52,6 +52,7 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
     add_weight,
+    arguments,
     aten,
     dtype_of,
     free_name,
@@ -186,7 +187,10 @@ class _Smoothing:
         alphas = ALPHAS if self._options.alpha is None else (self._options.alpha,)
         dtype = FORMATS[self._options.format]
         tied, rows = group.source.layout.tied, torch.cat(sample.held_out)
-        weights = [self._weight(linear) for linear in group.readers.linears]
+        weights: list[Tensor] = [
+            weight_value(self._program, arguments(linear)[1]).float()
+            for linear in group.readers.linears
+        ]
         columns = tied(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
         sizes = tied(sample.fitting)
         some = [weight[:: -(-len(weight) // OUTPUTS)] for weight in weights]
@@ -197,10 +201,10 @@ class _Smoothing:
         none = torch.zeros(len(columns), dtype=torch.int64)
         before = products_error(rows, some, none, dtype)
         alpha = min(error, key=error.__getitem__)
-        found = exponents(tied(sample.largest), columns, alpha)
+        chosen = exponents(tied(sample.largest), columns, alpha)
         errors = f"row-wise {self._options.format} error {before:.2g}"
         is_gain = self._options.alpha is not None or error[alpha] <= GAIN * before
-        if not found.any() or not is_gain:
+        if not chosen.any() or not is_gain:
             self._log.refused(
                 group.root, f"its channels are even: {errors}, {error[alpha]:.2g} at best"
             )
@@ -208,16 +212,10 @@ class _Smoothing:
         names = ", ".join(linear.name for linear in group.readers.linears)
         self._log.done(
             group.root,
-            f"channels scaled by 2^{-int(found.max())} to 2^{-int(found.min())} for {names}"
+            f"channels scaled by 2^{-int(chosen.max())} to 2^{-int(chosen.min())} for {names}"
             f" (alpha {alpha:g}): {errors}, now {error[alpha]:.2g}",
         )
-        return found
-
-    def _weight(self, linear: Node) -> Tensor:
-        weight = linear.args[1]
-        assert isinstance(weight, Node)
-        found: Tensor = weight_value(self._program, weight)
-        return found.float()
+        return chosen
 
     def _scale(self, group: _Group, exponents: Tensor) -> None:
         """Scale the weights of a group, and say of every value between them that it is scaled."""
@@ -278,7 +276,7 @@ def sample_channels(
         watched: nodes that give [..., channels].
         mask_input: the input that marks valid rows, [batch, tokens]; others are left out.
     """
-    found: dict[Node, Sample] = {}
+    samples: dict[Node, Sample] = {}
     most = -(-ROWS // len(cases))
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
@@ -291,14 +289,14 @@ def sample_channels(
         if not len(rows):
             return
         none = torch.zeros(tensor.shape[-1])
-        sample = found.setdefault(node, Sample(none, none))
+        sample = samples.setdefault(node, Sample(none, none))
         sample.fitting = torch.maximum(sample.fitting, known.abs().amax(0).float())
         sample.largest = torch.maximum(sample.largest, rows.abs().amax(0).float())
         chosen = torch.linspace(0, len(other) - 1, min(most, len(other))).long()
         sample.held_out.append(other[chosen].float())
 
     interpret_cases(program, cases, watch=keep)
-    return found
+    return samples
 
 
 def exponents(sizes: Tensor, columns: Tensor, alpha: float) -> Tensor:
@@ -344,8 +342,8 @@ def products_error(
         size = exact.norm(dim=-1)
         kept = size > 0
         squares.append((error.norm(dim=-1)[kept] / size[kept]).square().mean())
-    found = float(torch.stack(squares).nanmean().sqrt())
-    return 0.0 if math.isnan(found) else found
+    mean = float(torch.stack(squares).nanmean().sqrt())
+    return 0.0 if math.isnan(mean) else mean
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -153,11 +153,11 @@ class UnifyDtype(Pass):
                 search = re.compile(pattern).search
             except re.error as error:
                 raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
-            found = {node for node in all_nodes(program) if search(module_path(node))}
-            kept |= _calls(found, f"keep={pattern!r}")
+            nodes = {node for node in all_nodes(program) if search(module_path(node))}
+            kept |= _calls(nodes, f"keep={pattern!r}")
         for name in self.keep_classes:
-            found = {node for node in all_nodes(program) if name in module_classes(node)}
-            kept |= _calls(found, f"keep_classes={name!r}")
+            nodes = {node for node in all_nodes(program) if name in module_classes(node)}
+            kept |= _calls(nodes, f"keep_classes={name!r}")
         if self.residual == "same":
             return kept
         stream = residual_stream(program)
@@ -212,24 +212,22 @@ def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict
         is_whole: whether it is; None: if one of its inputs or weights is.
     """
     if is_whole is None:
-        is_whole = _is_in_halves(program)
-    found: dict[Node, torch.dtype] = {}
+        weights = weight_specs(program)
+        is_whole = any(
+            dtype_of(node) in HALVES
+            and (
+                node.name not in weights or weights[node.name].kind is not InputKind.CONSTANT_TENSOR
+            )
+            and not all(map(is_binding_cast, node.users))
+            for node in program.graph.find_nodes(op="placeholder")
+        )
+    rounded: dict[Node, torch.dtype] = {}
     for node in [] if is_whole else all_nodes(program):
         dtype = dtype_of(node) if node.op == "call_function" and is_float(node) else None
         moves = has(node, Trait.MOVES) and not is_float_cast(node)
         if dtype in HALVES and not moves and not is_binding_cast(node):
-            found[node] = dtype
-    return found
-
-
-def _is_in_halves(program: ExportedProgram) -> bool:
-    weights = weight_specs(program)
-    for node in program.graph.find_nodes(op="placeholder"):
-        kind = weights[node.name].kind if node.name in weights else None
-        whole = dtype_of(node) in HALVES and kind is not InputKind.CONSTANT_TENSOR
-        if whole and not all(map(is_binding_cast, node.users)):
-            return True
-    return False
+            rounded[node] = dtype
+    return rounded
 
 
 def _clamp_fills(
@@ -251,7 +249,9 @@ def _clamp_fills(
         if not literal or kind is Class.ISLAND:
             continue
         if has(node, Trait.FILLS):  # the only numbers among their arguments are fills
-            node.args = torch.fx.node.map_aggregate(node.args, _as_float)
+            node.args = torch.fx.node.map_aggregate(
+                node.args, lambda a: float(a) if type(a) is int else a
+            )
         args = torch.fx.node.map_aggregate(node.args, clamp)
         kwargs = torch.fx.node.map_aggregate(node.kwargs, clamp)
         if (args, kwargs) != (node.args, node.kwargs):
@@ -259,10 +259,6 @@ def _clamp_fills(
             log.done(
                 node, f"fill value clamped to {largest:.5g}, the largest finite {dtype_text(to)}"
             )
-
-
-def _as_float(argument: Any) -> Any:
-    return float(argument) if type(argument) is int else argument
 
 
 class _Retyper:
@@ -305,7 +301,16 @@ class _Retyper:
                 self._cast_outputs(node)
             if node.op != "call_function":
                 continue
-            self._widen_complex(node)
+            if self.low is torch.float64:
+                # The parts of complex numbers are fp64, too: matmul takes no mixture of both.
+                for source in list(node.all_input_nodes):
+                    if source.op == "placeholder" and dtype_of(source) is torch.complex64:
+                        wide = self.cast(source, torch.complex128, node)
+                        node.replace_input_with(source, wide)
+                node.args, node.kwargs = torch.fx.node.map_aggregate(
+                    (node.args, node.kwargs),
+                    lambda a: torch.complex128 if a is torch.complex64 else a,
+                )
             if is_structured(node):
                 self._retype_blocks(node)
             elif is_call(node, operator.getitem):  # in whatever dtype its op gives it
@@ -313,7 +318,10 @@ class _Retyper:
             elif is_float_cast(node) and node not in self.rounded:
                 self._drop_cast(node)
             elif node in self.read_as_bits:
-                self._keep_bits(node)
+                # What reads the bits of a value reads those of the dtype that the source has.
+                source, dtype = first_input(node), self.read_as_bits[node]
+                if dtype is not None and dtype != dtype_of(source):
+                    node.update_arg(0, self.cast(source, dtype, node))
             else:
                 self._retype(node)
             if node in self.rounded:
@@ -325,7 +333,7 @@ class _Retyper:
         if kind is Class.WEIGHT:
             return self.high
         read = (self.classes.get(source) for source in node.all_input_nodes)
-        kinds = {kind} if kind is not None else {found for found in read if found is not None}
+        kinds = {kind} if kind is not None else {each for each in read if each is not None}
         if not kinds:
             return None
         if kinds == {Class.ISLAND}:
@@ -360,23 +368,6 @@ class _Retyper:
         if is_float(node) and self._set_explicit_dtype(node, dtype):
             node.meta["val"] = self.fakes.retyped(value(node), dtype)
 
-    def _widen_complex(self, node: Node) -> None:
-        """In fp64 the parts of complex numbers are fp64, too: matmul takes no mixture of both."""
-        if self.low is not torch.float64:
-            return
-        for source in list(node.all_input_nodes):
-            if source.op == "placeholder" and dtype_of(source) is torch.complex64:
-                node.replace_input_with(source, self.cast(source, torch.complex128, node))
-        node.args, node.kwargs = torch.fx.node.map_aggregate(
-            (node.args, node.kwargs), lambda a: torch.complex128 if a is torch.complex64 else a
-        )
-
-    def _keep_bits(self, node: Node) -> None:
-        """What reads the bits of a value reads those of the dtype that the source has."""
-        source, dtype = first_input(node), self.read_as_bits[node]
-        if dtype is not None and dtype != dtype_of(source):
-            node.update_arg(0, self.cast(source, dtype, node))
-
     def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
         """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
         torch.float32)`.
@@ -392,7 +383,10 @@ class _Retyper:
 
         node.args = torch.fx.node.map_aggregate(node.args, replace)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, replace)
-        if any(is_float(s) for s in node.all_input_nodes) or _says_dtype(node):
+        given = (*node.args, *node.kwargs.values())
+        if any(is_float(n) for n in node.all_input_nodes) or any(
+            isinstance(each, torch.dtype) for each in given
+        ):
             return True
         schema = getattr(node.target, "_schema", None)
         if schema is None or all(a.name != "dtype" for a in schema.arguments):
@@ -490,21 +484,18 @@ class _Retyper:
         """What may lie beyond the target's range is clamped before its cast: a lifted constant, and
         masks made of large literals, `(1 - mask) * -3.4e38`.
         """
-        exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
-        if exact and _from_large_literal(source, torch.finfo(dtype).max, self.classes):
-            return self._clamp(source, dtype, f"{source.name}, made of large literals,")
-        spec = self.weights.get(source.name)
-        if spec is None or self.classes.get(source) is Class.WEIGHT:
+        limit, spec, what = torch.finfo(dtype).max, self.weights.get(source.name), ""
+        kind = self.classes.get(source)
+        if kind is Class.EXACT and source.op == "call_function":
+            if _from_large_literal(source, limit, self.classes):
+                what = f"{source.name}, made of large literals,"
+        elif spec is not None and kind is not Class.WEIGHT:
+            tensor = weight_tensor(self.program, spec)
+            finite = tensor[tensor.isfinite()].abs()
+            if finite.numel() and finite.max().item() > limit:
+                what = f"constant {spec.target}"
+        if not what:
             return source
-        tensor = weight_tensor(self.program, spec)
-        finite = tensor[tensor.isfinite()].abs()
-        limit = torch.finfo(dtype).max
-        if finite.numel() == 0 or finite.max().item() <= limit:
-            return source
-        return self._clamp(source, dtype, f"constant {spec.target}")
-
-    def _clamp(self, source: Node, dtype: torch.dtype, what: str) -> Node:
-        limit = torch.finfo(dtype).max
         node: Node = self.program.graph.create_node(
             "call_function", aten.clamp.default, (source, -limit, limit)
         )
@@ -527,44 +518,37 @@ class _Fakes:
         self._shares = shares
         self._made: dict[tuple[Any, ...], torch.Tensor] = {}
 
-    def retyped(self, found: Any, dtype: torch.dtype) -> Any:
+    def retyped(self, fake: Any, dtype: torch.dtype) -> Any:
         """With the strides that it has; `to` would give a part of a tensor strides of its own."""
-        if isinstance(found, tuple | list):
-            return type(found)(self.retyped(each, dtype) for each in found)
-        if not isinstance(found, torch.Tensor):
-            return found
-        if found.is_complex():
+        if isinstance(fake, tuple | list):
+            return type(fake)(self.retyped(each, dtype) for each in fake)
+        if not isinstance(fake, torch.Tensor):
+            return fake
+        if fake.is_complex():
             dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
-        elif not found.is_floating_point():
-            return found
+        elif not fake.is_floating_point():
+            return fake
         if not self._shares:
-            return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
-        sizes = (_expression(size) for size in (*found.shape, *found.stride()))
-        key = (dtype, found.device, found.ndim, *sizes)
+            return fake.new_empty_strided(fake.shape, fake.stride(), dtype=dtype)
+        sizes = (*fake.shape, *fake.stride())
+        symbols = (s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
+        key = (dtype, fake.device, fake.ndim, *symbols)
         if key not in self._made:
-            made = found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
+            made = fake.new_empty_strided(fake.shape, fake.stride(), dtype=dtype)
             self._made[key] = made
         return self._made[key]
 
 
-def _expression(size: int | torch.SymInt) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
-def _says_dtype(node: Node) -> bool:
-    return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
-
-
 def _from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:
     """Whether a finite literal beyond the limit goes into a value computed from integers."""
-    found, todo = {node}, [node]
+    seen, todo = {node}, [node]
     while todo:
         here = todo.pop()
         if has(here, Trait.BOUNDED):
             continue
         if any(isinstance(a, float) and limit < abs(a) < math.inf for a in here.args):
             return True
-        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - found
-        found |= sources
+        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - seen
+        seen |= sources
         todo += [s for s in sources if s.op == "call_function"]
     return False

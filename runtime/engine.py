@@ -4,7 +4,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -105,11 +105,11 @@ class Engine:
         self._on_gpu = "cpu" not in session.provider.lower()
         padding, self._trimming = bundle.manifest.padding, None
         if padding is not None and padding.outputs:
+            # Groups of rows were measured to be faster on ONNX Runtime's CPU provider.
+            threads = settings.threads or os.cpu_count() or 1
+            grouped = GROUP_TOKENS * threads if session.provider == "CPUExecutionProvider" else 0
             self._trimming = Trimming(
-                bundle.manifest,
-                padding,
-                on_gpu=self._on_gpu,
-                group_tokens=_group_tokens(session.provider, settings),
+                bundle.manifest, padding, on_gpu=self._on_gpu, group_tokens=grouped
             )
         if pad_rows == "zero":
             self._require_trimming(padding.outputs if padding else ())
@@ -239,38 +239,30 @@ class Engine:
             UsageError: the engine is closed or was loaded before a fork, zeros were asked for where
                 they cannot be given, or the engine cannot be stopped.
         """
-        return self._limited(
-            feeds,
-            outputs=outputs,
-            as_dlpack=as_dlpack,
-            check_finite=check_finite,
-            pad_rows=pad_rows,
-            timeout=timeout,
-        )
+        options = (outputs, as_dlpack, check_finite, pad_rows)
+        return self._limited(feeds, None, timeout, *options)
 
     def _limited(
         self,
         feeds: Mapping[str, Any],
-        *,
+        stop: Stop | None,
+        timeout: float | None = None,
         outputs: Sequence[str] | None = None,
         as_dlpack: bool = False,
         check_finite: bool = True,
         pad_rows: PadRows | None = None,
-        timeout: float | None = None,
-        stop: Stop | None = None,
     ) -> Outputs:
         """`run`, which `stop` can stop."""
         session = self._open()  # a local name: `close` from another thread lets this run finish
         if timeout is not None:
             self._require_stoppable(session, timeout)
         with self._limits.run(timeout, stop) as stop:
-            if not session.can_stop:
-                return self._run(session, feeds, outputs, as_dlpack, check_finite, pad_rows)
+            stopping = session.stopping(stop) if session.can_stop else nullcontext()
             try:
-                with session.stopping(stop):
+                with stopping:
                     return self._run(session, feeds, outputs, as_dlpack, check_finite, pad_rows)
             except InputError as error:
-                if stop.reason:  # what the runtime says of a run that was stopped
+                if session.can_stop and stop.reason:  # what the runtime says of a stopped run
                     raise StoppedError(f"{self._record.file}: {stop.reason}") from error
                 raise
 
@@ -290,7 +282,7 @@ class Engine:
         import asyncio  # with ssl and sockets, which most who run engines do without
 
         stop = Stop()
-        run = functools.partial(self._limited, feeds, stop=stop, **options)
+        run = functools.partial(self._limited, feeds, stop, **options)
         running = asyncio.get_running_loop().run_in_executor(None, run)
         try:
             return await asyncio.shield(running)
@@ -382,8 +374,13 @@ class Engine:
         check_finite: bool,
         pad_rows: PadRows | None,
     ) -> Outputs:
-        manifest = self._bundle.manifest
-        wanted = self._wanted(outputs)
+        manifest, names = self._bundle.manifest, self._names
+        for name in outputs or ():
+            if name not in names:
+                raise InputError(f"outputs: {name!r} is unknown; expected {', '.join(names)}")
+        if outputs is not None and not outputs:
+            raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
+        wanted = names if outputs is None else tuple(dict.fromkeys(outputs))
         asked = [*wanted, *(guard.output for guard in manifest.guards)]
         checked = check_inputs(
             manifest.inputs,
@@ -409,7 +406,11 @@ class Engine:
                 if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
                     self._require_finite(name, session.to_host(value), checked)
             return Outputs(values, self._backend)
-        zero, trimming = trimming is not None, trimming or self._groups(checked, wanted)
+        zero, groups = trimming is not None, self._trimming
+        if trimming is None and groups is not None and not groups.reason(wanted):
+            on_device = any(isinstance(feed, DeviceTensor) for feed in checked.values())
+            if not on_device and groups.is_large(checked):
+                trimming = groups  # rows without padding run in groups
         if trimming is None:
             found = session.run_to_host(checked, asked)
         else:
@@ -479,13 +480,6 @@ class Engine:
             raise _only_in_cpu_memory("feeds in CPU memory")
         return self._require_trimming(wanted)
 
-    def _groups(self, feeds: Mapping[str, Feed], wanted: Sequence[str]) -> Trimming | None:
-        """What runs rows without padding in groups; None: nothing does."""
-        found = self._trimming
-        if found is None or any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
-            return None
-        return found if found.is_large(feeds) and not found.reason(wanted) else None
-
     def _require_trimming(self, wanted: Sequence[str]) -> Trimming:
         """Refuse zeros where padding is not known to be without effect."""
         padding, found = self.manifest.padding, self._trimming
@@ -503,35 +497,14 @@ class Engine:
             )
         return found
 
-    def _wanted(self, outputs: Sequence[str] | None) -> Sequence[str]:
-        names = self._names
-        if outputs is None:
-            return names
-        for name in outputs:
-            if name not in names:
-                raise InputError(f"outputs: {name!r} is unknown; expected {', '.join(names)}")
-        if not outputs:
-            raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
-        return list(dict.fromkeys(outputs))
-
 
 def by_name(feeds: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call, merged from a mapping and from keyword arguments.
-
-    Raises:
-        InputError: an input was given twice.
-    """
+    """The inputs of a call, from a mapping and from keyword arguments; none may be given twice."""
     given = feeds or {}
     twice = sorted(given.keys() & inputs.keys())
     if twice:
         raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
     return {**given, **inputs}
-
-
-def _group_tokens(provider: str, settings: Settings) -> int:
-    """Where groups of rows were measured to be faster: on ONNX Runtime's CPU provider."""
-    threads = settings.threads or os.cpu_count() or 1
-    return GROUP_TOKENS * threads if provider == "CPUExecutionProvider" else 0
 
 
 def _shown(spec: Input | Output, manifest: Manifest) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginecast.errors import EnginecastWarning, InputError, UsageError
-from enginecast.runtime.bundle.manifest import Generation, Input
+from enginecast.runtime.bundle.manifest import Generation
 from enginecast.runtime.engine import Engine
-from enginecast.runtime.values.arrays import BFLOAT16, Array, to_array
+from enginecast.runtime.values.arrays import Array, to_array
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -129,11 +129,7 @@ class Sampling:
 
 
 def only(tokens: Sequence[int], logits: Scores) -> Scores:
-    """Zero for some tokens, and minus infinity for all others, [batch, vocabulary].
-
-    Raises:
-        UsageError: the vocabulary has none of such an id.
-    """
+    """Zero for some tokens, which the vocabulary has, and minus infinity for all others."""
     beyond = [token for token in tokens if not 0 <= token < logits.shape[1]]
     if beyond:
         raise UsageError(
@@ -158,11 +154,8 @@ def without(tokens: Sequence[int], logits: Scores) -> Scores:
 
 def penalized(logits: Scores, ids: Ids, penalty: float, starts: Ids | None = None) -> Scores:
     """The logits [batch, vocabulary], with those of tokens in `ids` [batch, tokens] nearer to 0
-    where they are positive, and farther off where they are negative; for a penalty above 1.
-
-    Args:
-        starts: where each row of `ids` begins, [batch]: the padding before it does not count.
-            None: at its first id.
+    where they are positive, and farther off where they are negative; for a penalty above 1.  What
+    is before `starts` [batch] is padding, and does not count.
     """
     size, factor = logits.shape[1], np.float32(penalty)
     counted = np.minimum(ids, size)  # embeddings may have ids that are never generated
@@ -204,12 +197,9 @@ class Decoder:
     """The state of one run of a language model: what its engine is fed from call to call.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
+        engine: of a bundle that was exported with `--task text-generation`, or a UsageError.
         encoder: of the part that reads what the decoder attends to; None: that which was loaded
             with the engine, where the model has an encoder.
-
-    Raises:
-        UsageError: the bundle is none.
     """
 
     def __init__(self, engine: Engine, encoder: Engine | None = None) -> None:
@@ -238,25 +228,17 @@ class Decoder:
         return self.engine.manifest.symbols[str(self._inputs[self._names[MASK]].shape[1])][1]
 
     def encode(self, feeds: Mapping[str, Array]) -> None:
-        """Run the encoder: what it gives is fed to the decoder in all calls from now on.
-
-        Args:
-            feeds: its inputs.
-
-        Raises:
-            UsageError: there is no encoder.
-            EnginecastError: as `Engine.run`.
-        """
+        """Run the encoder: what it gives is fed to the decoder in all calls from now on."""
         if self.encoder is None:
             raise UsageError(f"{self.engine.folder}: the model has no encoder")
-        types = {spec.name: _dtype(spec) for spec in self.encoder.inputs}
+        types = {spec.name: np.dtype(spec.dtype) for spec in self.encoder.inputs}
         cast = {
             name: np.ascontiguousarray(feed).astype(types.get(name, feed.dtype), copy=False)
             for name, feed in feeds.items()
         }
         found = {ENCODER_MASK: cast.get(MASK), **self.encoder.run(cast)}
         self._encoded = {
-            name: np.asarray(array).astype(_dtype(spec), copy=False)
+            name: np.asarray(array).astype(spec.dtype, copy=False)
             for name, spec in self._inputs.items()
             if (array := found.get(name)) is not None
         }
@@ -270,29 +252,19 @@ class Decoder:
 
         Returns:
             The logits of the next token, float32 [batch, vocabulary].
-
-        Raises:
-            EnginecastError: as `Engine.run`.
         """
         self._ids, self._mask = ids, mask
         self._positions = np.where(mask == 0, 0, mask.cumsum(-1) - 1)
-        self._past = {
-            name: np.zeros(_empty(self._inputs[name], len(ids)), _dtype(self._inputs[name]))
-            for name in self._states
-        }
+        # Keys or values of no token: the batch first, then heads, tokens and width.
+        self._past = {}
+        for spec in (self._inputs[name] for name in self._states):
+            rest = (size if isinstance(size, int) else 0 for size in spec.shape[1:])
+            self._past[spec.name] = np.zeros((len(ids), *rest), spec.dtype)
         return self._run(ids, self._positions)
 
     def step(self, tokens: Ids) -> Scores:
-        """Go on by a token in each row.
-
-        Args:
-            tokens: int64 [batch].
-
-        Returns:
-            The logits of the token that comes after it, float32 [batch, vocabulary].
-
-        Raises:
-            EnginecastError: as `Engine.run`.
+        """Go on by a token in each row, int64 [batch]: the logits of the one that comes after it,
+        float32 [batch, vocabulary].
         """
         before = self._ids.shape[1]
         self._ids = np.concatenate([self._ids, tokens[:, None]], -1)
@@ -310,7 +282,7 @@ class Decoder:
         feeds |= self._encoded | self._past
         outputs = self.engine.run({n: np.ascontiguousarray(feed) for n, feed in feeds.items()})
         self._past = {
-            name: outputs[output].astype(_dtype(self._inputs[name]), copy=False)
+            name: outputs[output].astype(self._inputs[name].dtype, copy=False)
             for name, output in self._states.items()
         }
         return np.asarray(outputs[LOGITS][:, -1], np.float32)
@@ -323,11 +295,7 @@ def encoder_of(engine: Engine) -> Engine | None:
 
 
 def generation_of(engine: Engine) -> Generation:
-    """What a bundle says of text generation.
-
-    Raises:
-        UsageError: its engine does not generate text.
-    """
+    """What a bundle says of text generation; a UsageError where its engine generates none."""
     found = engine.manifest.generation
     if found is None:
         raise UsageError(
@@ -412,49 +380,11 @@ def generate(
         next(iter(_either(forced_bos_token_id, own.forced_first_ids)), None),
         _either(forced_eos_token_id, own.forced_last_ids),
     )
-    endings = _endings(own, eos_token_id)
+    endings = _either(eos_token_id, own.ending_ids)
     padding = own.padding_id if pad_token_id is None else pad_token_id
     begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
     new = _tokens(decoder, begun, max_new_tokens, endings, padding, sampling, seed)
     return np.concatenate([begun.ids, *(each[:, None] for each in new)], -1)
-
-
-def tokens(
-    engine: Engine,
-    input_ids: Any,
-    attention_mask: Any = None,
-    *,
-    decoder_input_ids: Any = None,
-    max_new_tokens: int = 20,
-    eos_token_id: int | Sequence[int] | None = None,
-    pad_token_id: int | None = None,
-    sampling: Sampling | None = None,
-    seed: int | None = None,
-) -> Iterator[Ids]:
-    """Generate text token by token; arguments, errors and warnings are those of `generate`.
-
-    Args:
-        sampling: how tokens are chosen; None: by the highest score, with the repetition penalty,
-            and the tokens that are suppressed or forced, of the model's generation config.
-
-    Yields:
-        The next token of each row, int64 [batch].
-    """
-    decoder = Decoder(engine)
-    _warn_of_unheeded(decoder.generation, decoder_input_ids)
-    if sampling is None:
-        own = decoder.generation
-        sampling = Sampling(
-            repetition_penalty=own.repetition_penalty,
-            suppress_tokens=own.suppress_ids,
-            begin_suppress_tokens=own.begin_suppress_ids,
-            forced_bos_token_id=next(iter(own.forced_first_ids), None),
-            forced_eos_token_id=own.forced_last_ids,
-        )
-    endings = _endings(decoder.generation, eos_token_id)
-    padding = decoder.generation.padding_id if pad_token_id is None else pad_token_id
-    begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
-    yield from _tokens(decoder, begun, max_new_tokens, endings, padding, sampling, seed)
 
 
 @dataclass(frozen=True)
@@ -482,7 +412,12 @@ def _begin(
             raise UsageError("decoder_input_ids: the model has no encoder; give input_ids alone")
         ids = _ids(IDS, inputs)
         mask = _mask(ids, attention_mask, padding, endings)
-        _require_left(mask)
+        if not mask[:, -1].all():  # the new tokens would follow the padding
+            row = int((mask[:, -1] == 0).argmax())
+            raise InputError(
+                f"input_ids: expected padding on the left, got a row {row} that ends in padding",
+                hint="Set padding_side='left' where the prompts are tokenized.",
+            )
         return _Begun(ids, mask, {})
     feeds = _encoder_feeds(decoder.encoder, inputs, attention_mask)
     start = decoder.generation.start_ids
@@ -501,11 +436,7 @@ def _begin(
     return _Begun(ids, np.ones_like(ids), feeds)
 
 
-def _encoder_feeds(
-    encoder: Engine,
-    given: Any,
-    attention_mask: Any,
-) -> dict[str, Array]:
+def _encoder_feeds(encoder: Engine, given: Any, attention_mask: Any) -> dict[str, Array]:
     """The inputs of an encoder.  Where no mask of a text is given, transformers takes all of it for
     text, padding too: it infers masks for models without an encoder alone.
     """
@@ -599,34 +530,9 @@ def _mask(ids: Ids, given: Any, padding: int | None, endings: Sequence[int]) -> 
     return mask
 
 
-def _require_left(mask: Ids) -> None:
-    """Refuse prompts that end in padding: the new tokens would follow it."""
-    if not mask[:, -1].all():
-        row = int((mask[:, -1] == 0).argmax())
-        raise InputError(
-            f"input_ids: expected padding on the left, got a row {row} that ends in padding",
-            hint="Set padding_side='left' where the prompts are tokenized.",
-        )
-
-
-def _endings(generation: Generation, given: int | Sequence[int] | None) -> Sequence[int]:
-    if given is None:
-        return generation.ending_ids
-    return tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
-
-
 def _either(given: int | Sequence[int] | None, own: tuple[int, ...]) -> tuple[int, ...]:
     """The ids that somebody gave, or else the model's own."""
     return own if given is None else tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
-
-
-def _empty(spec: Input, batch: int) -> tuple[int, ...]:
-    """The shape of keys or values of no token: the batch first, then heads, tokens and width."""
-    return (batch, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))
-
-
-def _dtype(spec: Input) -> np.dtype[Any]:
-    return BFLOAT16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
 
 
 TAKEN = (
@@ -748,7 +654,10 @@ class Generator:
         first = given if encoder is None else decoder_input_ids
         own = generation_of(self.engine)
         before = len(own.start_ids) if first is None else _ids(IDS, first).shape[1]
-        asked = _asked(generation_config) | options
+        # None has no fields, so that it asks for nothing.
+        fields = (*TAKEN, "max_length", *CHANGES)
+        values = {name: getattr(generation_config, name, None) for name in fields}
+        asked = {name: value for name, value in values.items() if value is not None} | options
         self._require_heeded(asked, is_begun=decoder_input_ids is not None)
         asked |= {name: () for name in LISTS if name in options and options[name] is None}
         longest = asked.pop("max_length", None)
@@ -804,10 +713,8 @@ class Generator:
 
 
 def _unheeded(own: Generation, *, is_begun: bool) -> list[str]:
-    """What of the model's generation config would change the tokens, and does not here.
-
-    Args:
-        is_begun: whether a caller gives what the decoder reads first.
+    """What of the model's generation config would change the tokens, and does not here; `is_begun`:
+    a caller gives what the decoder reads first.
     """
     return [name for name in own.not_heeded if not (is_begun and name in PROMPTING)]
 
@@ -836,11 +743,3 @@ def not_heeded(config: Any) -> tuple[str, ...]:
     """The fields of a GenerationConfig that would change the tokens, and are not heeded."""
     names = (*CHANGES, *(name for name in PROMPTING if name != "forced_decoder_ids"))
     return tuple(name for name in names if _changes(name, getattr(config, name, None)))
-
-
-def _asked(config: Any) -> dict[str, Any]:
-    """What a GenerationConfig asks for."""
-    if config is None:
-        return {}
-    found = {name: getattr(config, name, None) for name in (*TAKEN, "max_length", *CHANGES)}
-    return {name: value for name, value in found.items() if value is not None}

@@ -56,12 +56,7 @@ class Joining:
             self._tokens = mask.shape[1]
 
     def rows(self, feeds: Mapping[str, Any]) -> Rows:
-        """Check the inputs of a request.
-
-        Raises:
-            InputError: they do not fit the declared inputs.
-            UsageError: a tensor is on a GPU.
-        """
+        """Check the inputs of a request."""
         manifest = self._manifest
         checked = check_inputs(
             manifest.inputs,
@@ -93,8 +88,10 @@ class Joining:
         """The inputs of a batch; None if the engine cannot run these sizes together."""
         width = max(one.width for one in group)
         sizes = {self._batch: sum(one.count for one in group), str(self._tokens): width}
-        if not all(holds(one.condition, sizes) for one in self._checks()):
-            return None
+        named = (self._batch, str(self._tokens) or self._batch)
+        for check in self._manifest.size_checks:  # on the sizes that a batch changes
+            if any(name in check.condition for name in named) and not holds(check.condition, sizes):
+                return None
         if sizes[self._batch] % self._manifest.steps.get(self._batch, 1):
             return None
         found = {}
@@ -136,15 +133,6 @@ class Joining:
                 share = f"{error / length:.1e} of its length" if length else f"{error:.1e}"
                 return f"output {spec.name!r} by {share}"
         return ""
-
-    def _checks(self) -> Sequence[Any]:
-        """Conditions on the sizes that a batch changes."""
-        named = (self._batch, str(self._tokens) or self._batch)
-        return [
-            one
-            for one in self._manifest.size_checks
-            if any(name in one.condition for name in named)
-        ]
 
     def _may_pad(self, feeds: Mapping[str, Array]) -> bool:
         """Whether columns of padding may be added on the right of a request."""

@@ -5,25 +5,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import prod
 
+import numpy as np
+
 from enginecast.errors import MissingError, StoppedError, UsageError
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.device.machine import available
 from enginecast.runtime.sessions.stop import Stop
-from enginecast.runtime.values.device_tensor import Feed
+from enginecast.runtime.values.device_tensor import Feed, shown_shapes
 
 LARGE = 256 << 20
 """Bytes of outputs below which free memory is not checked: the check takes longer than some
 runs."""
-_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2}
-_BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
 
 
 class Limits:
-    """Tracks and limits the current runs of an engine.
-
-    Args:
-        most: how many may run at once; None: any number.
-    """
+    """Tracks and limits the current runs of an engine: so many at once; None: any number."""
 
     def __init__(self, most: int | None = None) -> None:
         if most is not None and most < 1:
@@ -41,13 +37,8 @@ class Limits:
         return len(running)
 
     def run(self, timeout: float | None, stop: Stop | None = None) -> AbstractContextManager[Stop]:
-        """Wait for a slot, and stop a run after `timeout` seconds, waiting included.
-
-        Args:
-            stop: lets another thread stop the run, too.
-
-        Raises:
-            StoppedError: no slot became free in that time.
+        """Wait for a slot, and stop a run after `timeout` seconds, waiting included; `stop` lets
+        another thread do so, too.
         """
         stop = stop or Stop()
         if timeout is None and self._most is None:
@@ -71,7 +62,9 @@ class Limits:
                 try:
                     yield stop
                 finally:
-                    self._give()
+                    with self._freed:
+                        self._held -= 1
+                        self._freed.notify_all()
             finally:
                 if timer is not None:
                     timer.cancel()
@@ -92,11 +85,6 @@ class Limits:
             f"none of the {most} runs in progress ended within {timeout:g} s",
             hint="Load the engine with a larger max_runs, or wait longer.",
         )
-
-    def _give(self) -> None:
-        with self._freed:
-            self._held -= 1
-            self._freed.notify_all()
 
     def _wake(self) -> None:
         with self._freed:
@@ -128,9 +116,6 @@ def require_memory(
 
     Returns:
         Whether these sizes need no further check, however little memory there is.
-
-    Raises:
-        MissingError: with the sizes, the bytes needed and the bytes available.
     """
     if on_gpu:  # its own runtime says what it lacks
         return True
@@ -144,15 +129,14 @@ def require_memory(
             elements = prod(
                 one if isinstance(one, int) else sizes.get(one, 1) for one in output.shape
             )
-            needed += elements * _BYTES[output.dtype]
+            needed += elements * np.dtype(output.dtype).itemsize
     if needed < LARGE:
         return True
     there = available()
     if there is not None and needed > there:
-        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
         raise MissingError(
-            f"{shapes}: the outputs alone take {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB of"
-            " memory are free",
+            f"{shown_shapes(feeds)}: the outputs alone take {needed / 1e9:.1f} GB, and"
+            f" {there / 1e9:.1f} GB of memory are free",
             hint="Give smaller batches, or ask for fewer outputs.",
         )
     return False

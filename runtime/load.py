@@ -144,7 +144,12 @@ def load(
         bundle = _opened(path, asked)
         engine, doubt = _first(bundle, backends, asked)
     else:
-        wanted = _providers(providers, device or "cpu")
+        device = device or "cpu"
+        if device not in PROVIDERS:
+            raise UsageError(f"device: expected {' or '.join(PROVIDERS)}, got {device!r}")
+        if isinstance(providers, str) or (providers is not None and not providers):
+            raise UsageError(f"providers: expected a list of provider names, got {providers!r}")
+        wanted = PROVIDERS[device] if providers is None else tuple(providers)
         bundle = _opened(path, asked, beside=True)
         engine, doubt = _open(bundle, _fitting(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
@@ -160,18 +165,6 @@ def _opened(path: str | os.PathLike[str], asked: _Asked, *, beside: bool = False
 
         require_signature(bundle, asked.trust)
     return bundle
-
-
-def _require_trust(bundle: Bundle, record: EngineRecord, asked: _Asked) -> None:
-    """Refuse to run code of an untrusted bundle."""
-    if asked.allow_code or asked.trust is not None or is_trusted(bundle):
-        return
-    raise BundleError(
-        f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
-        hint="If you trust who made the bundle, pass allow_code=True (--allow-code), or a key that"
-        " it was signed with (trust=, --trust), or run `enginecast trust DIR` once. The bundle is"
-        f" {bundle.sha256}.",
-    )
 
 
 def _open(
@@ -193,8 +186,22 @@ def _open(
         if asked.require is None:
             doubt = "; ".join([*([doubt] if doubt else []), accepted])
     session = _session(record)
-    if session.runs_code:
-        _require_trust(bundle, record, asked)
+    if session is None:
+        raise MissingError(
+            f"{record.file}: this build opens {', '.join(REGISTRY.known())} engines, got"
+            f" {record.target!r}",
+            hint="Export with another --target, upgrade enginecast, or install the package that"
+            " brings this one.",
+        )
+    trusted = asked.allow_code or asked.trust is not None
+    if session.runs_code and not trusted and not is_trusted(bundle):
+        an = "an" if record.target[0] in "aeiou" else "a"
+        raise BundleError(
+            f"{record.file}: {an} {record.target} engine runs code when it is loaded",
+            hint="If you trust who made the bundle, pass allow_code=True (--allow-code), or a key"
+            " that it was signed with (trust=, --trust), or run `enginecast trust DIR` once. The"
+            f" bundle is {bundle.sha256}.",
+        )
     bundle = _whole(bundle, record, asked)
     settings = _settings(bundle, record, session, providers[0], asked)
     own: dict[str, Any] = {"settings": settings} if session.tunable else {}
@@ -215,7 +222,11 @@ def _open(
         inner = dataclasses.replace(
             asked, allow_code=asked.allow_code or session.runs_code, pad_rows="exact"
         )
-        parts[name], why = _open(part, _alike(part, record), providers, inner)
+        found = (one for one in part.manifest.engines if one.target == record.target)
+        alike = next((one for one in found if one.verdict.outcome != "rejected"), None)
+        if alike is None:
+            raise BundleError(f"{part.root}: the bundle holds no {record.target} engine")
+        parts[name], why = _open(part, alike, providers, inner)
         doubts += [f"{name}: {why}"] if why else []
     engine = Engine(
         bundle,
@@ -227,19 +238,6 @@ def _open(
         parts=parts,
     )
     return engine, "; ".join([*([doubt] if doubt else []), *doubts])
-
-
-def _alike(part: Bundle, record: EngineRecord) -> EngineRecord:
-    """The engine of a part for the same target as the enclosing engine.
-
-    Raises:
-        BundleError: there is none.
-    """
-    found = (one for one in part.manifest.engines if one.target == record.target)
-    engine = next((one for one in found if one.verdict.outcome != "rejected"), None)
-    if engine is None:
-        raise BundleError(f"{part.root}: the bundle holds no {record.target} engine")
-    return engine
 
 
 def _settings(
@@ -264,7 +262,8 @@ def _ignored(message: str) -> None:
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
     """The bundle with all digests checked before code is run, even with `check="size"`."""
-    if not _session(record).runs_code or asked.check == "full":
+    session = _session(record)
+    if session is None or not session.runs_code or asked.check == "full":
         return bundle
     checked = open_bundle(bundle.root, check="full")
     if checked.sha256 != bundle.sha256:
@@ -304,11 +303,7 @@ def _whole_message(error: EnginecastError) -> str:
 
 
 def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
-    """The engine of a bundle that a backend runs.
-
-    Raises:
-        BundleError: there is none, it was rejected, or it was made for another device.
-    """
+    """The engine that a backend runs; a BundleError: none, rejected, or made for another device."""
     target = backend.session.name
     found = [one for one in bundle.manifest.engines if one.target == target]
     if not found:
@@ -327,50 +322,27 @@ def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
     return max(found, key=lambda one: (not _doubt(one, provider), provider in one.providers))
 
 
-def _providers(providers: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    if device not in PROVIDERS:
-        raise UsageError(f"device: expected {' or '.join(PROVIDERS)}, got {device!r}")
-    if providers is None:
-        return PROVIDERS[device]
-    if isinstance(providers, str) or not providers:
-        raise UsageError(f"providers: expected a list of provider names, got {providers!r}")
-    return tuple(providers)
-
-
-def _choose(bundle: Bundle, provider: str) -> EngineRecord:
+def _fitting(bundle: Bundle, provider: str) -> EngineRecord:
     """The engine made for and verified on this device; of several the first, which is the export's
-    main target.
+    main target.  Where this machine would compute it wrong, another one for the same device, with a
+    warning.
     """
-    known = REGISTRY.known()
-
-    def rank(record: EngineRecord) -> tuple[bool, ...]:
-        return (
-            record.target in known,
-            _provider(record, provider) in record.providers,
-            not _doubt(record, provider),
-        )
-
     records = [one for one in bundle.manifest.engines if one.verdict.outcome != "rejected"]
     if not records:
         raise BundleError(
             f"{bundle.root}: holds no engine that was verified",
             hint="Export the model again; the report says why it was rejected.",
         )
-    return max(records, key=rank)
 
+    def is_for_device(record: EngineRecord) -> bool:
+        return _provider(record, provider) in record.providers
 
-def _fitting(bundle: Bundle, provider: str) -> EngineRecord:
-    """The engine that `_choose` takes, or where this machine would compute it wrong, another one
-    for the same device, with a warning.
-    """
-    first = _choose(bundle, provider)
+    def rank(record: EngineRecord) -> tuple[bool, ...]:
+        return _session(record) is not None, is_for_device(record), not _doubt(record, provider)
+
+    first = max(records, key=rank)
     reason = _misfit(first)
-    others = (
-        one
-        for one in bundle.manifest.engines
-        if _provider(one, provider) in one.providers and not _misfit(one)
-    )
-    other = next((one for one in others if one.verdict.outcome != "rejected"), None)
+    other = next((one for one in records if is_for_device(one) and not _misfit(one)), None)
     if not reason or other is None:
         return first  # which says by itself why it cannot be opened
     message = f"{bundle.root}: {first.file}: {reason}\ntaking {other.file} ({other.target})"
@@ -380,8 +352,8 @@ def _fitting(bundle: Bundle, provider: str) -> EngineRecord:
 
 def _misfit(record: EngineRecord) -> str:
     """Why this machine would compute an engine wrong, as far as its record tells."""
-    known = record.target in REGISTRY.known()
-    return session_class(record.target).misfit(record) if known else ""
+    session = _session(record)
+    return "" if session is None else session.misfit(record)
 
 
 def _doubt(record: EngineRecord, provider: str) -> str:
@@ -404,26 +376,15 @@ def _accepted(record: EngineRecord) -> str:
     return f"errors beyond the limit were accepted: {', '.join(errors)}" if errors else ""
 
 
-def _session(record: EngineRecord) -> type[Session]:
-    """The session class that opens an engine.
-
-    Raises:
-        MissingError: nothing that is installed does.
-    """
-    known = REGISTRY.known()
-    if record.target not in known:
-        raise MissingError(
-            f"{record.file}: this build opens {', '.join(known)} engines, got {record.target!r}",
-            hint="Export with another --target, upgrade enginecast, or install the package that"
-            " brings this one.",
-        )
-    return session_class(record.target)
+def _session(record: EngineRecord) -> type[Session] | None:
+    """The session class that opens an engine; None: nothing that is installed does."""
+    return session_class(record.target) if record.target in REGISTRY.known() else None
 
 
 def _provider(record: EngineRecord, provider: str) -> str:
     """What an engine's runtime calls one of ONNX Runtime's providers."""
-    known = record.target in REGISTRY.known()
-    return session_class(record.target).provider_for(provider) if known else provider
+    session = _session(record)
+    return provider if session is None else session.provider_for(provider)
 
 
 def backends() -> dict[str, Backend]:
@@ -437,11 +398,7 @@ def backends() -> dict[str, Backend]:
 
 
 def backends_of(prefer: Sequence[str]) -> tuple[Backend, ...]:
-    """The backends of these names, in their order.
-
-    Raises:
-        UsageError: there is no such name, one comes twice, or there are none.
-    """
+    """The backends of these names, in their order."""
     known = backends()
     hint = f"There are {', '.join(known)}."
     if isinstance(prefer, str) or not prefer:
@@ -452,7 +409,3 @@ def backends_of(prefer: Sequence[str]) -> tuple[Backend, ...]:
         if name in prefer[:place]:
             raise UsageError(f"prefer: {name} is listed twice")
     return tuple(known[name] for name in prefer)
-
-
-def _an(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"

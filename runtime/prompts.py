@@ -38,16 +38,13 @@ class PromptBatches:
 
 @dataclass(frozen=True)
 class TextRules:
-    """Rules for turning texts into inputs; `enginecast.serving` exports them for other servers.
+    """Rules for turning texts into inputs; examples/triton writes them for another server.
 
     Args:
-        padding_id: fills up the token ids.
-        padding_side: where the padding goes.
+        padding_id, padding_side: what fills up the token ids, and where.
         longest: tokens at which a text is cut.
-        least_tokens: tokens that a row has at least.
-        step: the number of tokens is a multiple of it.
-        least_texts: texts of a batch at least.
-        most_texts: and at most.
+        least_tokens, step: tokens that a row has at least, and what they are a multiple of.
+        least_texts, most_texts: of a batch.
     """
 
     padding_id: int
@@ -60,11 +57,7 @@ class TextRules:
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[str]:
-    """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt.
-
-    Raises:
-        InputError: names the file, and the line that is not UTF-8.
-    """
+    """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -87,26 +80,39 @@ class PromptEncoder:
     Args:
         folder: the bundle's folder, for messages.
         manifest: its manifest; `text` has the padding id and the longest prompt.
-        tokenizer: the bytes of its `tokenizer.json`; None: it has none.
+        tokenizer: the bytes of its `tokenizer.json`; None: they are read now.
 
     Raises:
         InputError: the engine takes other inputs than text.
         BundleError: the tokenizer is missing or damaged.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: bytes | None = None) -> None:
         if manifest.text is None:
             raise InputError(
                 f"{folder}: expected a bundle of a text model, but it has no tokenizer",
                 hint="Feed tensors instead: --inputs FILE.safetensors.",
             )
         self._manifest, self._text = manifest, manifest.text
-        self._batch, self._tokens = _limits(manifest)
+        for spec in manifest.inputs:
+            if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
+                raise InputError(
+                    f"input {spec.name!r}: expected int64 token ids, mask or types [batch,"
+                    f" sequence], got {spec.kind} {spec.dtype} {list(spec.shape)}",
+                    hint="Feed tensors instead: --inputs FILE.safetensors.",
+                )
+        ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
+        if ids is None:
+            what = "expected an engine that takes token ids, got none among inputs"
+            raise InputError(f"prompts: {what}")
+        self._batch, self._tokens = (
+            manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape
+        )
         self._step = max(
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
         self._path = folder / TOKENIZER_NAME
-        self._tokenizer = _tokenizer_of(tokenizer, self._path, self.rules.longest)
+        self._tokenizer = open_tokenizer(self._path, self.rules.longest, tokenizer)
 
     @property
     def rules(self) -> TextRules:
@@ -122,10 +128,7 @@ class PromptEncoder:
         )
 
     def __call__(self, prompts: Sequence[str]) -> PromptBatches:
-        """Make feeds of prompts.
-
-        Args:
-            prompts: any number; more than the largest batch become several batches.
+        """Make feeds of prompts; more than the largest batch become several batches.
 
         Returns:
             int64 arrays [batch, sequence] for those of token ids, attention mask and token types
@@ -163,42 +166,19 @@ class PromptEncoder:
 
 def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
     """Make the feeds of an engine from prompts: see `PromptEncoder`."""
-    path = folder / TOKENIZER_NAME
-    return PromptEncoder(folder, manifest, path.read_bytes() if path.is_file() else None)(prompts)
+    return PromptEncoder(folder, manifest)(prompts)
 
 
-def _limits(manifest: Manifest) -> list[tuple[int, int]]:
-    """Batch and sequence sizes that the token ids' shape allows."""
-    for spec in manifest.inputs:
-        if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
-            raise InputError(
-                f"input {spec.name!r}: expected int64 token ids, mask or types [batch, sequence], "
-                f"got {spec.kind} {spec.dtype} {list(spec.shape)}",
-                hint="Feed tensors instead: --inputs FILE.safetensors.",
-            )
-    ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
-    if ids is None:
-        raise InputError("prompts: expected an engine that takes token ids, got none among inputs")
-    return [manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape]
-
-
-def open_tokenizer(path: Path, longest: int) -> Tokenizer:
-    """Open a `tokenizer.json`; it cuts texts at `longest` tokens and leaves padding to `pad`.
-
-    Raises:
-        BundleError: the file is missing or damaged.
+def open_tokenizer(path: Path, longest: int, content: bytes | None = None) -> Tokenizer:
+    """Open a `tokenizer.json`, whose content may have been read before; it cuts texts at `longest`
+    tokens, on the side that it says, and leaves padding to `pad`.
     """
-    return _tokenizer_of(path.read_bytes() if path.is_file() else None, path, longest)
-
-
-def _tokenizer_of(data: bytes | None, path: Path, longest: int) -> Tokenizer:
-    """A tokenizer that cuts texts at `longest` tokens, on the side that its file says, and leaves
-    padding to `pad`.
-    """
-    if data is None:
-        raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
+    if content is None:
+        if not path.is_file():
+            raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
+        content = path.read_bytes()
     with refusing(f"{path}: not a tokenizer"):
-        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()  # the file may ask for its own padding and length
         side = (tokenizer.truncation or {}).get("direction", "right")
         tokenizer.enable_truncation(longest, direction=side)
@@ -234,11 +214,7 @@ def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encod
 
 
 def require_rows(manifest: Manifest, count: int) -> None:
-    """Refuse outputs that say something of a whole batch: several cannot be made one.
-
-    Raises:
-        InputError: names the output and its shape.
-    """
+    """Refuse outputs that say something of a whole batch: several cannot be made one."""
     batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
     for output in manifest.outputs:
         shape = ", ".join(map(str, output.shape))
@@ -274,10 +250,7 @@ def pad(
 
     Args:
         encodings: one or more, without padding of their own.
-        padding_id: fills up the token ids.
-        least: tokens that a row has at least.
-        step: the number of tokens is a multiple of it.
-        side: where the padding goes.
+        least, step: tokens that a row has at least, and what their number is a multiple of.
 
     Returns:
         An int64 array [texts, tokens] for each kind of input.

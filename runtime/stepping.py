@@ -11,12 +11,7 @@ from enginecast.runtime.values.arrays import Array
 
 
 def initial_state(engine: Engine) -> dict[str, Array]:
-    """The state for an engine's first call, by input name.
-
-    Raises:
-        UsageError: the engine has no state of fixed shapes.
-        BundleError: the file that holds it is missing or damaged.
-    """
+    """The state for an engine's first call, by input name."""
     states = [state for state in engine.manifest.states if state.start]
     if not states:
         raise UsageError(

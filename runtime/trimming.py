@@ -25,7 +25,8 @@ PadRows = Literal["exact", "zero"]
 """Rows of padding as the engine computes them, or zeros."""
 CALL_TOKENS = 24
 """Tokens whose products take as long as one call takes to read all weights from memory: about ten
-bytes and a hundred products pass a core in a nanosecond.  See benchmarks/padding.py."""
+bytes and a hundred products pass a core in a nanosecond, see padding-4-layers-*.json in
+benchmarks/results."""
 CALL_PRODUCTS = 2e7
 """Multiplications in the time of an empty call."""
 MOST_LENGTHS = 32
@@ -33,7 +34,7 @@ MOST_LENGTHS = 32
 GPU_STEP = 64
 """On a GPU, widths are multiples of this: each width may need a CUDA graph or a kernel choice."""
 GROUP_TOKENS = 512
-"""Tokens per thread in a group of rows: see benchmarks/row_groups.py."""
+"""Tokens per thread in a group of rows: see benchmarks/results/row-groups.json."""
 MOST_GROUPED_BYTES = 2**29
 """Most bytes of weights, which each group reads again: groups were measured up to this."""
 Run = Callable[[Mapping[str, Feed]], dict[str, Array]]
@@ -106,10 +107,17 @@ class Trimming:
             parts = [part[name] for part in found]
             has_tokens = self._tokens in shapes[name]
             if has_tokens and zero and padded:
-                parts = [
-                    _without_padding(part, masks) for part, masks in zip(parts, shown, strict=True)
-                ]
-            outputs[name] = parts[0] if whole else _joined(parts, pieces, mask.shape, has_tokens)
+                parts = [part if part.flags.writeable else part.copy() for part in parts]
+                for part, valid in zip(parts, shown, strict=True):
+                    part[valid == 0] = 0
+            outputs[name] = parts[0]
+            if not whole:
+                head = mask.shape if has_tokens else mask.shape[:1]
+                shape = (*head, *parts[0].shape[len(head) :])
+                outputs[name] = joined = np.zeros(shape, parts[0].dtype)
+                for part, piece in zip(parts, pieces, strict=True):
+                    columns = (slice(piece.start, piece.stop),) if has_tokens else ()
+                    joined[(piece.rows, *columns)] = part
         return outputs
 
     def pieces(self, mask: Array) -> tuple[Piece, ...]:
@@ -123,7 +131,8 @@ class Trimming:
         if self._padding.side == "right":
             fits &= last == lengths
             first = np.zeros_like(first)
-        if not _is_plain(mask) or not (fits.all() or (fits.any() and self._splits)):
+        plain = mask.dtype == np.bool_ or ((mask == 0) | (mask == 1)).all()
+        if not plain or not (fits.all() or (fits.any() and self._splits)):
             return everything
         cut = np.flatnonzero(fits)
         order = cut[np.lexsort((cut, (last - first)[cut]))]
@@ -203,30 +212,3 @@ class Trimming:
                     array = array[(slice(None),) * axis + (slice(piece.start, piece.stop),)]
             found[spec.name] = np.ascontiguousarray(array)
         return found
-
-
-def _joined(
-    parts: Sequence[Array], pieces: Sequence[Piece], shape: tuple[int, ...], has_tokens: bool
-) -> Array:
-    """The joined outputs of pieces, zero where nothing was computed."""
-    rows, columns = shape
-    rest = parts[0].shape[2:] if has_tokens else parts[0].shape[1:]
-    whole = np.zeros((rows, columns, *rest) if has_tokens else (rows, *rest), parts[0].dtype)
-    for part, piece in zip(parts, pieces, strict=True):
-        if has_tokens:
-            whole[piece.rows, piece.start : piece.stop] = part
-        else:
-            whole[piece.rows] = part
-    return whole
-
-
-def _without_padding(array: Array, mask: Array) -> Array:
-    """An output of some rows, zeros where their mask is."""
-    array = array if array.flags.writeable else array.copy()
-    array[mask == 0] = 0
-    return array
-
-
-def _is_plain(mask: Array) -> bool:
-    """Whether a mask holds zeros and ones alone."""
-    return mask.dtype == np.bool_ or bool(((mask == 0) | (mask == 1)).all())

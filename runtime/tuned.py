@@ -63,22 +63,14 @@ def bundle_digest(bundle: Bundle) -> str:
 
 
 def write_tuned(root: Path, tuned: Tuned) -> Path:
-    """Write the choice atomically.
-
-    Raises:
-        BundleError: the disk failed.
-    """
+    """Write the choice atomically."""
     path = tuned_path(root)
     write_file(path, msgspec.json.format(msgspec.json.encode(tuned), indent=1) + b"\n")
     return path
 
 
 def forget_tuned(root: Path) -> None:
-    """Remove the tuned settings of a bundle.
-
-    Raises:
-        BundleError: the file cannot be removed.
-    """
+    """Remove the tuned settings of a bundle."""
     path = tuned_path(root)
     try:
         path.unlink(missing_ok=True)
@@ -89,15 +81,21 @@ def forget_tuned(root: Path) -> None:
 def find_tuned(
     bundle: Bundle, record: EngineRecord, session: type[Session], provider: str
 ) -> Settings:
-    """The settings chosen for an engine on this machine, or the defaults.
-
-    Raises:
-        BundleError: the choice is for another bundle or machine, or is damaged.
+    """The settings chosen for an engine on this machine, or the defaults; a BundleError where the
+    choice is for another bundle or machine, or is damaged.
     """
     path = tuned_path(bundle.root)
     if not session.tunable or not path.is_file():
         return DEFAULT
-    tuned = _read(path)
+    try:
+        with path.open("rb") as file:
+            tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
+    except (OSError, RecursionError, msgspec.MsgspecError) as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from error
+    if (tuned.settings.threads or 1) > tuned.machine.cores:
+        raise BundleError(
+            f"{path}: {tuned.settings.threads} threads on {tuned.machine.cores} cores"
+        )
     if tuned.bundle != bundle_digest(bundle):
         raise BundleError(f"{path}: made for another bundle of this name")
     if (tuned.engine, tuned.provider) != (record.file, session.provider_for(provider)):
@@ -108,16 +106,3 @@ def find_tuned(
         if then != now:
             raise BundleError(f"{path}: made on another machine: {name} {then!r}, here {now!r}")
     return tuned.settings
-
-
-def _read(path: Path) -> Tuned:
-    try:
-        with path.open("rb") as file:
-            tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
-    except (OSError, RecursionError, msgspec.MsgspecError) as error:
-        raise BundleError(f"{path}: cannot be read: {error}") from error
-    if (tuned.settings.threads or 1) > tuned.machine.cores:
-        raise BundleError(
-            f"{path}: {tuned.settings.threads} threads on {tuned.machine.cores} cores"
-        )
-    return tuned

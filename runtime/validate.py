@@ -7,7 +7,6 @@ who gets a silent cast does not learn of the precision that was lost.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from enginecast.errors import InputError
 from enginecast.runtime.bundle.manifest import Input, SizeCheck
 from enginecast.runtime.size_checks import check_sizes
-from enginecast.runtime.values.arrays import BFLOAT16, Array, is_finite, to_array
+from enginecast.runtime.values.arrays import Array, is_finite, to_array
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -54,13 +53,27 @@ def check_inputs(
         raise InputError(f"feeds: expected arrays by input name, got a {type(feeds).__name__}")
     names = [spec.name for spec in inputs]
     if len(feeds) != len(names) or any(feeds.get(name) is None for name in names):
-        _check_names(names, [name for name in feeds if feeds[name] is not None])
+        got = [name for name in feeds if feeds[name] is not None]
+        problems = [f"{name!r} is missing" for name in names if name not in got]
+        problems += [f"{name!r} is unknown" for name in got if name not in names]
+        if problems:
+            raise InputError(f"inputs: {', '.join(problems)}; expected {', '.join(names)}")
     found = {name: _feed(name, feeds[name]) for name in names}
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
         feed = found[spec.name]
-        if not _is_as_declared(spec, feed):
-            _check_dtype(spec, feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name)
+        # `is` costs little: numpy has one object for a dtype of this machine's byte order.
+        if not (
+            isinstance(feed, np.ndarray)
+            and feed.dtype is np.dtype(spec.dtype)
+            and feed.flags.c_contiguous
+        ):
+            dtype = feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name
+            if dtype != spec.dtype:
+                raise InputError(
+                    f"input {spec.name!r}: expected dtype {spec.dtype}, got {dtype}",
+                    hint="Cast it yourself: the engine does not cast silently.",
+                )
             _check_layout(spec, feed)
         _check_shape(spec, feed.shape, symbols, steps, sizes)
         if not isinstance(feed, DeviceTensor):
@@ -70,13 +83,6 @@ def check_inputs(
     if size_checks:
         check_sizes(size_checks, {name: size for name, (size, _) in sizes.items()})
     return found
-
-
-def _check_names(expected: list[str], got: list[str]) -> None:
-    problems = [f"{name!r} is missing" for name in expected if name not in got]
-    problems += [f"{name!r} is unknown" for name in got if name not in expected]
-    if problems:
-        raise InputError(f"inputs: {', '.join(problems)}; expected {', '.join(expected)}")
 
 
 def _feed(name: str, value: Any) -> Feed:
@@ -90,29 +96,6 @@ def _feed(name: str, value: Any) -> Feed:
             f"input {name!r}: expected a numpy array or a tensor with __dlpack__, got {error}",
             hint="Pass numpy arrays, or detached tensors on the CPU or a CUDA GPU.",
         ) from error
-
-
-@cache
-def _dtype(name: str) -> np.dtype[Any]:
-    """The one object that numpy has for a dtype of this machine's byte order."""
-    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
-
-
-def _is_as_declared(spec: Input, feed: Feed) -> bool:
-    """Whether an array has the declared dtype and layout, seen at little cost."""
-    return (
-        isinstance(feed, np.ndarray)
-        and feed.dtype is _dtype(spec.dtype)
-        and feed.flags.c_contiguous
-    )
-
-
-def _check_dtype(spec: Input, dtype: str) -> None:
-    if dtype != spec.dtype:
-        raise InputError(
-            f"input {spec.name!r}: expected dtype {spec.dtype}, got {dtype}",
-            hint="Cast it yourself: the engine does not cast silently.",
-        )
 
 
 def _check_layout(spec: Input, feed: Feed) -> None:

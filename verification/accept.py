@@ -5,6 +5,7 @@ not integers, and not what is wrong with the program.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -29,6 +30,13 @@ class ExcessReason(str):
         made = super().__new__(cls, text)
         made.excess = excess
         return made
+
+
+def placed(prefix: str, reason: str, **place: str) -> str:
+    """A reason with a prefix; the fields of `place` say what its excess is of."""
+    if not isinstance(reason, ExcessReason):
+        return prefix + reason
+    return ExcessReason(prefix + reason, replace(reason.excess, **place))
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,10 @@ def parse_accept(text: str, outputs: Sequence[str] = (), cases: Sequence[str] = 
     """
     known = {name_of(output, case): (output, case) for case in (*cases, "") for output in outputs}
     name, equals, number = text.rpartition("=")
-    bound = _as_number(number) if equals and text not in known else None
+    bound = None
+    if equals and text not in known:
+        with suppress(ValueError):
+            bound = float(number)
     name = text if bound is None else name
     output, case = known.get(name) or name.partition("/")[::2]
     if not output or (bound is not None and not 0 < bound < 1):
@@ -72,13 +83,6 @@ def parse_accept(text: str, outputs: Sequence[str] = (), cases: Sequence[str] = 
             " and 1, such as 'score/tiny values=2e-5'"
         )
     return Acceptance(output, case, bound)
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def accepted_before(verdict: Verdict) -> tuple[Acceptance, ...]:
@@ -115,7 +119,17 @@ def sort_out(
             left.append(reason)
             continue
         excess = reason.excess
-        by = next((a for a in accept if _accepts(a, excess, dtype)), None)
+        by = next(
+            (
+                asked
+                for asked in accept
+                if asked.output == excess.output
+                and asked.case in ("", excess.case)
+                and excess.error
+                <= (UNBOUNDED.get(dtype, 0.0) if asked.bound is None else asked.bound)
+            ),
+            None,
+        )
         if by is None:
             left.append(str(reason))
         else:
@@ -123,12 +137,6 @@ def sort_out(
             excess = replace(excess, accepted=by.name, bound=bound)
         excesses.append(excess)
     return left, tuple(excesses)
-
-
-def _accepts(asked: Acceptance, excess: Excess, dtype: str) -> bool:
-    bound = UNBOUNDED.get(dtype, 0.0) if asked.bound is None else asked.bound
-    is_named = asked.output == excess.output and asked.case in ("", excess.case)
-    return is_named and excess.error <= bound
 
 
 def way_out(reasons: Sequence[str], dtype: str) -> str:

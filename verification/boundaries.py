@@ -35,6 +35,8 @@ PART = 1 << 18
 MASKING = 6e4
 """Nobody masks with less in fp16, whose range ends at 65,504."""
 _SMALL_CONSTANT = 64
+FILLED = (Trait.MOVES, Trait.GATHERS, Trait.JOINS, Trait.CASTS, Trait.ARITHMETIC, Trait.LITERAL)
+"""What a fill value goes through, or where it comes in."""
 FILL = 1e37
 """Larger magnitudes are fill values of masks, not activations."""
 
@@ -116,11 +118,6 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
         )
         if left:
             found[node] = left
-    return found | _leaving_blocks(program)
-
-
-def _leaving_blocks(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
-    found: dict[Node, tuple[str, ...]] = {}
     for node, block in all_blocks(program):
         path = ".".join(part for part in (module_path(node), block_name(node, block)) if part)
         for result in block.results:
@@ -317,23 +314,13 @@ def fill_values(program: ExportedProgram) -> set[Node]:
             small = 0 < value(node).numel() <= _SMALL_CONSTANT
             if small and bool((weight_tensor(program, specs[node.name]).float() <= -MASKING).any()):
                 found.add(node)
-        elif _carries_fill(node):
-            given = (*node.args, *node.kwargs.values())
+        elif has(node, *FILLED) and not has(node, Trait.CLAMPS):  # a clamp bounds values
+            given = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, int | float)]
             inherited = any(source in found for source in node.all_input_nodes)
-            if inherited or any(_is_fill(argument) for argument in given):
+            # True is 1, and NaN compares as false.
+            if inherited or any(number <= -MASKING for number in given):
                 found.add(node)
     return found
-
-
-def _carries_fill(node: Node) -> bool:
-    """Whether a fill value goes through an op, or comes in there; a clamp bounds values."""
-    moves = (Trait.MOVES, Trait.GATHERS, Trait.JOINS, Trait.CASTS)
-    return has(node, *moves, Trait.ARITHMETIC, Trait.LITERAL) and not has(node, Trait.CLAMPS)
-
-
-def _is_fill(argument: Any) -> bool:
-    is_number = isinstance(argument, int | float) and not isinstance(argument, bool)
-    return is_number and not math.isnan(argument) and argument <= -MASKING
 
 
 def is_module_output(node: Node) -> bool:

@@ -51,6 +51,7 @@ from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.source import source_line
 from enginecast.verification.eager import (
     Case,
+    NamedInputs,
     as_array,
     edge_reference,
     make_reference,
@@ -166,45 +167,41 @@ def with_choice_inputs(program: ExportedProgram, names: Sequence[str]) -> Export
     last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     sources = []
     for name in names:
-        each = found[name]
-        place = graph.inserting_after(last[0]) if last else graph.inserting_before(each.node)
+        each, node = found[name], found[name].node
+        place = graph.inserting_after(last[0]) if last else graph.inserting_before(node)
         with place:
             free = free_name(copy, f"{name}_given")
             places = graph.placeholder(free)
         last = [places]
-        fake = value(each.node)
-        places.meta["val"] = fake[1] if each.node.target in PAIRS else fake
+        fake = value(node)
+        places.meta["val"] = fake[1] if node.target in PAIRS else fake
         copy.graph_signature.input_specs.append(
             InputSpec(InputKind.USER_INPUT, TensorArgument(places.name), None)
         )
         sources.append(each.source)
         with tracked_outputs(copy):
-            _give(copy, each, places)
+            if node.target in PLACES:
+                node.replace_all_uses_with(places)
+                continue
+            for user in list(node.users):
+                if user.target is not operator.getitem:
+                    continue
+                chosen = places
+                if user.args[1] == 0:  # the values: taken at the places
+                    with graph.inserting_before(user):
+                        if not each.keeps_dim:
+                            chosen = insert(
+                                graph, aten.unsqueeze.default, (places, each.dim), like=user
+                            )
+                        taken = (each.source, each.dim, chosen)
+                        chosen = insert(graph, aten.gather.default, taken, like=user)
+                        if not each.keeps_dim:
+                            chosen = insert(graph, aten.squeeze.dim, (chosen, each.dim), like=user)
+                user.replace_all_uses_with(chosen)
     _add_outputs(copy, graph.output_node(), sources)
     erase_dead(graph)
     copy.graph_module.recompile()
     return copy
-
-
-def _give(program: ExportedProgram, each: ChoiceNode, places: Node) -> None:
-    graph, node = program.graph, each.node
-    if node.target in PLACES:
-        node.replace_all_uses_with(places)
-        return
-    for user in list(node.users):
-        if user.target is not operator.getitem:
-            continue
-        if user.args[1] == 1:
-            user.replace_all_uses_with(places)
-            continue
-        with graph.inserting_before(user):
-            whole = places
-            if not each.keeps_dim:
-                whole = insert(graph, aten.unsqueeze.default, (places, each.dim), like=user)
-            chosen = insert(graph, aten.gather.default, (each.source, each.dim, whole), like=user)
-            if not each.keeps_dim:
-                chosen = insert(graph, aten.squeeze.dim, (chosen, each.dim), like=user)
-        user.replace_all_uses_with(chosen)
 
 
 def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) -> None:
@@ -224,14 +221,6 @@ def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) 
         entry = replace(entry, signature=replace(entry.signature, outputs=[], out_spec=spec))
     program._module_call_graph = [entry, *modules]
     program.graph_module.recompile()
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A case with an engine's choices among its inputs."""
-
-    name: str
-    inputs: Mapping[str, Tensor]
 
 
 def tie_reference(
@@ -254,8 +243,13 @@ def tie_reference(
     """
     names = list(next(iter(choices.values()), {}))
     found = choice_nodes(program)
-    own = _own_choices(program, [*cases, *edges], [found[name] for name in names])
-    if not any(_differ(choices[case][name], own[case][name]) for case in own for name in names):
+    own: dict[str, dict[str, Array]] = {}
+    """The program's own choices."""
+    asked = with_choice_outputs(program, names)
+    for case in (*cases, *edges):
+        chosen = list(interpret(asked, case.inputs).values())[-len(names) :]
+        own[case.name] = {name: as_array(t) for name, t in zip(names, chosen, strict=True)}
+    if all(np.array_equal(choices[c][name], own[c][name]) for c in own for name in names):
         return TieReference(None, ())
     sources = [f"{name} chooses from" for name in names]
     try:
@@ -287,12 +281,12 @@ def _made(
     given = with_choice_inputs(program, names)
     inputs = list(given.graph_signature.user_inputs)[-len(names) :]
 
-    def fed(case: Case) -> _Given:
+    def fed(case: Case) -> NamedInputs:
         added = {
             place: torch.from_numpy(np.ascontiguousarray(choices[case.name][name]))
             for place, name in zip(inputs, names, strict=True)
         }
-        return _Given(case.name, {**case.inputs, **added})
+        return NamedInputs(case.name, {**case.inputs, **added})
 
     def eager(_: torch.dtype) -> nn.Module:
         return nn.Module()  # the captured program, which was compared with it, is run instead
@@ -331,9 +325,12 @@ def _ties_at(
     ties, rows, widest, wrong = 0, 0, 0.0, list[str]()
     for case in (*made.cases, *made.edges):
         chosen = choices[case.name][name]
-        if not _differ(chosen, own[case.name][name]):
+        if np.array_equal(chosen, own[case.name][name]):
             continue
-        if chosen.shape != own[case.name][name].shape or not _exist(each, case, source, chosen):
+        shape = case.reference[source].shape
+        count = shape[each.dim] if shape else 1
+        exist = ((chosen.astype(np.int64) >= 0) & (chosen.astype(np.int64) < count)).all()
+        if chosen.shape != own[case.name][name].shape or not exist:
             wrong.append(f"{place}, case {case.name!r}: the engine chose places that do not exist")
             continue
         if _passes_over(each, case, source, chosen):
@@ -360,30 +357,6 @@ def _ties_at(
         f" from eager, {apart}; it was compared with the model run with its choices"
     )
     return [note], wrong
-
-
-def _own_choices(
-    program: ExportedProgram, cases: Sequence[Case], nodes: Sequence[ChoiceNode]
-) -> dict[str, dict[str, Array]]:
-    """The program's own choices: case -> node -> positions."""
-    names = [each.node.name for each in nodes]
-    asked = with_choice_outputs(program, names)
-    found = {}
-    for case in cases:
-        results = list(interpret(asked, case.inputs).values())[-len(names) :]
-        found[case.name] = {n: as_array(t) for n, t in zip(names, results, strict=True)}
-    return found
-
-
-def _differ(one: Array, other: Array) -> bool:
-    return not np.array_equal(one, other)
-
-
-def _exist(each: ChoiceNode, case: ReferenceCase, source: str, chosen: Array) -> bool:
-    shape = case.reference[source].shape
-    count = shape[each.dim] if shape else 1
-    places = chosen.astype(np.int64)
-    return bool(((places >= 0) & (places < count)).all())
 
 
 def _passes_over(each: ChoiceNode, case: ReferenceCase, source: str, chosen: Array) -> bool:

@@ -6,7 +6,7 @@ program interpreted with its weights raised to fp64 one by one, right before the
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ from enginecast.verification.floor import (
     Floor,
     least_floor,
 )
-from enginecast.verification.kernels import (
+from enginecast.verification.kernel_noise import (
     EDGE_WORK,
     WORK,
     affordable,
@@ -93,6 +93,14 @@ class Case(Protocol):
     def name(self) -> str: ...
     @property
     def inputs(self) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class NamedInputs:
+    """A case that is not the user's: with other padding, one of its rows, or rounded."""
+
+    name: str
+    inputs: Mapping[str, Tensor]
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -201,7 +209,7 @@ def make_reference(
         exact: gives the fp64 outputs of cases.
         singles: inputs of cases as batches of one: fp64 is computed for each row alone if rows are
             independent.
-        work: limit for runs with kernel noise (`verify.kernels.affordable`).
+        work: limit for runs with kernel noise (`kernel_noise.affordable`).
         halves: see `Floor.halves`.
     """
     singles = singles or {}
@@ -214,7 +222,7 @@ def make_reference(
     if padded is not None and mask_input is not None:
         arrays = other_padding(inputs[padded], mask_input)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        again = [_Unnamed(f"{padded}, padded otherwise", tensors)]
+        again = [NamedInputs(f"{padded}, padded otherwise", tensors)]
     exact_outputs = dict(exact([case for case in [*cases, *again] if case.name not in singles]))
     plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
     for case in cases:
@@ -246,11 +254,11 @@ def make_reference(
         return {case.name: _compared(reference, case, outputs, fixed) for case in reference.cases}
 
     if dtype == "fp32":
-        samples = [] if program is None else _samples(program, cases, names, work)
+        samples = [] if program is None else _noisy(program, cases, names, work)
         by_eager = _by_eager(reference, against(plain), samples)
         reference = replace(reference, floor=replace(reference.floor, by_eager=by_eager))
         reference = replace(reference, floor=replace(reference.floor, cases=against(plain)))
-        return _with_kernels(with_losses(reference, plain), samples)
+        return _with_samples(with_losses(reference, plain), samples)
     low = partial(eager_outputs, eager, cases, forward=forward)
     own = low(dtype=dtype)
     floor = Floor(dtype, against(own))
@@ -285,7 +293,7 @@ def _stacked(
     """
     given = [c for c in cases if any(_are_equal(c.inputs, row) for row in rows)]
     alone = [
-        next((c for c in given if _are_equal(c.inputs, row)), _Unnamed(f"{case.name}, {n}", row))
+        next((c for c in given if _are_equal(c.inputs, row)), NamedInputs(f"{case.name}, {n}", row))
         for n, row in enumerate(rows)
     ]
     outputs = {**known, **exact([row for row in alone if row.name not in known])}
@@ -307,12 +315,15 @@ def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> Reference:
-    """The reference with its losses raised to a run's error at each element, times a factor."""
+    """The reference with its losses raised to a run's error at each element, times a factor.
 
-    def worse(case: ReferenceCase) -> ReferenceCase:
+    At the edges, it is the distance from eager's own outputs.
+    """
+
+    def worse(case: ReferenceCase, by_eager: Collection[str]) -> ReferenceCase:
         losses = {}
         for name, exact in case.reference.items():
-            wanted = case.outputs[name] if name in reference.floor.by_eager else exact
+            wanted = case.outputs[name] if name in by_eager else exact
             found = outputs.get(case.name, {}).get(name)
             if found is None or wanted.dtype.kind in "biu" or found.shape != wanted.shape:
                 continue
@@ -322,7 +333,11 @@ def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> 
             losses[name] = np.maximum(lost, case.losses.get(name, lost))
         return replace(case, losses={**case.losses, **losses})
 
-    return replace(reference, cases=tuple(map(worse, reference.cases)))
+    return replace(
+        reference,
+        cases=tuple(worse(case, reference.floor.by_eager) for case in reference.cases),
+        edges=tuple(worse(case, case.outputs) for case in reference.edges),
+    )
 
 
 def _by_eager(
@@ -337,6 +352,13 @@ def _by_eager(
         measured: metrics of eager fp32 against fp64.
         samples: outputs of the program with kernel noise.
     """
+
+    def is_near(found: Array, plain: Array) -> bool:
+        if found.shape != plain.shape:
+            return False
+        metrics = measure(found, plain)
+        return not metrics.nonfinite and metrics.relative <= KERNELS
+
     found = {}
     for name in output_names(measured):
         pooled = pool_output(measured, name)
@@ -344,39 +366,19 @@ def _by_eager(
         for case in reference.cases:
             if name in measured[case.name] and measured[case.name][name].relative > LOST:
                 noisy = [sample[case.name][name] for sample in samples if case.name in sample]
-                lost |= bool(noisy) and all(_is_near(each, case.outputs[name]) for each in noisy)
+                lost |= bool(noisy) and all(is_near(each, case.outputs[name]) for each in noisy)
         if lost:
             found[name] = BEYOND if pooled.nonfinite else pooled.relative
     return found
 
 
-def _is_near(found: Array, plain: Array) -> bool:
-    if found.shape != plain.shape:
-        return False
-    metrics = measure(found, plain)
-    return not metrics.nonfinite and metrics.relative <= KERNELS
-
-
 def _samples(
-    program: ExportedProgram,
-    cases: Sequence[Case],
-    names: Sequence[str],
-    work: float,
-    seed: int = 0,
-) -> list[Outputs]:
-    """Outputs of the program with kernel noise, for the cases that are small enough."""
-    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
-    some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
-    return _run(partial(noisy_outputs, seed=seed), program, some, names)
-
-
-def _run(
     run: Callable[..., list[list[dict[str, Tensor]]]],
     program: ExportedProgram,
     cases: Sequence[Case],
     names: Sequence[str],
 ) -> list[Outputs]:
-    """Samples of the program's outputs."""
+    """Outputs of the program as other kernels may compute them."""
     try:
         samples = run(program, [case.inputs for case in cases], names)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
@@ -387,9 +389,22 @@ def _run(
     ]
 
 
-def _with_kernels(reference: Reference, samples: Sequence[Outputs]) -> Reference:
-    """The reference with the error of other kernels, for the cases that were run with noise: the
-    largest of all samples.
+def _noisy(
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    work: float,
+    seed: int = 0,
+) -> list[Outputs]:
+    """Outputs of the program with kernel noise, for the cases that are small enough."""
+    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
+    some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
+    return _samples(partial(noisy_outputs, seed=seed), program, some, names)
+
+
+def _with_samples(reference: Reference, samples: Sequence[Outputs]) -> Reference:
+    """The reference with the error of other kernels in its cases and edges: the largest of all
+    samples.
     """
     floor = reference.floor
     kernels = {case: dict(found) for case, found in (floor.kernels or {}).items()}
@@ -424,25 +439,28 @@ def with_all_kernels(
         cases: those of the reference, which must be in fp32.
         edges: inputs of its edge cases.
     """
-    known = reference.floor.kernels or {}
-    left = [case for case in cases if case.name not in known]
-    reference = _with_kernels(reference, _samples(program, left, names, math.inf))
-    found = _edges_with_kernels(reference.edges, program, edges, names, math.inf)
-    reference = replace(reference, edges=found)
-    has_few = any(_is_few(a) for case in reference.cases for a in case.losses.values())
+    known = {*(reference.floor.kernels or {}), *(e.name for e in reference.edges if e.losses)}
+    unknown = {case.name for case in (*reference.cases, *reference.edges)} - known
+    for some in (cases, edges):
+        left = [case for case in some if case.name in unknown]
+        reference = _with_samples(reference, _noisy(program, left, names, math.inf))
+    has_few = any(a.size < FEW for case in reference.cases for a in case.losses.values())
     for seed in range(1, ROUNDS if has_few else 1):
-        more, at_edges = (_samples(program, s, names, WORK, seed) for s in (cases, edges))
-        reference = _with_kernels(reference, _of(more, few=True))
-        reference = replace(reference, edges=_with_moves(reference.edges, _of(at_edges, few=True)))
-    ordered, at_edges = (_run(ordered_outputs, program, some, names) for some in (cases, edges))
-    terms = _terms(program, [*cases, *edges], names)
-    reference = _with_kernels(reference, _of(ordered, few=False))
-    found = _with_moves(reference.edges, _of(at_edges, few=False))
-    reference = replace(
-        reference,
-        cases=_with_orders(reference.cases, _of(ordered, few=True), terms),
-        edges=_with_orders(found, _of(at_edges, few=True), terms),
-    )
+        for some in (cases, edges):
+            samples = _noisy(program, some, names, WORK, seed)
+            reference = _with_samples(reference, _of_size(samples, few=True))
+    ordered = [
+        sample
+        for some in (cases, edges)
+        for sample in _samples(ordered_outputs, program, some, names)
+    ]
+    reference = _with_samples(reference, _of_size(ordered, few=False))
+    terms: Mapping[str, Mapping[str, float]] = {}
+    every = [*cases, *edges]
+    # As for noise, and a sum of something else than numbers of one kind.
+    with suppress(EnginecastError, IndexError, RuntimeError, ValueError, TypeError):
+        found = output_terms(program, [case.inputs for case in every], names)
+        terms = {case.name: sizes for case, sizes in zip(every, found, strict=True)}
     kernels = {
         case: {
             name: replace(metrics, terms=terms.get(case, {}).get(name, 0.0))
@@ -450,18 +468,20 @@ def with_all_kernels(
         }
         for case, outputs in (reference.floor.kernels or {}).items()
     }
-    return replace(reference, floor=replace(reference.floor, kernels=kernels))
+    few = _of_size(ordered, few=True)
+    return replace(
+        reference,
+        cases=tuple(_with_orders(case, few, terms.get(case.name, {})) for case in reference.cases),
+        edges=tuple(_with_orders(case, few, terms.get(case.name, {})) for case in reference.edges),
+        floor=replace(reference.floor, kernels=kernels),
+    )
 
 
-def _is_few(array: Array) -> bool:
-    return array.size < FEW
-
-
-def _of(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
+def _of_size(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
     """The outputs of samples that hold few numbers, or those that do not."""
     return [
         {
-            case: {name: found for name, found in outputs.items() if _is_few(found) is few}
+            case: {name: found for name, found in outputs.items() if (found.size < FEW) is few}
             for case, outputs in sample.items()
         }
         for sample in samples
@@ -469,41 +489,25 @@ def _of(samples: Sequence[Outputs], *, few: bool) -> list[Outputs]:
 
 
 def _with_orders(
-    cases: Sequence[ReferenceCase],
-    samples: Sequence[Outputs],
-    terms: Mapping[str, Mapping[str, float]],
-) -> tuple[ReferenceCase, ...]:
-    """The cases with outputs whose sums were in other orders.
+    case: ReferenceCase, samples: Sequence[Outputs], terms: Mapping[str, float]
+) -> ReferenceCase:
+    """The case with outputs whose sums were in other orders.
 
     What an order changes by more than `LARGEST_FLOOR` of the terms is not an order's.
     """
-    found = []
-    for case in cases:
-        orders = {}
-        for name, plain in case.outputs.items():
-            several = [sample[case.name][name] for sample in samples if name in sample[case.name]]
-            exact = case.reference[name]
-            if exact.dtype.kind != "f" or not several or several[0].shape != exact.shape:
-                continue
-            size = terms.get(case.name, {}).get(name, 0.0) / math.sqrt(max(exact.size, 1))
-            most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
-            is_finite = bool(np.isfinite(exact).all())
-            wanted: Array = (exact if is_finite else plain).astype(np.float64)
-            off = np.subtract(np.stack(several), wanted, dtype=np.float64)
-            orders[name] = wanted + np.clip(off, -most, most)
-        found.append(replace(case, orders=orders))
-    return tuple(found)
-
-
-def _terms(
-    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
-) -> Mapping[str, Mapping[str, float]]:
-    """The norm of the terms of each output, by case."""
-    try:
-        found = output_terms(program, [case.inputs for case in cases], names)
-    except (EnginecastError, IndexError, RuntimeError, ValueError, TypeError):
-        return {}  # as for noise, and a sum of something else than numbers of one kind
-    return {case.name: terms for case, terms in zip(cases, found, strict=True)}
+    orders = {}
+    for name, plain in case.outputs.items():
+        several = [s[case.name][name] for s in samples if name in s.get(case.name, {})]
+        exact = case.reference[name]
+        if exact.dtype.kind != "f" or not several or several[0].shape != exact.shape:
+            continue
+        size = terms.get(name, 0.0) / math.sqrt(max(exact.size, 1))
+        most = LARGEST_FLOOR["fp32"] * np.maximum(np.abs(exact), size)
+        is_finite = bool(np.isfinite(exact).all())
+        wanted: Array = (exact if is_finite else plain).astype(np.float64)
+        off = np.subtract(np.stack(several), wanted, dtype=np.float64)
+        orders[name] = wanted + np.clip(off, -most, most)
+    return replace(case, orders=orders)
 
 
 def edge_reference(
@@ -531,7 +535,17 @@ def edge_reference(
         work: as for `make_reference`.
     """
     if dtype != "fp32":
-        cases = [_Unnamed(case.name, _rounded(case.inputs, DTYPES[dtype])) for case in cases]
+        low = DTYPES[dtype]
+        cases = [
+            NamedInputs(
+                case.name,
+                {
+                    name: tensor.to(low).to(tensor.dtype) if tensor.is_floating_point() else tensor
+                    for name, tensor in case.inputs.items()
+                },
+            )
+            for case in cases
+        ]
     found = []
     for case, plain in _eager_where_it_runs(eager, cases, "fp32", forward):
         try:
@@ -542,37 +556,16 @@ def edge_reference(
     if dtype == "fp32":
         if program is None:
             return tuple(found)
-        return _edges_with_kernels(found, program, cases, names, work)
-    low = {case.name: own for case, own in _eager_where_it_runs(eager, cases, dtype, forward)}
+        names_found = {edge.name for edge in found}
+        left = [case for case in cases if case.name in names_found]
+        reference = Reference((), Floor("fp32", {}), edges=tuple(found))
+        return _with_samples(reference, _noisy(program, left, names, work)).edges
+    own = {case.name: a for case, a in _eager_where_it_runs(eager, cases, dtype, forward)}
     return tuple(
-        replace(case, losses=_own_losses(case, low[case.name]))
+        replace(case, losses=_own_losses(case, own[case.name]))
         for case in found
-        if case.name in low
+        if case.name in own
     )
-
-
-def _edges_with_kernels(
-    found: Sequence[ReferenceCase],
-    program: ExportedProgram,
-    cases: Sequence[Case],
-    names: Sequence[str],
-    work: float,
-) -> tuple[ReferenceCase, ...]:
-    """The edge cases with the error of other kernels, where it is not known yet."""
-    unknown = {edge.name for edge in found if not edge.losses}
-    left = [case for case in cases if case.name in unknown]
-    return _with_moves(found, _samples(program, left, names, work))
-
-
-def _with_moves(
-    edges: Sequence[ReferenceCase], samples: Sequence[Outputs]
-) -> tuple[ReferenceCase, ...]:
-    """The edge cases with how far kernel noise moves eager's outputs."""
-    by_eager = {name: 0.0 for edge in edges for name in edge.outputs}
-    found = Reference(tuple(edges), Floor("fp32", {}, by_eager=by_eager))
-    for sample in samples:
-        found = with_losses(found, sample)
-    return found.cases
 
 
 def _eager_where_it_runs(
@@ -585,10 +578,6 @@ def _eager_where_it_runs(
         except VerificationError:
             continue
         yield case, made[case.name]
-
-
-def _rounded(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {n: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for n, t in inputs.items()}
 
 
 def _own_losses(case: ReferenceCase, own: Mapping[str, Array]) -> dict[str, Array]:
@@ -634,14 +623,6 @@ def _compared(
         else metrics
         for name, metrics in measured.items()
     }
-
-
-@dataclass(frozen=True)
-class _Unnamed:
-    """Inputs that no engine is judged on: a case with other padding, or one of its rows."""
-
-    name: str
-    inputs: Mapping[str, Tensor]
 
 
 def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[Case]) -> Floor:
@@ -699,29 +680,29 @@ def shape_only_outputs(program: ExportedProgram, names: Sequence[str]) -> frozen
 
     Any other all-zero reference proves nothing, since a broken engine may return zeros too.
     """
+
+    def depends_on_values(node: Node) -> bool:
+        """Of an input or weight tensor; numbers are not followed."""
+        waiting, seen = [node], set()
+        while waiting:
+            found = waiting.pop()
+            if found in seen:
+                continue
+            seen.add(found)
+            if found.op != "call_function":
+                return True
+            values = (Tensor, tuple, list)  # several of an op with several results
+            waiting += [s for s in found.all_input_nodes if isinstance(s.meta.get("val"), values)]
+            if any(source.op == "get_attr" for source in found.all_input_nodes):
+                return True  # a graph within the graph
+        return False
+
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = (s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT)
     made = [nodes[spec.arg.name] for spec in outputs if isinstance(spec.arg, TensorArgument)]
     return frozenset(
-        name for name, node in zip(names, made, strict=True) if not _depends_on_values(node)
+        name for name, node in zip(names, made, strict=True) if not depends_on_values(node)
     )
-
-
-def _depends_on_values(node: Node) -> bool:
-    """Whether a node depends on values of an input or weight tensor; numbers are not followed."""
-    waiting, seen = [node], set()
-    while waiting:
-        found = waiting.pop()
-        if found in seen:
-            continue
-        seen.add(found)
-        if found.op != "call_function":
-            return True
-        values = (Tensor, tuple, list)  # several of an op with several results
-        waiting += [s for s in found.all_input_nodes if isinstance(s.meta.get("val"), values)]
-        if any(source.op == "get_attr" for source in found.all_input_nodes):
-            return True  # a graph within the graph
-    return False
 
 
 class _Widening(TorchDispatchMode):
@@ -822,7 +803,7 @@ def capture_failures(
             plain, exact = stored[case].outputs[name], stored[case].reference[name]
             problem = _other_than(found, plain, exact, dtype)
             if problem and again is not None:
-                aligned = again(_Unnamed(case, inputs[case])) if aligned is None else aligned
+                aligned = again(NamedInputs(case, inputs[case])) if aligned is None else aligned
                 other = aligned.get(name, plain)
                 is_alike = not _other_than(found, other, exact, dtype)
                 if _distance(other, plain) <= KERNELS and is_alike:

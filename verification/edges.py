@@ -15,11 +15,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from enginecast.runtime.bundle.manifest import Excess
-from enginecast.verification.accept import ExcessReason
+from enginecast.verification.accept import ExcessReason, placed
 from enginecast.verification.floor import FREE, KERNELS, LOST, least_floor, most_wrong
 from enginecast.verification.floor import LIMIT as FLOORS
 from enginecast.verification.metrics import SMALL_ROW, Array, times
@@ -58,39 +57,27 @@ def edge_failures(
         dtype: the engine's compute dtype.
         halves: see `Floor.halves`.
     """
-    least = LIMIT * least_floor(halves) if halves else least_error("fp32")
+    least = LIMIT * least_floor(halves) if halves else least_error(dtype)
+    nearest = in_other_orders(outputs, case.reference, case.orders)
     for name, plain in case.outputs.items():
         found, exact = outputs[name], case.reference[name]
-        nearest = in_other_orders(outputs, case.reference, case.orders)
-        where = f"output {name!r}, case {case.name!r}"
+        where = f"output {name!r}, case {case.name!r}: "
         losses = case.losses.get(name)
         if dtype != "fp32" and losses is None:
             continue  # eager gives another size in this dtype
         moved = np.zeros(plain.shape) if losses is None else losses
         if found.shape != plain.shape or plain.shape != exact.shape:
             if plain.shape == exact.shape:
-                yield f"{where}: its shape is {list(found.shape)}, eager gives {list(plain.shape)}"
+                yield f"{where}its shape is {list(found.shape)}, eager gives {list(plain.shape)}"
         elif plain.dtype.kind in "biu":
             wrong = (found != plain) & (found != exact)
             if wrong.sum() > _mismatches(dtype, moved) * wrong.size:
-                yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
-        elif dtype == "fp32":
-            problems = _float_failures(found, plain, exact, moved, nearest.get(name, exact), least)
-            yield from (_in_case(name, case.name, problem) for problem in problems)
+                yield f"{where}{int(wrong.sum())} of {wrong.size} values are not those of eager"
         else:
-            problems = _low_failures(found, plain, exact, moved, dtype)
-            yield from (_in_case(name, case.name, problem) for problem in problems)
-
-
-def _in_case(output: str, case: str, problem: str) -> str:
-    text = f"output {output!r}, case {case!r}: {problem}"
-    if not isinstance(problem, ExcessReason):
-        return text
-    return ExcessReason(text, replace(problem.excess, output=output, case=case))
-
-
-def _excess(text: str, error: float, limit: float) -> ExcessReason:
-    return ExcessReason(text, Excess(output="", error=error, limit=limit))
+            sides = [_rows(x) for x in (found, plain, exact, moved, nearest.get(name, exact))]
+            problem = _difference(*sides, dtype=dtype, least=least)
+            if problem:
+                yield placed(where, problem, output=name, case=case.name)
 
 
 def _mismatches(dtype: str, moved: Array) -> float:
@@ -101,58 +88,53 @@ def _mismatches(dtype: str, moved: Array) -> float:
     return min(max(FREE[dtype], FLOORS * rate), most_wrong(rate))
 
 
-def _float_failures(
-    found: Array, plain: Array, exact: Array, moved: Array, nearest: Array, least: float
-) -> Iterator[str]:
-    sides = tuple(_rows(side) for side in (found, plain, exact))
-    engine, eager, wanted = sides
-    agrees = _equal(engine, eager) | _equal(engine, wanted)
-    matters = ~np.isfinite(engine) | (~np.isfinite(eager) & ~np.isfinite(wanted))
-    if (matters & ~agrees).any():
-        yield _strange(matters & ~agrees, engine, eager)
-        return
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted))
-        error = np.fmin(error, np.abs(engine - _rows(nearest)))
-    floor = _loss(eager, wanted)
-    if floor > LOST:  # of eager itself: nothing can be judged
-        return
-    kernels = min(_worst_row(_rows(moved), eager, wanted), KERNELS)
-    allowed = max(LIMIT * max(floor, kernels), least)
-    worst = _worst_row(np.where(agrees, 0.0, error), eager, wanted)
-    if worst > allowed:
-        text = (
-            f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
-            f" what eager fp32 or other kernels may lose there (limit {allowed:.2g})"
-        )
-        yield _excess(text, worst, allowed)
+def _difference(
+    engine: Floats,
+    eager: Floats,
+    wanted: Floats,
+    lost: Floats,
+    nearest: Floats,
+    *,
+    dtype: str,
+    least: float,
+) -> str:
+    """How the rows of an engine agree with neither side; empty where they do.
 
-
-def _low_failures(
-    found: Array, plain: Array, exact: Array, moved: Array, dtype: str
-) -> Iterator[str]:
-    """The same in 16 bits, where eager's own loss at each element counts, and its overflow."""
-    engine, eager, wanted, lost = (_rows(side) for side in (found, plain, exact, moved))
-    held = np.isfinite(lost) & ~(np.abs(wanted) > HELD[dtype])
+    Args:
+        lost: in fp32 how far other kernels move each element; in 16 bits, where eager's own loss
+            and its overflow count at each element, that.
+        nearest: in fp32, the nearest result of any order of sums.
+        least: the relative error below which a row agrees.
+    """
+    is_fp32 = dtype == "fp32"
+    held = np.isfinite(lost) & ~(np.abs(wanted) > HELD[dtype]) | is_fp32
     agrees = ~held | _equal(engine, eager) | _equal(engine, wanted)
     matters = ~np.isfinite(engine) | (~np.isfinite(eager) & ~np.isfinite(wanted))
     if (matters & ~agrees).any():
-        yield _strange(matters & ~agrees, engine, eager)
-        return
+        return _strange(matters & ~agrees, engine, eager)
     eager, wanted = (np.where(held, side, 0.0) for side in (eager, wanted))
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted)) - lost
-    floor = _worst_row(np.where(held, lost, 0.0), eager, wanted)
-    if floor > LOST:
-        return
-    allowed = max(LIMIT * floor, least_error(dtype))
-    worst = _worst_row(np.where(agrees, 0.0, np.maximum(error, 0.0)), eager, wanted)
-    if worst > allowed:
-        text = (
-            f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
-            f" what eager {dtype} loses there (limit {allowed:.2g})"
-        )
-        yield _excess(text, worst, allowed)
+        error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted))
+        if is_fp32:
+            error = np.fmin(error, np.abs(engine - nearest))
+            own = np.where(_equal(eager, wanted), 0.0, np.abs(eager - wanted))
+        else:
+            error = np.maximum(error - lost, 0.0)
+            own = np.where(held, lost, 0.0)
+    floor = _worst_row(own, eager, wanted)
+    if floor > LOST:  # of eager itself: nothing can be judged
+        return ""
+    kernels = min(_worst_row(lost, eager, wanted), KERNELS) if is_fp32 else 0.0
+    allowed = max(LIMIT * max(floor, kernels), least)
+    worst = _worst_row(np.where(agrees, 0.0, error), eager, wanted)
+    if worst <= allowed:
+        return ""
+    by = "eager fp32 or other kernels may lose there" if is_fp32 else f"eager {dtype} loses there"
+    return ExcessReason(
+        f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
+        f" what {by} (limit {allowed:.2g})",
+        Excess(output="", error=worst, limit=allowed),
+    )
 
 
 def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:
@@ -162,13 +144,6 @@ def _strange(where: NDArray[np.bool_], engine: Floats, eager: Floats) -> str:
         f"{int(where.sum())} values are {engine[row, column]:.3g} and the like"
         f" where eager has {eager[row, column]:.3g}"
     )
-
-
-def _loss(eager: Floats, wanted: Floats) -> float:
-    """The error of eager fp32 in its worst row."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        lost = np.abs(eager - wanted)
-    return _worst_row(np.where(_equal(eager, wanted), 0.0, lost), eager, wanted)
 
 
 def _worst_row(error: Floats, eager: Floats, wanted: Floats) -> float:

@@ -93,7 +93,7 @@ class Floor:
     max_error: float | None = None
     """The largest relative L2 error of a row that the plan allows; None: no such limit."""
     kernels: Comparison | None = None
-    """For fp32: the estimated error of a backend's own kernels in some cases (`verify.kernels`)."""
+    """For fp32: the estimated error of a backend's own kernels in some cases (`kernel_noise`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
     """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
     halves: str = ""

@@ -10,7 +10,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from enginecast.passes.ir.source import module_path, source_line
-from enginecast.verification.kernels import Noisy, Ordered, Samples
+from enginecast.verification.kernel_noise import Noisy, Ordered, Samples
 from enginecast.verification.sequence import LANES
 
 

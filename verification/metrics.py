@@ -150,47 +150,47 @@ def measure(
         raise VerificationError(
             f"the output has shape {list(output.shape)}, its reference {list(reference.shape)}"
         )
-    if _kind(output) != _kind(reference):
+    kinds = [{"u": "i", "V": "f"}.get(x.dtype.kind, x.dtype.kind) for x in (output, reference)]
+    if kinds[0] != kinds[1]:  # ml_dtypes' are V
         raise VerificationError(f"the output is {output.dtype}, its reference {reference.dtype}")
-    if reference.dtype.kind in "biu":
-        return _measure_exact(output, reference, mask)
+    counts = np.broadcast_to(
+        True if mask is None else _spread(mask, reference.ndim), reference.shape
+    )
+    if kinds[0] in "bi":
+        return _measure_exact(output, reference, counts)
     found, wanted = output.astype(np.float64), reference.astype(np.float64)
-    wrong = _wrongly_nonfinite(found, wanted, mask)
+    # An infinity of the engine counts in a padding row too. One of only the reference counts only
+    # in a judged row: eager attention over a fully padded row may be NaN, which nobody reads.
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    wrong = (~np.isfinite(found) | (~np.isfinite(wanted) & counts)) & ~same
     usable = np.isfinite(found) & np.isfinite(wanted)
     judged, pads = _split(np.where(usable, found, 0.0), np.where(usable, wanted, 0.0), mask)
     first = np.argwhere(wrong)[:1]
     measured, worst = _measure_rows(*judged)
-    means = _prompt_means(found, wanted, mask) if usable.all() else None
+    prompts, prompt_cosine = 0, 1.0
+    if mask is not None and mask.ndim == 2 and found.ndim == 3 and usable.all():
+        # The mean of each prompt's valid rows, [prompts, size].
+        weights, kept = mask / np.maximum(mask.sum(1, keepdims=True), 1), mask.any(1)
+        means = [np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted)]
+        prompts = len(means[0])
+        prompt_cosine = _least_cosine(*means, np.linalg.norm(means[1], axis=1) > 1e-300)
+    part = None
+    if loss is not None:
+        sides = (found, wanted, loss.values.astype(np.float64))
+        known = counts & usable
+        zeroed = (np.where(known, side, 0.0) for side in sides)
+        part = worst_part(*zeroed, known, loss.dtype, loss.unit)
     return replace(
         measured,
         worst_at=_place(worst, found.shape, mask) if measured.rows else None,
-        prompts=0 if means is None else len(means[0]),
-        prompt_cosine=1.0 if means is None else _cosine_of_means(*means),
+        prompts=prompts,
+        prompt_cosine=prompt_cosine,
         degenerate=measured.degenerate if usable.any() or not usable.size else "not finite",
         nonfinite=int(wrong.sum()),
         first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
-        part=None if loss is None else _part(found, wanted, loss, mask, usable),
+        part=part,
     )
-
-
-def _kind(array: Array) -> str:
-    kind = array.dtype.kind
-    return {"u": "i", "V": "f"}.get(kind, kind)  # ml_dtypes' are V
-
-
-def _part(
-    found: NDArray[np.float64],
-    wanted: NDArray[np.float64],
-    loss: Loss,
-    mask: Mask | None,
-    usable: Mask,
-) -> Part | None:
-    counts = usable if mask is None else usable & _spread(mask, found.ndim)
-    found, wanted, lost = (
-        np.where(counts, side, 0.0) for side in (found, wanted, loss.values.astype(np.float64))
-    )
-    return worst_part(found, wanted, lost, counts, loss.dtype, loss.unit)
 
 
 def _spread(mask: Mask, rank: int) -> Mask:
@@ -198,35 +198,18 @@ def _spread(mask: Mask, rank: int) -> Mask:
     return mask.reshape(mask.shape + (1,) * (rank - mask.ndim))
 
 
-def _measure_exact(output: Array, reference: Array, mask: Mask | None) -> Metrics:
+def _measure_exact(output: Array, reference: Array, counts: Mask) -> Metrics:
     """Measure integers and booleans by equality: an id that is off by ten is as wrong as any."""
     differs = np.asarray(output != reference)
-    counts = np.broadcast_to(True if mask is None else _spread(mask, differs.ndim), differs.shape)
     found, wanted = (side[counts].astype(np.float64)[:, None] for side in (output, reference))
     measured, _ = _measure_rows(found, wanted)
     places = np.argwhere(differs & counts)
     return replace(
         measured,
-        wrong=int((differs & counts).sum()),
+        wrong=len(places),
         worst_at=tuple(int(i) for i in places[0]) if len(places) else None,
         pad_error=None if counts.all() else ratio(float(differs[~counts].sum()), (~counts).sum()),
     )
-
-
-def _wrongly_nonfinite(
-    found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
-) -> Mask:
-    """Mask of elements where one side is not finite and the other differs.
-
-    An infinity of the engine counts in a padding row too. One of only the reference counts only in
-    a judged row: eager attention over a fully padded row may be NaN, which nobody reads.
-    """
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
-    wrong = ~np.isfinite(found) & ~same
-    unmatched = ~np.isfinite(wanted) & ~same
-    if mask is not None:
-        unmatched &= _spread(mask, found.ndim)
-    return np.asarray(wrong | unmatched, dtype=np.bool_)
 
 
 Rows = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -263,24 +246,6 @@ def _place(row: int, shape: tuple[int, ...], mask: Mask | None) -> tuple[int, ..
     return tuple(int(i) for i in places)
 
 
-def _prompt_means(
-    found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
-) -> Rows | None:
-    """The mean of each prompt's valid rows, on both sides [prompts, size]; None for outputs that
-    are not [prompts, tokens, size].
-    """
-    if mask is None or mask.ndim != 2 or found.ndim != 3:
-        return None
-    weights = mask / np.maximum(mask.sum(1, keepdims=True), 1)
-    kept = mask.any(1)
-    return tuple(np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted))
-
-
-def _cosine_of_means(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
-    lengths = np.linalg.norm(wanted, axis=1)
-    return _least_cosine(found, wanted, lengths > 1e-300)
-
-
 def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tuple[Metrics, int]:
     """The metrics of the judged rows, and the index of the worst."""
     if found.size == 0:
@@ -294,6 +259,7 @@ def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tu
     least = SMALL_ROW * float(np.median(shown)) if len(shown) else 0.0
     errors = list(map(ratio, error_rows.tolist(), np.maximum(wanted_rows, least).tolist()))
     worst = max(errors)
+    degenerate = "constant" if wanted.size > 1 and (wanted == wanted.flat[0]).all() else ""
     measured = Metrics(
         rows=len(found),
         error_norm=_finite(_norm(error_rows) * scale),
@@ -302,7 +268,7 @@ def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tu
         max_abs=_finite(float(np.abs(error).max()) * scale),
         cosine=_least_cosine(found, wanted, wanted_rows >= max(least, 1e-300)),
         reference_max=scale if wanted.any() else 0.0,
-        degenerate=_degenerate(wanted),
+        degenerate=degenerate if wanted.any() else "all zero",
     )
     return measured, errors.index(worst)
 
@@ -315,12 +281,6 @@ def _least_cosine(found: NDArray[np.float64], wanted: NDArray[np.float64], keep:
     dots = np.einsum("ij,ij->i", found, wanted)
     cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
     return float(np.clip(cosines, -1.0, 1.0).min())
-
-
-def _degenerate(wanted: NDArray[np.float64]) -> str:
-    if not wanted.any():
-        return "all zero"
-    return "constant" if wanted.size > 1 and bool((wanted == wanted.flat[0]).all()) else ""
 
 
 def _finite(value: float) -> float:

@@ -53,7 +53,18 @@ def open_eager(request: EncoderRequest) -> "EagerModel":
             f"{source.folder}: expected a text encoder, but {_class_of(source)} {what}",
             hint="Give the folder of the text encoder alone.",
         )
-    return EagerModel(source, _precision(source, request.precision), _device(request.device))
+    precision, device = request.precision, request.device or "cpu"
+    if precision is None:
+        stored = source.weight_elements()
+        names = {dtype: name for name, dtype in PRECISIONS.items()}
+        precision = names.get(max(stored, key=lambda dtype: stored[dtype]), "fp32")
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision}: expected {', '.join(PRECISIONS)}")
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: expected cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("--device cuda: torch finds no GPU", hint="Use --device cpu.")
+    return EagerModel(source, precision, device)
 
 
 class EagerModel:
@@ -121,22 +132,3 @@ def _describe(
         padding_id=padding if isinstance(padding, int) else None,
         longest_text=source.longest_text,
     )
-
-
-def _precision(source: HuggingFaceSource | SentenceSource, asked: str | None) -> str:
-    if asked is not None:
-        if asked not in PRECISIONS:
-            raise UsageError(f"--precision {asked}: expected {', '.join(PRECISIONS)}")
-        return asked
-    stored = source.weight_elements()
-    names = {dtype: name for name, dtype in PRECISIONS.items()}
-    return names.get(max(stored, key=lambda dtype: stored[dtype]), "fp32")
-
-
-def _device(asked: str | None) -> str:
-    device = asked or "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"--device {device}: expected cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise MissingError("--device cuda: torch finds no GPU", hint="Use --device cpu.")
-    return device

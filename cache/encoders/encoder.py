@@ -52,7 +52,12 @@ class Encoder:
             found = self._model.run(ids, mask if self.spec.mask else None, names)
             # What a dtype cannot hold becomes infinite, and is refused.
             with np.errstate(over="ignore", invalid="ignore"):
-                return {one.name: _cast(found[one.name], one.dtype) for one in self.spec.outputs}
+                return {
+                    one.name: found[one.name]
+                    if found[one.name].dtype.name == one.dtype
+                    else found[one.name].astype(np.float32).astype(np.dtype(one.dtype))
+                    for one in self.spec.outputs
+                }
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
@@ -65,12 +70,6 @@ class Encoder:
     def close(self) -> None:
         """Give the memory back; twice does no harm."""
         self._model.close()
-
-
-def _cast(values: Array, dtype: str) -> Array:
-    if values.dtype.name == dtype:
-        return values
-    return values.astype(np.float32).astype(np.dtype(dtype))
 
 
 def open_encoder(request: EncoderRequest) -> Encoder:
@@ -86,7 +85,23 @@ def open_encoder(request: EncoderRequest) -> Encoder:
         EnginecastWarning: the verdict of an engine does not cover a run here.
     """
     request = resolve(request)
-    model = _open_model(request)
+    folder = Path(request.model)
+    model: TextModel
+    if (folder / MANIFEST_NAME).is_file():
+        from enginecast.cache.encoders.engine import open_engine
+
+        model = open_engine(request)
+    elif (folder / "config.json").is_file():
+        from enginecast.cache.encoders.eager import open_eager
+
+        model = open_eager(request)
+    else:
+        what = "holds neither" if folder.is_dir() else "is not a folder"
+        raise SourceError(
+            f"{request.model}: expected a bundle ({MANIFEST_NAME}) or a Hugging Face folder "
+            f"(config.json), but it {what}",
+            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+        )
     try:
         tokenizer = find_tokenizer(model.facts.folder, request.tokenizer)
         spec = make_spec(request, model.facts, tokenizer, model.outputs(request.outputs))
@@ -97,24 +112,6 @@ def open_encoder(request: EncoderRequest) -> Encoder:
         model.close()
         raise
     return Encoder(model, spec, tokenizer.text)
-
-
-def _open_model(request: EncoderRequest) -> TextModel:
-    folder = Path(request.model)
-    if (folder / MANIFEST_NAME).is_file():
-        from enginecast.cache.encoders.engine import open_engine
-
-        return open_engine(request)
-    if not (folder / "config.json").is_file():
-        what = "holds neither" if folder.is_dir() else "is not a folder"
-        raise SourceError(
-            f"{request.model}: expected a bundle ({MANIFEST_NAME}) or a Hugging Face folder "
-            f"(config.json), but it {what}",
-            hint="`enginecast export MODEL -o DIR` makes a bundle.",
-        )
-    from enginecast.cache.encoders.eager import open_eager
-
-    return open_eager(request)
 
 
 def _require_trimmable(model: TextModel, spec: EncoderSpec, tokenizing: Tokenizing) -> None:
@@ -161,14 +158,7 @@ def make_spec(
     tokenizer: TokenizerFacts,
     outputs: Sequence[OutputSpec],
 ) -> EncoderSpec:
-    """Fill in what a user left open, and refuse what does not fit together.
-
-    Args:
-        outputs: as the encoder gives them.
-
-    Raises:
-        UsageError: an option does not fit the encoder or another option.
-    """
+    """Fill in what a user left open; a UsageError where something does not fit together."""
     if request.clean not in (None, *get_args(Clean)):
         expected = ", ".join(get_args(Clean))
         raise UsageError(f"--clean {request.clean}: expected one of {expected}")
@@ -179,11 +169,26 @@ def make_spec(
         raise UsageError(f"--mask: {model.about.source} takes no attention mask")
     mask = model.takes_mask if request.mask is None else request.mask
     keep_all = request.keep_all if request.keep_all is not None else not mask
-    max_length = _max_length(request, model, tokenizer)
+    most, max_length = model.sequence[1], request.max_length or 0
+    if request.max_length is None:
+        said = tokenizer.max_length or model.default_length
+        cut = model.longest_text if request.tokenizer is None else None
+        max_length = min(limit for limit in (said, most, cut) if limit is not None)
+    elif max_length < 1 or (most is not None and max_length > most):
+        takes = f"1..{most}, which is what {model.about.source} takes"
+        raise UsageError(f"--max-length {max_length}: expected {takes if most else 'at least 1'}")
     if not mask and max_length < model.sequence[0]:
         raise UsageError(
             f"--max-length {max_length}: without a mask texts are padded to it, but the engine "
             f"takes {model.sequence[0]} tokens at least"
+        )
+    # What is masked may be any id; without a mask it changes every row, and is not guessed.
+    padding_id = model.padding_id if tokenizer.padding_id is None else tokenizer.padding_id
+    if padding_id is None and not mask:
+        raise UsageError(
+            f"{model.about.source}: without a mask the padding token decides the outputs, but "
+            "neither the tokenizer nor the model's config names one",
+            hint="Add pad_token to tokenizer_config.json.",
         )
     spec = EncoderSpec(
         model=dict(model.identity),
@@ -193,7 +198,7 @@ def make_spec(
         template="{}" if request.template is None else request.template,
         clean=request.clean or "none",
         max_length=max_length,
-        padding_id=_padding_id(model, tokenizer, needed=not mask),
+        padding_id=padding_id or 0,
         padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
         mask=mask,
         rows="all" if keep_all else "real",
@@ -210,38 +215,6 @@ def make_spec(
             f"ids up to {last}: it is another model's",
             hint="Give the model's own: --tokenizer PATH.",
         )
-    _check_rows(spec)
-    return spec
-
-
-def _max_length(request: EncoderRequest, model: ModelFacts, tokenizer: TokenizerFacts) -> int:
-    most = model.sequence[1]
-    asked = request.max_length
-    if asked is None:
-        said = tokenizer.max_length or model.default_length
-        cut = model.longest_text if request.tokenizer is None else None
-        return min(limit for limit in (said, most, cut) if limit is not None)
-    if asked < 1 or (most is not None and asked > most):
-        takes = f"1..{most}, which is what {model.about.source} takes"
-        raise UsageError(f"--max-length {asked}: expected {takes if most else 'at least 1'}")
-    return asked
-
-
-def _padding_id(model: ModelFacts, tokenizer: TokenizerFacts, *, needed: bool) -> int:
-    """What is masked may be any id; without a mask it changes every row, and is not guessed."""
-    for found in (tokenizer.padding_id, model.padding_id):
-        if found is not None:
-            return found
-    if needed:
-        raise UsageError(
-            f"{model.about.source}: without a mask the padding token decides the outputs, but "
-            "neither the tokenizer nor the model's config names one",
-            hint="Add pad_token to tokenizer_config.json.",
-        )
-    return 0
-
-
-def _check_rows(spec: EncoderSpec) -> None:
     if spec.extra_rows < 0 or spec.skip_rows < 0:
         raise UsageError("--extra-rows, --skip-rows: expected at least 0")
     if spec.extra_rows and spec.rows == "all":
@@ -265,3 +238,4 @@ def _check_rows(spec: EncoderSpec) -> None:
         raise UsageError(
             f"--skip-rows {spec.skip_rows}: expected fewer than --max-length {spec.max_length}"
         )
+    return spec

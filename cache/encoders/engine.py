@@ -101,6 +101,9 @@ def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFac
     manifest, text = engine.manifest, engine.manifest.text
     file = engine.folder / CONFIG_FILE  # which a bundle need not have
     config: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    record, digests = engine.record, {file.name: file.sha256 for file in manifest.files}
+    files = {"file": record.file, "weights": record.weights, "network": record.network}
+    found = {part: digests[name] for part, name in files.items() if name}
     return ModelFacts(
         about=About(
             encoder=class_named_by(config),
@@ -118,16 +121,8 @@ def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFac
         padding_id=text.padding_id if text else None,
         padding_side=text.padding_side if text else "right",
         longest_text=text.max_length if text else None,
-        engine=_engine_digests(engine),
+        engine={"target": record.target, "pipeline": manifest.pipeline, **found},
     )
-
-
-def _engine_digests(engine: Engine) -> dict[str, str]:
-    record = engine.record
-    digests = {file.name: file.sha256 for file in engine.manifest.files}
-    files = {"file": record.file, "weights": record.weights, "network": record.network}
-    found = {part: digests[name] for part, name in files.items() if name}
-    return {"target": record.target, "pipeline": engine.manifest.pipeline, **found}
 
 
 def _token_ids(inputs: Sequence[Input]) -> Input:

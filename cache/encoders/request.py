@@ -2,7 +2,7 @@
 
 Whether a pipeline gives its encoder a padding mask, and which rows it reads, decides what may be
 left out of a cache.  No config says so; each row was read in the source that it names, and
-tests/test_cache_pipelines.py holds it against the diffusers that is installed.
+tests/cache/test_cache_pipelines.py holds it against the diffusers that is installed.
 """
 
 import difflib
@@ -118,10 +118,8 @@ def table() -> Table:
 
 
 def part_of(name: str) -> Part:
-    """A row by "PIPELINE:PART", or "PIPELINE" where that has one text encoder.
-
-    Raises:
-        UsageError: there is none, or several to choose from; lists them.
+    """A row by "PIPELINE:PART", or "PIPELINE" where that has one text encoder; a UsageError that
+    lists them where it is not one row.
     """
     pipeline, _, part = name.partition(":")
     parts = {found.part: found for found in table().parts if found.pipeline == pipeline}
@@ -146,12 +144,8 @@ def part_of(name: str) -> Part:
 def resolve(request: EncoderRequest) -> EncoderRequest:
     """Fill in what a request leaves to its pipeline; what it says itself stays.
 
-    Returns:
-        The request itself where it names no pipeline.
-
     Raises:
-        UsageError: the pipeline is not known, or an option would store other rows than those that
-            the pipeline reads.
+        UsageError: the pipeline is not known, or an option would store other rows than it reads.
     """
     if request.pipeline is None:
         return request

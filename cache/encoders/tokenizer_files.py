@@ -25,11 +25,10 @@ class TokenizerFacts:
     """A tokenizer, and what its files say; None where they do not.
 
     Args:
-        text: of its `tokenizer.json`, without padding; truncation is there where it goes from the
+        text: of its `tokenizer.json`, without padding; truncation is there if it goes from the
             left.
         last_id: the greatest that it gives.
-        padding_id: what fills up a row.
-        padding_side: where that goes.
+        padding_id, padding_side: what fills up a row, and where.
         max_length: longest text in tokens.
     """
 
@@ -57,19 +56,26 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
         MissingError: a package is lacking that reads the tokenizer's old format.
     """
     file = _place(folder, asked)
-    content, said = (_read(file), _said(file.parent)) if file.is_file() else _convert(file.parent)
+    if file.is_file():
+        content, said = _read(file), dict[str, Any]()
+        for path in (file.parent / name for name in _CONFIGS):
+            if path.is_file():  # that of the first file first
+                said = {**_read(path), **said}
+    else:
+        content, said = _convert(file.parent)
     try:
         tokenizer = parse_tokenizer(json.dumps(content).encode())
     except CacheError as error:
         raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
-    left = cuts_left(said, content)
+    left, limit = cuts_left(said, content), said.get("model_max_length")
+    limited = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
     kept = {**content, "padding": None, "truncation": FROM_THE_LEFT if left else None}
     return TokenizerFacts(
         text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
         last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
         padding_id=_padding_id(file, said, content.get("padding") or {}, tokenizer),
         padding_side=padding_side(said, content),
-        max_length=_longest(said),
+        max_length=int(limit) if limited else None,
     )
 
 
@@ -136,15 +142,6 @@ def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return content, {name: getattr(read, name) for name in names}
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    """What the files beside `tokenizer.json` say, that of the first file first."""
-    said: dict[str, Any] = {}
-    for name in _CONFIGS:
-        if (folder / name).is_file():
-            said = {**_read(folder / name), **said}
-    return said
-
-
 def _padding_id(
     file: Path, said: Mapping[str, Any], own: Mapping[str, Any], tokenizer: Tokenizer
 ) -> int | None:
@@ -157,8 +154,3 @@ def _padding_id(
     if number is None:
         raise UsageError(f"{file}: its padding token {token!r} is not in its vocabulary")
     return int(number)
-
-
-def _longest(said: Mapping[str, Any]) -> int | None:
-    found = said.get("model_max_length")
-    return int(found) if isinstance(found, int | float) and 0 < found < _NO_LIMIT else None

@@ -110,15 +110,12 @@ def clean_text(how: Clean, text: str) -> str:
 
 
 def digest_of(tokenizer: bytes) -> str:
-    """Hash a `tokenizer.json`: 32 hexadecimal digits.
+    """Hash a `tokenizer.json`: 32 hexadecimal digits; a CacheError where it is no JSON object.
 
     Padding and truncation do not count, but for the side that is cut off: fast tokenizers write
     there whatever they were last called with.  Neither do white space, and the order of keys in
     objects; that of lists does.  Scores count with six digits: the library reads them off by a last
     digit, and writes that.
-
-    Raises:
-        CacheError: not a JSON object.
     """
     try:
         content = json.loads(tokenizer, parse_float=lambda score: f"{float(score):.6g}")

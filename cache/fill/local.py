@@ -73,13 +73,10 @@ def fill_local(
     batch_tokens: int,
     progress: Progress | None = None,
 ) -> Filled:
-    """Encode what the cache lacks, and store it.
+    """Encode what the cache lacks, and store it; arguments are those of `fill_chunk`.
 
     A chunk that another live writer has is left for later.  An interrupt (KeyboardInterrupt) ends
     this in the batch that is being encoded; those before it are stored then.
-
-    Args:
-        batch_tokens, progress: see `fill_chunk`.
 
     Raises:
         InputError: the encoder refuses every text.
@@ -191,24 +188,30 @@ def encode_batch(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry]
     the others of its batch are not touched by that.  Where the encoder refuses each of several
     texts, it is not the texts' fault: its InputError is raised.
     """
+    spec, entries, failures = encoder.spec, list[Entry](), list[Failure]()
+    ids, mask = pad_batch(batch, spec)
     try:
-        return _encode(encoder, batch)
+        outputs = encoder.encode(ids, mask)
     except InputError as error:
         if len(batch) == 1:
             return [], [_failure(batch[0], f"refused by the encoder: {error.message}")]
-        parts = [encode_batch(encoder, [one]) for one in batch]
-        if not any(entries for entries, _ in parts):
+        for stored, failed in (encode_batch(encoder, [one]) for one in batch):
+            entries += stored
+            failures += failed
+        if not entries:
             raise
-    return [one for part in parts for one in part[0]], [one for part in parts for one in part[1]]
-
-
-def _encode(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry], list[Failure]]:
-    spec = encoder.spec
-    ids, mask = pad_batch(batch, spec)
-    outputs = encoder.encode(ids, mask)
-    entries, failures = [], []
+        return entries, failures
     for row, wanted in enumerate(batch):
-        kept = _kept(spec, outputs, row, len(wanted.ids), ids.shape[1])
+        tokens = len(wanted.ids)
+        begin, end = spec.span(tokens)
+        left = spec.padding_side == "left" and not spec.padded
+        shift = ids.shape[1] - tokens if left else 0
+        rows = slice(begin + shift, max(begin, end) + shift)
+        # Cloned: a view would keep the whole batch in memory.
+        kept = {
+            one.name: outputs[one.name][(row, rows) if one.per == "token" else row].copy()
+            for one in spec.outputs
+        }
         reasons = [
             f"{name}: {values.size - np.isfinite(values).sum()} of {values.size} values are not "
             f"finite in {values.dtype}"
@@ -236,19 +239,6 @@ def _padded_length(batch: Sequence[Wanted], spec: EncoderSpec) -> int:
     if spec.padded:
         return spec.max_length
     return max(1, *(len(wanted.ids) for wanted in batch))
-
-
-def _kept(
-    spec: EncoderSpec, outputs: dict[str, Array], row: int, tokens: int, length: int
-) -> dict[str, Array]:
-    """The outputs of one text, cloned: a view would keep the whole batch in memory."""
-    begin, end = spec.span(tokens)
-    shift = length - tokens if spec.padding_side == "left" and not spec.padded else 0
-    rows = slice(begin + shift, max(begin, end) + shift)
-    return {
-        one.name: outputs[one.name][(row, rows) if one.per == "token" else row].copy()
-        for one in spec.outputs
-    }
 
 
 def _failure(wanted: Wanted, reason: str) -> Failure:

@@ -103,22 +103,34 @@ def fill_with_ray(
 
     Args:
         request: opens the encoder that the schedule was made for.
-        workers: encoders at work at once; None: one for each GPU, or for each machine where the
-            request is for the CPU.
+        workers: encoders at work at once; None: one for each GPU, or for each machine on the CPU.
         address: of a running cluster; None: a Ray of its own on this machine.
-        batch_tokens: see `fill_chunk`.
         progress: called after each chunk.
 
     Raises:
         MissingError: Ray, a GPU, memory or disk is lacking.
         UsageError: no cluster there; more workers than fit.
         CacheError: a worker sees another cache or another model.
-        EnginecastError: what else a worker met.
     """
     begun, done = time.monotonic(), Done()
     if len(schedule.chunks):
         sweep(encodings)
-        job = _job(encodings, request, batch_tokens, abroad=address is not None)
+        root, tokenizer = encodings.folder.parent, request.tokenizer
+        request = replace(
+            request,
+            model=str(Path(request.model).resolve()),
+            tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
+        )
+        job = Job(
+            ident=uuid.uuid4().hex,
+            cache=str(root),
+            store=open_store(root).id,
+            name=encodings.name,
+            spec=encodings.spec,
+            request=request,
+            batch_tokens=batch_tokens,
+            abroad=address is not None,
+        )
         packed = [pickle.dumps(chunk) for chunk in schedule.chunks]
         if address is None:
             room = sum(map(len, packed)) + _ROOM
@@ -133,25 +145,6 @@ def fill_with_ray(
                 if progress:
                     progress(outcome.texts, outcome.size)
     return Filled(schedule, done, time.monotonic() - begun)
-
-
-def _job(encodings: Encodings, request: EncoderRequest, batch_tokens: int, *, abroad: bool) -> Job:
-    root = encodings.folder.parent
-    tokenizer = request.tokenizer
-    return Job(
-        ident=uuid.uuid4().hex,
-        cache=str(root),
-        store=open_store(root).id,
-        name=encodings.name,
-        spec=encodings.spec,
-        request=replace(
-            request,
-            model=str(Path(request.model).resolve()),
-            tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
-        ),
-        batch_tokens=batch_tokens,
-        abroad=abroad,
-    )
 
 
 def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterator[_Outcome]:
@@ -223,22 +216,20 @@ class ChunkFiller:
         """Fill one chunk: an Arrow table with one row."""
         import pyarrow
 
-        outcome = self._outcome(pickle.loads(batch[_CHUNK][0].as_py()))
-        return pyarrow.table({_OUTCOME: pyarrow.array([pickle.dumps(outcome)], pyarrow.binary())})
-
-    def _outcome(self, chunk: Chunk) -> _Outcome:
+        chunk = pickle.loads(batch[_CHUNK][0].as_py())
         try:
             _require_harmless(self._job, chunk)
             if self._opened is None:
                 self._opened = open_here(self._job)
-            return _fill(self._job, *self._opened, chunk)
+            outcome = _fill(self._job, *self._opened, chunk)
         except EnginecastError as error:
             if self._job.abroad:
                 error.message = f"on {socket.gethostname()}: {error.message}"
-            return _Outcome(Done(), error=error)
+            outcome = _Outcome(Done(), error=error)
         except Exception:  # a defect, whose trace Ray would hide
             trace = traceback.format_exc()
-            return _Outcome(Done(), error=RuntimeError(f"a worker failed:\n{trace}"))
+            outcome = _Outcome(Done(), error=RuntimeError(f"a worker failed:\n{trace}"))
+        return pyarrow.table({_OUTCOME: pyarrow.array([pickle.dumps(outcome)], pyarrow.binary())})
 
 
 def open_here(job: Job) -> tuple[Encodings, Encoder]:
@@ -324,11 +315,8 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
     """Start Ray on this machine; end all of it, however the block or this process ends.
 
     It tells nobody that it is used, prints nothing, writes nothing outside a folder that goes with
-    it, asks whoever connects for a token, and leaves no process behind; see `ray_reaper`.
-
-    Args:
-        cpus: that it may give to workers.
-        store_bytes: size of the object store, about.
+    it, asks whoever connects for a token, and leaves no process behind; see `ray_reaper`.  `cpus`
+    is what it may give to workers, `store_bytes` the size of the object store, about.
     """
     name = uuid.uuid4().hex
     variables = {
@@ -365,7 +353,13 @@ def attached_ray(address: str) -> Iterator[None]:
             f"--ray-address {address}: Ray's client cannot run this",
             hint="Start the fill on a machine of the cluster, with --ray-address auto.",
         )
-    _require_answer(address)
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():  # Ray itself tries for five minutes
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            what = f"--ray-address {address}: nobody answers: {error}"
+            raise UsageError(what, hint=_RUNS) from error
     with _quiet_ray(_QUIET) as ray:
         try:
             with _no_standard_error():
@@ -378,18 +372,6 @@ def attached_ray(address: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-def _require_answer(address: str) -> None:
-    """Ray itself tries for five minutes."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        what = f"--ray-address {address}: nobody answers: {error}"
-        raise UsageError(what, hint=_RUNS) from error
 
 
 @contextmanager

@@ -114,8 +114,25 @@ def schedule_fill(
     read = _tokenize(spec, tokenizing, texts)
     cut = [int(number) for number in np.flatnonzero(read.lengths > spec.max_length)]
     if cut and too_long == "error":
-        raise _too_long(read, cut, spec)
-    order = _unique(read)
+        named = []
+        for number in cut[:_SHOWN]:
+            where = "the empty text" if number == len(texts) else texts.where(number)
+            named.append(f"{where} ({read.lengths[number]} tokens)")
+        if len(cut) > len(named):
+            named.append(f"and {len(cut) - len(named)} more")
+        what = "text is" if len(cut) == 1 else "texts are"
+        raise InputError(
+            f"{len(cut)} {what} longer than {spec.max_length} tokens: {'; '.join(named)}",
+            hint="Cut them with --too-long truncate, which lists them; or give a larger"
+            " --max-length if the model takes it.",
+        )
+    # One text of each key, longest first, then by key.  Of several with one key the longest:
+    # without a mask a text and the same one with padding written out are the same row, of which
+    # the longer keeps more.
+    keys = np.frombuffer(read.keys, f"S{KEY_BYTES}")
+    longest = np.argsort(-read.sizes, kind="stable")
+    unique = longest[np.unique(keys[longest], return_index=True)[1]]
+    order = unique[np.argsort(-read.sizes[unique], kind="stable")]
     missing = index.find_all([read.key(number) for number in order]) < 0
     sizes = read.sizes[order]
     lengths, which = np.unique(sizes, return_inverse=True)
@@ -233,18 +250,6 @@ def _tokenize(spec: EncoderSpec, tokenizing: Tokenizing, texts: Texts) -> _Token
     return _Tokenized(texts, bytes(all_keys), np.concatenate(ids), *counts)
 
 
-def _unique(read: _Tokenized) -> Array:
-    """One text of each key, longest first, then by key.
-
-    Of several with one key the longest: without a mask a text and the same one with padding written
-    out are the same row, of which the longer keeps more.
-    """
-    keys = np.frombuffer(read.keys, f"S{KEY_BYTES}")
-    order = np.argsort(-read.sizes, kind="stable")
-    unique = order[np.unique(keys[order], return_index=True)[1]]
-    return unique[np.argsort(-read.sizes[unique], kind="stable")]
-
-
 def _bounds(sizes: Array, most: int) -> list[int]:
     """Where to cut so that no part is larger than `most`, unless it is one text alone."""
     ends = np.cumsum(sizes)
@@ -254,18 +259,3 @@ def _bounds(sizes: Array, most: int) -> list[int]:
         before = int(ends[begin - 1]) if begin else 0
         bounds.append(max(begin + 1, int(np.searchsorted(ends, before + most, side="right"))))
     return bounds
-
-
-def _too_long(read: _Tokenized, cut: Sequence[int], spec: EncoderSpec) -> InputError:
-    named = []
-    for number in cut[:_SHOWN]:
-        where = "the empty text" if number == len(read.texts) else read.texts.where(number)
-        named.append(f"{where} ({read.lengths[number]} tokens)")
-    if len(cut) > len(named):
-        named.append(f"and {len(cut) - len(named)} more")
-    what = "text is" if len(cut) == 1 else "texts are"
-    return InputError(
-        f"{len(cut)} {what} longer than {spec.max_length} tokens: {'; '.join(named)}",
-        hint="Cut them with --too-long truncate, which lists them; or give a larger --max-length"
-        " if the model takes it.",
-    )

@@ -43,7 +43,10 @@ class Texts(list[str]):
                 self._rows.append(row)
                 continue
             self._strays += 1
-            stray = f"{self._files[-1][1]}:{row}: expected text, got {_shown(text)}"
+            names = {"NoneType": "null", "bool": "a boolean", "dict": "an object"}
+            kind = type(text).__name__
+            shown = names.get(kind) or f"{text!r:.40} ({kind})"
+            stray = f"{self._files[-1][1]}:{row}: expected text, got {shown}"
             self._first_stray = self._first_stray or stray
 
     def where(self, index: int) -> str:
@@ -60,12 +63,6 @@ class Texts(list[str]):
             )
         if not self:
             raise InputError(f"{path}: expected texts, got none")
-
-
-def _shown(value: object) -> str:
-    names = {"NoneType": "null", "bool": "a boolean", "dict": "an object"}
-    kind = names.get(type(value).__name__)
-    return kind or f"{value!r:.40} ({type(value).__name__})"
 
 
 def read_texts(path: Path, column: str | None = None) -> Texts:
@@ -88,26 +85,22 @@ def read_texts(path: Path, column: str | None = None) -> Texts:
     path = Path(path)
     texts = Texts()
     try:
-        _read(path, column, texts)
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder")
+        reader = _READERS.get(path.suffix.lower())
+        if path.is_dir():
+            saved = any((path / mark).is_file() for mark in _SAVED_MARKS)
+            reader = _read_saved if saved else _read_folder
+        if reader is None:
+            raise UsageError(
+                f"{path}: expected {', '.join(_READERS)} or the folder of a data set, got "
+                f"{path.suffix or 'no suffix'}"
+            )
+        reader(path, column, texts)
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     texts.require_texts(path)
     return texts
-
-
-def _read(path: Path, column: str | None, into: Texts) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    if path.is_dir():
-        saved = any((path / mark).is_file() for mark in _SAVED_MARKS)
-        return (_read_saved if saved else _read_folder)(path, column, into)
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(
-            f"{path}: expected {', '.join(_READERS)} or the folder of a data set, got "
-            f"{path.suffix or 'no suffix'}"
-        )
-    return reader(path, column, into)
 
 
 def _read_folder(folder: Path, column: str | None, into: Texts) -> None:
@@ -189,17 +182,15 @@ def _read_json_lines(path: Path, column: str | None, into: Texts) -> None:
                     "is not an object",
                     hint="Leave --column out where each line is a string.",
                 )
-        into.take(value if bare else _field(path, number, column, value), number)
-
-
-def _field(path: Path, number: int, column: str | None, value: object) -> object:
-    if not isinstance(value, dict) or column is None:
-        raise InputError(f"{path}:{number}: expected an object or a string, as in every line")
-    if column not in value:
-        there = ", ".join(value) or "nothing"
-        raise InputError(f"{path}:{number}: expected {column!r}, but it has {there}")
-    found: object = value[column]
-    return found
+        if not bare:
+            if not isinstance(value, dict) or column is None:
+                what = "expected an object or a string, as in every line"
+                raise InputError(f"{path}:{number}: {what}")
+            if column not in value:
+                there = ", ".join(value) or "nothing"
+                raise InputError(f"{path}:{number}: expected {column!r}, but it has {there}")
+            value = value[column]
+        into.take(value, number)
 
 
 def _read_csv(path: Path, column: str | None, into: Texts) -> None:

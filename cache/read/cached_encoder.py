@@ -9,7 +9,7 @@ What it looks up is what `enginecast cache fill` stored: token ids are all that 
 import inspect
 import os
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, Self
 
@@ -121,13 +121,35 @@ class CachedEncoder(nn.Module):
             CacheError: the outputs that are asked for are not, or the mask does not fit them.
             UsageError: an argument that no cache can answer.
         """
-        _require_answerable(output_attentions, others)
+        if output_attentions:
+            raise UsageError("output_attentions: a cache holds no attention weights")
+        if others.get("inputs_embeds") is not None:
+            raise UsageError(
+                "inputs_embeds: a cache is asked by token ids, and cannot tell what embeddings"
+                " mean",
+                hint="Give input_ids, or load the encoder itself.",
+            )
+        for name, value in others.items():
+            neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
+            if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
+                raise UsageError(f"{name}: the cached outputs were computed without it")
         if input_ids is None:
             raise UsageError("input_ids: expected int64 [batch, sequence], got None")
-        ids = _rows_of(input_ids)
-        _require_counted(position_ids, ids)
-        masks = _mask_of(attention_mask, ids)
-        pairs = zip(ids, masks, strict=True)
+        _require_tensor("input_ids", input_ids)
+        if input_ids.ndim != 2 or input_ids.is_floating_point():
+            got = f"{input_ids.dtype} {list(input_ids.shape)}"
+            raise UsageError(f"input_ids: expected int64 [batch, sequence], got {got}")
+        if not len(input_ids):
+            raise UsageError("input_ids: expected at least one text, got a batch of 0")
+        ids = input_ids.detach().cpu().numpy().astype(np.int64)
+        if position_ids is not None:
+            _require_tensor("position_ids", position_ids)
+            counted, given = np.arange(ids.shape[1]), position_ids.detach().cpu().numpy()
+            if given.ndim > 2 or given.shape[-1:] != counted.shape or (given != counted).any():
+                raise UsageError(
+                    "position_ids: expected those that count from 0, as when the cache was filled"
+                )
+        pairs = zip(ids, _masks_of(attention_mask, ids), strict=True)
         entries = self.cache.look_up([query_of(self.spec, row, mask) for row, mask in pairs])
         tensors = {}
         for one, place in zip(self.spec.outputs, self._places, strict=True):
@@ -176,20 +198,6 @@ def _refuse(what: str, why: str) -> NoReturn:
     )
 
 
-def _require_answerable(output_attentions: bool | None, others: Mapping[str, Any]) -> None:
-    if output_attentions:
-        raise UsageError("output_attentions: a cache holds no attention weights")
-    if others.get("inputs_embeds") is not None:
-        raise UsageError(
-            "inputs_embeds: a cache is asked by token ids, and cannot tell what embeddings mean",
-            hint="Give input_ids, or load the encoder itself.",
-        )
-    for name, value in others.items():
-        neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
-        if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
-            raise UsageError(f"{name}: the cached outputs were computed without it")
-
-
 def _require_tensor(name: str, given: Any) -> None:
     if not isinstance(given, Tensor):
         raise UsageError(
@@ -198,17 +206,7 @@ def _require_tensor(name: str, given: Any) -> None:
         )
 
 
-def _rows_of(input_ids: Tensor) -> Array:
-    _require_tensor("input_ids", input_ids)
-    if input_ids.ndim != 2 or input_ids.is_floating_point():
-        got = f"{input_ids.dtype} {list(input_ids.shape)}"
-        raise UsageError(f"input_ids: expected int64 [batch, sequence], got {got}")
-    if not len(input_ids):
-        raise UsageError("input_ids: expected at least one text, got a batch of 0")
-    return input_ids.detach().cpu().numpy().astype(np.int64)
-
-
-def _mask_of(mask: Tensor | None, ids: Array) -> Iterable[Array | None]:
+def _masks_of(mask: Tensor | None, ids: Array) -> Iterable[Array | None]:
     if mask is None:
         return [None] * len(ids)
     _require_tensor("attention_mask", mask)
@@ -219,18 +217,6 @@ def _mask_of(mask: Tensor | None, ids: Array) -> Iterable[Array | None]:
     if not ((mask == 0) | (mask == 1)).all():
         raise UsageError("attention_mask: expected zeros and ones")
     return list(mask.detach().cpu().to(torch.bool).numpy())
-
-
-def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
-    if position_ids is None:
-        return
-    _require_tensor("position_ids", position_ids)
-    counted = torch.arange(ids.shape[1]).expand(ids.shape)
-    given = position_ids.detach().cpu()
-    if given.ndim > 2 or given.shape[-1:] != counted.shape[-1:] or (given != counted[:1]).any():
-        raise UsageError(
-            "position_ids: expected those that count from 0, as when the cache was filled"
-        )
 
 
 def _config(cache: EmbeddingCache) -> Any:
@@ -275,23 +261,17 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
 
     Where the class is not known, or what it returns has no place for the outputs, they decide.
     """
-    found = _declared(getattr(transformers, about.encoder, None))
-    there = {name.partition(".")[0] for name in names}
-    if found is not None and there <= {field.name for field in fields(found)}:
-        return found
+    model = getattr(transformers, about.encoder, None)
+    if inspect.isclass(model):
+        returned = typing.get_type_hints(getattr(model, "forward", None)).get("return")
+        kinds = filter(inspect.isclass, (returned, *typing.get_args(returned)))
+        found = next((kind for kind in kinds if issubclass(kind, ModelOutput)), None)
+        there = {name.partition(".")[0] for name in names}
+        if found is not None and there <= {field.name for field in fields(found)}:
+            return found
     made: type[ModelOutput] = modeling_outputs.BaseModelOutput
     if "text_embeds" in names:
         made = CLIPTextModelOutput
     elif "pooler_output" in names:
         made = modeling_outputs.BaseModelOutputWithPooling
     return made
-
-
-def _declared(model: Any) -> type[ModelOutput] | None:
-    if not inspect.isclass(model):
-        return None
-    returned = typing.get_type_hints(getattr(model, "forward", None)).get("return")
-    for one in (returned, *typing.get_args(returned)):
-        if inspect.isclass(one) and issubclass(one, ModelOutput):
-            return one
-    return None

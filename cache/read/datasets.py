@@ -125,12 +125,6 @@ def item_of(entry: Entry) -> Item:
     }
 
 
-def _entry_of(spec: EncoderSpec, item: Mapping[str, Any]) -> Entry:
-    """An item as an entry again; a batch has no keys, and its texts come with the other columns."""
-    outputs = {one.name: to_host(item[one.name]) for one in spec.outputs}
-    return Entry(b"", "", item["input_ids"].numpy(), outputs)
-
-
 @dataclass(frozen=True)
 class Collate:
     """See `collate`."""
@@ -141,31 +135,28 @@ class Collate:
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
         if isinstance(items, Items):
             return {"text": [entry.text for entry in items.entries], **self._batch(items.entries)}
-        made = self._batch([_entry_of(self.spec, item) for item in items])
+        entries = []  # without keys, and texts come with the other columns
+        for item in items:
+            outputs = {one.name: to_host(item[one.name]) for one in self.spec.outputs}
+            entries.append(Entry(b"", "", item["input_ids"].numpy(), outputs))
+        made = self._batch(entries)
         own = dict.fromkeys(name for item in items for name in item if name not in made)
         return {**{name: _column([item[name] for item in items]) for name in own}, **made}
 
     def _batch(self, entries: Sequence[Entry]) -> Item:
-        rows = [entry.ids for entry in entries]
-        sequence = self._sequence([len(ids) for ids in rows])
-        ids, mask = map(torch.from_numpy, pad_rows(self.spec, rows, sequence))
-        outputs = {
-            one.name: as_batch(self.spec, one, entries, sequence) for one in self.spec.outputs
-        }
+        spec, rows, sequence = self.spec, [entry.ids for entry in entries], self.spec.max_length
+        if spec.rows != "all":
+            needed = min(max(map(len, rows), default=0) + spec.extra_rows, spec.max_length)
+            sequence = self.length or needed
+            if sequence < needed:
+                raise UsageError(
+                    f"length: expected at least the {needed} rows of the longest text, got "
+                    f"{self.length}",
+                    hint=f"The longest text of this cache may have {spec.max_length}.",
+                )
+        ids, mask = map(torch.from_numpy, pad_rows(spec, rows, sequence))
+        outputs = {one.name: as_batch(spec, one, entries, sequence) for one in spec.outputs}
         return {"input_ids": ids, "attention_mask": mask, **outputs}
-
-    def _sequence(self, counts: Sequence[int]) -> int:
-        spec = self.spec
-        if spec.rows == "all":
-            return spec.max_length
-        needed = min(max(counts, default=0) + spec.extra_rows, spec.max_length)
-        if self.length is not None and self.length < needed:
-            raise UsageError(
-                f"length: expected at least the {needed} rows of the longest text, got "
-                f"{self.length}",
-                hint=f"The longest text of this cache may have {spec.max_length}.",
-            )
-        return self.length or needed
 
 
 def _column(values: list[Any]) -> Any:
@@ -307,11 +298,6 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
             "which would be replaced",
             hint="Take it off, dataset.with_format(None), and do its work in collate_fn.",
         )
-    _check_columns(cache, dataset, column)
-    return dataset.with_transform(LookUp(cache, column))
-
-
-def _check_columns(cache: EmbeddingCache, dataset: Any, column: str) -> None:
     names = dataset.column_names
     if column not in names:
         raise UsageError(f"column: expected one of {', '.join(names)}, got {column!r}")
@@ -327,3 +313,4 @@ def _check_columns(cache: EmbeddingCache, dataset: Any, column: str) -> None:
             "overwritten",
             hint="Name them otherwise (rename_columns), or take them out (remove_columns).",
         )
+    return dataset.with_transform(LookUp(cache, column))

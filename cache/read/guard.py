@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer, prepare_text
@@ -84,15 +84,40 @@ def require_frozen(
     """
     look = _Look(cached.cache if isinstance(cached, CachedEncoder) else cached)
     if model is not None:
-        _check_adapters(look, model)
+        named = next((name for name in _ADAPTERS if getattr(model, name, None)), None)
+        lora = next((name for name, _ in model.named_parameters() if "lora_" in name), None)
+        if named or lora:
+            raise look.refuse(
+                f"the encoder has an adapter ({lora or named}), which the cached outputs do not"
+                " have",
+                "Merge it into the weights, save them and fill a cache from those.",
+            )
+        look.compared.append("adapters: none")
         _check_vocabulary(look, model)
         _check_dropout(look, model)
         _check_weights(look, model)
     held = None if optimizer is None else _held_by(optimizer)
     if isinstance(cached, CachedEncoder):
-        _check_cached(look, cached, held)
+        # Its parameters have no elements: an optimizer of them would train nothing.
+        for name, parameter in cached.named_parameters():
+            trained = id(parameter) in (held or ())
+            if trained or parameter.requires_grad:
+                what = "is in the optimizer" if trained else "requires grad"
+                raise look.refuse(
+                    f"{name} of the CachedEncoder {what}, but it has no weights that could be"
+                    " trained",
+                    "Leave the encoder out of what is trained; or load the encoder itself.",
+                )
+        if held is not None:
+            look.compared.append("optimizer: it holds nothing of the CachedEncoder")
     if held is not None and model is not None:
-        _check_optimizer(look, held, model)
+        names = [name for name, parameter in model.named_parameters() if id(parameter) in held]
+        if names:
+            raise look.refuse(
+                f"{len(names)} parameters of the encoder are in the optimizer, first {names[0]}: "
+                "after one step the cached outputs are those of another encoder"
+            )
+        look.compared.append("optimizer: it holds no parameter of the encoder")
     elif held is not None:
         look.skipped.append(
             "optimizer: whether it holds parameters of the encoder itself; give that as `model`"
@@ -100,30 +125,6 @@ def require_frozen(
     if tokenizer is not None:
         _check_tokenizer(look, tokenizer)
     return Frozen(tuple(look.compared), tuple(look.skipped))
-
-
-def _check_cached(look: _Look, cached: CachedEncoder, held: set[int] | None) -> None:
-    """Its parameters have no elements: an optimizer of them would train nothing."""
-    for name, parameter in cached.named_parameters():
-        trained = id(parameter) in (held or ())
-        if trained or parameter.requires_grad:
-            what = "is in the optimizer" if trained else "requires grad"
-            raise look.refuse(
-                f"{name} of the CachedEncoder {what}, but it has no weights that could be trained",
-                "Leave the encoder out of what is trained; or load the encoder itself.",
-            )
-    if held is not None:
-        look.compared.append("optimizer: it holds nothing of the CachedEncoder")
-
-
-def _check_optimizer(look: _Look, held: set[int], model: nn.Module) -> None:
-    trained = [name for name, parameter in model.named_parameters() if id(parameter) in held]
-    if trained:
-        raise look.refuse(
-            f"{len(trained)} parameters of the encoder are in the optimizer, first {trained[0]}: "
-            "after one step the cached outputs are those of another encoder"
-        )
-    look.compared.append("optimizer: it holds no parameter of the encoder")
 
 
 def _held_by(optimizer: Any) -> set[int]:
@@ -138,17 +139,6 @@ def _held_by(optimizer: Any) -> set[int]:
             f"{type(optimizer).__name__}"
         )
     return set().union(*(_held_by(one) for one in optimizer))
-
-
-def _check_adapters(look: _Look, model: nn.Module) -> None:
-    named = next((name for name in _ADAPTERS if getattr(model, name, None)), None)
-    lora = next((name for name, _ in model.named_parameters() if "lora_" in name), None)
-    if named or lora:
-        raise look.refuse(
-            f"the encoder has an adapter ({lora or named}), which the cached outputs do not have",
-            "Merge it into the weights, save them and fill a cache from those.",
-        )
-    look.compared.append("adapters: none")
 
 
 def _check_vocabulary(look: _Look, model: nn.Module) -> None:
@@ -246,24 +236,29 @@ def _candidates(root: Path, name: str, model: PreTrainedModel) -> Iterator[Path]
     """The folders that a model may come from: `name_or_path` does not have its `subfolder`."""
     inside = sorted(root.iterdir(), key=lambda one: (one.name != name, one.name))
     kind = model.config.model_type
-    for folder in (root, *(one for one in inside if one.is_dir() and _model_type(one) == kind)):
+    for folder in (root, *inside):
+        if folder != root:
+            try:
+                config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+                if config.get("model_type") != kind:
+                    continue
+            except (OSError, ValueError, AttributeError):
+                continue
         with suppress(SourceError):  # pickles; whatever they are, they cannot be compared
             if find_weight_files(folder):
                 yield folder
 
 
-def _model_type(folder: Path) -> Any:
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
 def _compare_tensors(look: _Look, folder: Path, model: PreTrainedModel) -> None:
     """Compare every tensor of the model with what transformers would load into its place."""
-    state = model.state_dict()
+    state, kind = model.state_dict(), type(model)
     try:
-        stored = _stored(folder, model, state)
+        config = kind.config_class.from_dict(model.config.to_dict())
+        with torch.device("meta"):
+            own = kind(config).state_dict()
+        checkpoint = Checkpoint(folder, kind, config, read_weights(folder), dropped=("",))
+        with quiet_transformers():
+            stored = name_weights(checkpoint, [name for name in state if name in own])
     except SourceError as error:
         what = f"weights: {len(state)} tensors of the model not compared: {error.message}"
         look.skipped.append(what)
@@ -289,14 +284,3 @@ def _compare_tensors(look: _Look, folder: Path, model: PreTrainedModel) -> None:
             f"weights: {len(rest)} of {len(state)} tensors of the model not compared, first "
             f"{rest[0]}: offloaded, quantized, or of no place in the folder"
         )
-
-
-def _stored(folder: Path, model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the folder holds, by the names that the model has for it."""
-    kind = type(model)
-    config = kind.config_class.from_dict(model.config.to_dict())
-    with torch.device("meta"):
-        own = kind(config).state_dict()
-    checkpoint = Checkpoint(folder, kind, config, read_weights(folder), dropped=("",))
-    with quiet_transformers():
-        return name_weights(checkpoint, [name for name in state if name in own])

@@ -17,16 +17,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from enginecast.cache.encoders.tokenizing import Tokenizing
-from enginecast.cache.read.miss import explain
+from enginecast.cache.encoders.tokenizing import Tokenizing, parse_tokenizer
 from enginecast.cache.store.index import Index, Location, open_index
-from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.records import read_failures
+from enginecast.cache.store.shard import Entry, shortened
 from enginecast.cache.store.spec import About, EncoderSpec, Keys
 from enginecast.cache.store.store import Encodings, open_store
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.values.arrays import Array
 
 Check = Literal["first", "always", "never"]
+
+LOOKED_AT = 10_000
+"""Entries that a text that is missing is compared with; of more these, at equal distances: a second
+at most."""
+_SAMPLES = 16
+"""Cached texts that show whether a tokenizer makes the ids again that it reads."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class EmbeddingCache:
     def _find(self, query: Query) -> Location:
         location = self.locate(query.tokens, query.sequence)
         if location is None:
-            raise explain(self, query)
+            raise _miss(self, query)
         return location
 
     def _at(self, asked: int | bytes) -> Location:
@@ -213,17 +219,16 @@ class EmbeddingCache:
         return location
 
     def _entries(self, locations: Sequence[Location]) -> list[Entry]:
-        entries = {location: self._entry(location) for location in sorted(set(locations))}
+        entries = {}
+        for location in sorted(set(locations)):
+            shard = self.index.shards[location.shard]
+            if self._check != "never":
+                whole = self._whole.setdefault(shard.path, np.zeros(len(shard), bool))
+                if not whole[location.text] or self._check == "always":
+                    shard.require_whole(location.text)
+                    whole[location.text] = True
+            entries[location] = shard.entry(location.text)
         return [entries[location] for location in locations]
-
-    def _entry(self, location: Location) -> Entry:
-        shard = self.index.shards[location.shard]
-        if self._check != "never":
-            whole = self._whole.setdefault(shard.path, np.zeros(len(shard), bool))
-            if not whole[location.text] or self._check == "always":
-                shard.require_whole(location.text)
-                whole[location.text] = True
-        return shard.entry(location.text)
 
     @cached_property
     def keys(self) -> Keys:
@@ -262,11 +267,7 @@ def open_cache(
 
 
 def require_texts(texts: Iterable[Any], name: str = "texts") -> list[str]:
-    """Texts as a list; numbers are not taken for those of entries, nor None for a text.
-
-    Raises:
-        UsageError: one is not text; says which.
-    """
+    """Texts as a list; a UsageError names what is none: a number is not that of an entry here."""
     if isinstance(texts, str):
         raise UsageError(f"{name}: expected a list of texts, got one: {texts!r}")
     made = []
@@ -286,9 +287,6 @@ def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
     Args:
         row: int64 [sequence]
         mask: [sequence], not zero for tokens; None: none was given.
-
-    Returns:
-        The ids without padding; where the spec has no mask, the row as it is.
 
     Raises:
         CacheError: the mask has holes, pads the other side, or has no place in the spec.
@@ -318,3 +316,133 @@ def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
             hint=f"Set the tokenizer's padding_side to {spec.padding_side!r}.",
         )
     return Query(row[kept], len(row))
+
+
+def _miss(cache: EmbeddingCache, query: Query) -> CacheMissError:
+    """Why a text is not there, and the way out: the nearest cause."""
+    entries = f"among its {len(cache)} entries"
+    try:
+        miss = _Miss(cache, query)
+        why, hint = next(_causes(miss))
+        what = f"{shortened(miss.text)} ({len(miss.core)} tokens) is not {entries}: {why}"
+    except CacheError as error:
+        why, hint = error.message, error.hint
+        what = f"these {len(query.tokens)} tokens are not {entries}, and why is not known: {why}"
+    return CacheMissError(f"{cache.path}: {what}", hint=hint)
+
+
+class _Miss:
+    def __init__(self, cache: EmbeddingCache, query: Query) -> None:
+        self.cache, self.spec, self.query = cache, cache.spec, query
+        self.core = self.bare(query.tokens)
+        self.tokenizer = parse_tokenizer(cache.encodings.read_tokenizer())
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        self.added = np.array(self.tokenizer.encode("").ids, np.int64)
+        """Ids that the tokenizer adds to each text."""
+        self.text = self.read(self.core) if query.text is None else query.text
+
+    def bare(self, ids: Array) -> Array:
+        """Ids without the padding at their end, and without an end token that pads."""
+        kept = np.flatnonzero(ids != self.spec.padding_id)
+        if not len(kept):
+            return ids[:0]
+        return ids[: kept[-1] + 1] if self.spec.padding_side == "right" else ids[kept[0] :]
+
+    def holds_core(self) -> bool:
+        end, left = [self.spec.padding_id], self.spec.padding_side == "left"
+        longer = np.concatenate((end, self.core) if left else (self.core, end))
+        return any(self.cache.locate(ids) is not None for ids in (self.core, longer))
+
+    def read(self, ids: Array) -> str:
+        words = ids[~np.isin(ids, self.added) & (ids >= 0) & (ids < self.size)]
+        return str(self.tokenizer.decode(words.tolist()))
+
+    def comes_back(self, ids: Array) -> bool:
+        made = np.array(self.tokenizer.encode(self.read(ids)).ids, np.int64)
+        return np.array_equal(self.bare(made), ids)
+
+    def near(self, most: int) -> list[tuple[Location, Array]]:
+        """Entries at equal distances, and their ids."""
+        count = len(self.cache)
+        numbers = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+        found = (array.tolist() for array in self.cache.index.rows(numbers))
+        return [(at, self.bare(self.cache.ids_at(at))) for at in map(Location, *found)]
+
+
+def _causes(miss: _Miss) -> Iterator[tuple[str, str]]:
+    """What may be wrong and the way out, the nearest first: text, padding, ids."""
+    cache, spec, core = miss.cache, miss.spec, miss.core
+    tokens, sequence, longest = miss.query.tokens, miss.query.sequence, spec.max_length
+    if not len(tokens):
+        zeros = f"none of its {sequence} ids is attended to: its mask is all zeros"
+        why = zeros if sequence else "it has no token"
+        yield why, "Tokenize an empty text, too: most tokenizers add tokens to it."
+    keys = [cache.keys.of_tokens(ids) for ids in (tokens, core) if len(ids) <= longest]
+    for failure in read_failures(cache.encodings, cache.index):
+        if failure.key in keys:
+            hint = "Leave the text out, or fill a cache with an encoder of higher precision."
+            yield f"it failed when the cache was filled: {failure.reason}", hint
+    if len(core) > longest:
+        yield (
+            f"it is longer than {longest} tokens",
+            f"Tokenize with truncation=True, max_length={longest}, and fill with --too-long "
+            f"truncate; or fill a cache with --max-length {len(core)}.",
+        )
+    if spec.padded and sequence not in (None, longest):
+        there = "the same text is there, but" if miss.holds_core() else "all texts there are"
+        yield (
+            f"{there} padded to {longest} tokens, and this one to {sequence}",
+            f"Tokenize with padding='max_length', max_length={longest}, or fill a cache "
+            f"with --max-length {sequence}.",
+        )
+    end = spec.padding_id in miss.added  # which is not padding
+    padding = len(tokens) - len(core) - end
+    if spec.mask and sequence is not None and padding > 0:
+        there = "the text is there" if miss.holds_core() else "texts are there"
+        yield (
+            f"{padding} of its ids are padding, which counts as text where no attention_mask says "
+            f"otherwise; {there} without it",
+            "Give the tokenizer's attention_mask, or fill a cache with --no-mask.",
+        )
+    if spec.template != "{}" and miss.query.text is None and miss.text in cache:
+        why = f"the cache puts texts into the template {spec.template!r} before they are tokenized"
+        yield why, "Tokenize the text in its template, as the fill did."
+    use_own = f"Use the tokenizer of the cache: {cache.encodings.tokenizer_file}."
+    for number in core[(core >= miss.size) | (core < 0)]:
+        yield f"token id {number} is not among the {miss.size} of the cache's tokenizer", use_own
+    near = miss.near(LOOKED_AT)
+    words, best, like = set(core.tolist()) - set(miss.added.tolist()), 0.0, ""
+    for place, ids in near:
+        others = set(ids.tolist())
+        likeness = len(words & others) / max(1, len(words | others))
+        if likeness > best:
+            best, like = likeness, f"{shortened(cache.text_at(place))} ({len(ids)} tokens)"
+        begin = core[:-1] if len(core) and core[-1] in miss.added else core
+        if len(ids) > len(core) > 2 and np.array_equal(ids[: len(begin)], begin):
+            yield (
+                f"it is how {shortened(cache.text_at(place))} ({len(ids)} tokens) begins, as if it "
+                f"was cut at {len(core)} tokens",
+                f"Tokenize with max_length={longest}; or fill the cache with it.",
+            )
+    for number in miss.added[~np.isin(miss.added, tokens)]:
+        token = miss.tokenizer.id_to_token(int(number))
+        yield f"it lacks {token!r}, which the cache's tokenizer adds to each text", use_own
+    # Not all tokenizers make the same ids of the text that they read from them.
+    own = miss.query.text is None and all(miss.comes_back(ids) for _, ids in near[:_SAMPLES])
+    if own and not miss.comes_back(core):
+        yield "the cache's tokenizer makes other ids of the same text, or other padding", use_own
+    if cache.index.errors:
+        yield (
+            f"{len(cache.index.errors)} shards are damaged, and their texts are not counted: "
+            f"{cache.index.errors[0].message}",
+            f"`enginecast cache verify {cache.path.parent}` takes them out; then fill again.",
+        )
+    among = f"of {len(near)} that were looked at, " if len(near) < len(cache) else ""
+    yield (
+        "it was not filled" + (f"; {among}the one most like it is {like}" if like else ""),
+        "Put it into a file and run `enginecast cache fill ENCODER --texts FILE -o "
+        f"{cache.path.parent}`; for texts that are made on the fly (dropped or shuffled tags) "
+        "`enginecast.cache.Variants` lists what to fill.",
+    )

@@ -75,21 +75,17 @@ class Variants:
 
     def _varied(self, text: str) -> list[str]:
         found = {text: None}
+        tags = [tag.strip() for tag in text.split(self.separator)]
+        joint = self.separator if self.separator.isspace() else f"{self.separator.rstrip()} "
         for number in range(_TRIES * (self.count - 1)):
             if len(found) == self.count:
                 break
-            found[self._draw(text, number)] = None
+            random = _random(self.seed, "draw", text, number)
+            rest = [tag for tag in tags[self.keep_first :] if random.random() >= self.tag_dropout]
+            if self.shuffle_tags:
+                rest = [rest[position] for position in random.permutation(len(rest))]
+            found[joint.join([*tags[: self.keep_first], *rest])] = None
         return list(found)
-
-    def _draw(self, text: str, number: int) -> str:
-        random = _random(self.seed, "draw", text, number)
-        tags = [tag.strip() for tag in text.split(self.separator)]
-        kept, rest = tags[: self.keep_first], tags[self.keep_first :]
-        rest = [tag for tag in rest if random.random() >= self.tag_dropout]
-        if self.shuffle_tags:
-            rest = [rest[position] for position in random.permutation(len(rest))]
-        joint = self.separator if self.separator.isspace() else f"{self.separator.rstrip()} "
-        return joint.join([*kept, *rest])
 
 
 def _random(*parts: object) -> np.random.Generator:

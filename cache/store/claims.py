@@ -17,10 +17,7 @@ FOLDER = "claims"
 
 @contextmanager
 def claim(encodings: Encodings, chunk_name: str) -> Iterator[bool]:
-    """Take on a chunk until the end of the block, or of the process.
-
-    Args:
-        chunk_name: see `schedule.Chunk`.
+    """Take on a chunk (`schedule.Chunk`) until the end of the block, or of the process.
 
     Yields:
         False while another live writer has it.  True where the disk has no locks.
@@ -43,37 +40,23 @@ def _taken(path: Path) -> tuple[int | None, bool]:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            locked = try_lock(descriptor)
+            if try_lock(descriptor) is False:
+                return descriptor, False
+            is_ours = False
             try:
-                if locked is False or _is_current(path, descriptor):
-                    return descriptor, locked is not False
-            except OSError:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # its owner finished and removed it before it was locked
+                with suppress(FileNotFoundError):  # its owner removed it before it was locked
+                    is_ours = os.path.samestat(path.stat(), os.fstat(descriptor))
+            finally:
+                if not is_ours:
+                    os.close(descriptor)
+            if is_ours:
+                return descriptor, True
     except OSError:  # the folder cannot be written: what fails is the commit, and says why
         return None, True
 
 
-def _is_current(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
 def sweep(encodings: Encodings, *, dry_run: bool = False) -> list[Path]:
-    """Remove what dead writers were writing.  Those at work are left alone.
-
-    Args:
-        dry_run: only say what would be removed.
-
-    Returns:
-        The folders and files that were there.
-
-    Raises:
-        CacheError: where they are cannot be read.
-    """
+    """Remove what dead writers were writing, or only list it (`dry_run`): folders and files."""
     staging = encodings.staging_folder
     candidates = [
         *_inside(encodings.folder.parent / STAGING_NAME),

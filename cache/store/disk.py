@@ -38,23 +38,19 @@ def write_once(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         write_flushed(temporary, data)
-        _link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not path.exists():  # the last of several writers wins, within these two lines
+                temporary.replace(path)
     finally:
         with suppress(OSError):  # must not hide what went wrong
             temporary.unlink(missing_ok=True)
     flush_folder(path.parent)
-
-
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if not path.exists():  # the last of several writers wins, within these two lines
-            temporary.replace(path)
 
 
 def is_there(path: Path) -> bool:
@@ -92,10 +88,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder until its descriptor is closed.
-
-    Whether it is ours now; None: its file system has no locks.
-    """
+    """Lock an open file or folder until it is closed: whether it is ours; None: no locks here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -120,39 +113,26 @@ def bytes_in(paths: Iterable[Path]) -> int:
 def own_folder(parent: Path) -> Iterator[Path]:
     """A new folder that is removed at the end, and by `remove_abandoned` should we be killed."""
     parent.mkdir(exist_ok=True)
-    folder, descriptor = _made(parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _made(parent: Path) -> tuple[Path, int]:
-    """A folder and its lock.  A sweep may take it before it is locked: then another one."""
-    while True:
+    while True:  # a sweep may take it before it is locked: then another one
         folder = parent / uuid.uuid4().hex
         folder.mkdir()
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue
-        ours = False
         try:
-            ours = try_lock(descriptor) is not False and is_there(folder)
+            if try_lock(descriptor) is not False and is_there(folder):
+                try:
+                    yield folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
         finally:
-            if not ours:
-                os.close(descriptor)
-        if ours:
-            return folder, descriptor
+            os.close(descriptor)
 
 
 def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
-    """Remove a folder or file whose owner is dead; whether it was removed, or would be.
-
-    Raises:
-        CacheError: the disk failed.
-    """
+    """Remove a folder or file whose owner is dead; whether it was removed, or would be."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # somebody else removed it

@@ -142,11 +142,7 @@ class Index:
         return None
 
     def find_all(self, keys: Sequence[bytes] | Array) -> Array:
-        """The positions of keys, -1 for those that are not there: int64 [keys].
-
-        Args:
-            keys: or uint8 [keys, 16].
-        """
+        """The positions of keys (or uint8 [keys, 16]): int64 [keys], -1 where there is none."""
         if not isinstance(keys, np.ndarray):
             keys = np.frombuffer(b"".join(keys), np.uint8)
         wanted, there = as_keys(keys), self.entries.keys
@@ -197,7 +193,12 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
         CacheError: the folder of shards cannot be read.  What is wrong with single shards is in
             `errors`.
     """
-    index = before or _from_disk(encodings)
+    index = before
+    if index is None:
+        listing, entries = read_index(encodings) or ([], _joined([]))
+        folder, spec = encodings.shard_folder, encodings.spec
+        shards = [Shard(folder / o.stamp.name, spec, o.texts, o.keys_sum) for o in listing]
+        index = Index(shards, entries, listing, len(entries.keys))
     for _ in range(_LISTINGS):
         try:
             stamps = list_shards(encodings)
@@ -213,23 +214,16 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
     # Only where much is missing on disk, so that many refreshes write little.
     count = len(index.entries.keys)
     worth = len(index.listing) > _FEW_SHARDS and (count - index.on_disk) * 8 > count
-    if keep and worth and _write_index(encodings, index):
-        index.on_disk = count
+    if keep and worth:
+        with suppress(OSError, SafetensorError):  # the folder cannot be written
+            _write_index(encodings, index)
+            index.on_disk = count
     return index
 
 
 def index_of(shards: Sequence[Shard]) -> Index:
     """Index shards in this order: of entries with one key the first counts."""
     return Index(shards, _joined([_entries_of(shard.keys, n) for n, shard in enumerate(shards)]))
-
-
-def _from_disk(encodings: Encodings) -> Index:
-    listing, entries = read_index(encodings) or ([], _joined([]))
-    shards = [
-        Shard(encodings.shard_folder / one.stamp.name, encodings.spec, one.texts, one.keys_sum)
-        for one in listing
-    ]
-    return Index(shards, entries, listing, len(entries.keys))
 
 
 def _refreshed(encodings: Encodings, known: Index, stamps: Sequence[Stamp]) -> Index:
@@ -305,27 +299,19 @@ def list_shards(encodings: Encodings) -> list[Stamp]:
     Twice the same, since a folder may change while it is read: of shards that are joined then,
     neither the old ones nor the new one might be seen.
     """
-    before, stamps = None, _scan(encodings)
-    for _ in range(_LISTINGS):
-        if stamps == before:
-            break
-        before, stamps = stamps, _scan(encodings)
-    return stamps
-
-
-def _scan(encodings: Encodings) -> list[Stamp]:
-    stamps = []
-    try:
-        with os.scandir(encodings.shard_folder) as found:
-            for file in found:
-                if not file.name.endswith(SUFFIX):
-                    continue
+    stamps: list[Stamp] = []
+    for listing in range(1 + _LISTINGS):
+        before, stamps = stamps, []
+        with suppress(FileNotFoundError), os.scandir(encodings.shard_folder) as files:
+            for file in files:
                 with suppress(FileNotFoundError):  # somebody took it out meanwhile
-                    status = file.stat()
-                    stamps.append(Stamp(file.name, status.st_size, status.st_mtime_ns))
-    except FileNotFoundError:
-        return []
-    return sorted(stamps, key=lambda stamp: stamp.name)
+                    if file.name.endswith(SUFFIX):
+                        status = file.stat()
+                        stamps.append(Stamp(file.name, status.st_size, status.st_mtime_ns))
+        stamps.sort(key=lambda stamp: stamp.name)
+        if listing and stamps == before:
+            break
+    return stamps
 
 
 def read_index(encodings: Encodings) -> tuple[list[Listed], Entries] | None:
@@ -342,22 +328,17 @@ def read_index(encodings: Encodings) -> tuple[list[Listed], Entries] | None:
         return None
 
 
-def _write_index(encodings: Encodings, index: Index) -> bool:
-    """Write the index, all of it or nothing: False where the disk does not allow it."""
+def _write_index(encodings: Encodings, index: Index) -> None:
+    """Write the index, all of it or nothing."""
     listing = np.frombuffer(msgspec.json.encode(index.listing), np.uint8)
     entries = index.entries
     keys = entries.keys.view(np.uint8).reshape(-1, KEY_BYTES)
     tensors = {"keys": keys, "shard": entries.shard, "text": entries.text, "listing": listing}
-    metadata = _metadata(encodings, entries, listing)
-    try:
-        with own_folder(encodings.staging_folder) as folder:
-            made = folder / FILE_NAME
-            safetensors.numpy.save_file(tensors, made, metadata)
-            made.chmod(0o644)  # safetensors writes 0600
-            made.replace(encodings.folder / FILE_NAME)
-    except (OSError, SafetensorError):
-        return False
-    return True
+    with own_folder(encodings.staging_folder) as folder:
+        made = folder / FILE_NAME
+        safetensors.numpy.save_file(tensors, made, _metadata(encodings, entries, listing))
+        made.chmod(0o644)  # safetensors writes 0600
+        made.replace(encodings.folder / FILE_NAME)
 
 
 def _metadata(encodings: Encodings, entries: Entries, listing: Array) -> dict[str, str]:

@@ -16,6 +16,7 @@ import msgspec
 from enginecast.cache.store.disk import disk_error
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.store import Encodings
+from enginecast.runtime.bundle.directory import descriptor_of
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,22 @@ def record(encodings: Encodings, records: Sequence[_Record]) -> None:
     kind = type(records[0])
     path = encodings.folder / FILES[kind]
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
+        with descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
             with suppress(OSError):  # a disk without locks: a line may then be there twice
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             known = set(_read(encodings, kind))
             fresh = [one for one in dict.fromkeys(records) if one not in known]
-            _write_lines(descriptor, b"".join(msgspec.json.encode(one) + b"\n" for one in fresh))
-        finally:
-            os.close(descriptor)
+            lines = b"".join(msgspec.json.encode(one) + b"\n" for one in fresh)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                lines = b"\n" + lines
+            try:
+                while lines:
+                    lines = lines[os.write(descriptor, lines) :]
+                os.fsync(descriptor)
+            except OSError:  # all of the lines, or none
+                os.ftruncate(descriptor, size)
+                raise
     except OSError as error:
         raise disk_error(path, error) from error
 
@@ -80,21 +88,6 @@ def read_failures(encodings: Encodings, index: Index | None = None) -> list[Fail
 def read_truncated(encodings: Encodings) -> list[Truncation]:
     """The texts that were cut, each once."""
     return list(dict.fromkeys(_read(encodings, Truncation)))
-
-
-def _write_lines(descriptor: int, lines: bytes) -> None:
-    """Append lines, all of them or none."""
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        lines = b"\n" + lines
-    left = memoryview(lines)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 def _read(encodings: Encodings, kind: type[_Record]) -> Iterator[_Record]:

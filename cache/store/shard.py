@@ -250,7 +250,18 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
         raise _unreadable(path, error) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(path, f"it cannot be read as a shard ({error!r})") from error
-    _require_own(path, spec, metadata)
+    if metadata.get("format") != FORMAT:
+        raise _damaged(path, "it is not a shard of an embedding cache")
+    if metadata.get("version") != str(VERSION):
+        raise CacheError(
+            f"{path}: expected version {VERSION} of the format, got {metadata.get('version')}",
+            hint="Read it with the enginecast that wrote it, or fill a new cache.",
+        )
+    if metadata.get("spec") != fingerprint(spec):
+        raise CacheError(
+            f"{path}: expected a shard of spec {fingerprint(spec)}, got {metadata.get('spec')}",
+            hint="It was copied from another cache; move it away.",
+        )
     shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in table.items()}
     if metadata.get("digest") != _index_digest(index, shapes):
         raise _damaged(path, "its index differs from its digest")
@@ -262,22 +273,6 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
         dtype = DTYPES[tensor.dtype]
         rows[one.name] = (tensor.begin, one.width * dtype.itemsize, dtype)
     return _Content(content, index, rows)
-
-
-def _require_own(path: Path, spec: EncoderSpec, metadata: Mapping[str, str]) -> None:
-    version = metadata.get("version")
-    if metadata.get("format") != FORMAT:
-        raise _damaged(path, "it is not a shard of an embedding cache")
-    if version != str(VERSION):
-        raise CacheError(
-            f"{path}: expected version {VERSION} of the format, got {version}",
-            hint="Read it with the enginecast that wrote it, or fill a new cache.",
-        )
-    if metadata.get("spec") != fingerprint(spec):
-        raise CacheError(
-            f"{path}: expected a shard of spec {fingerprint(spec)}, got {metadata.get('spec')}",
-            hint="It was copied from another cache; move it away.",
-        )
 
 
 def _unreadable(path: Path, error: OSError) -> CacheError:
@@ -328,22 +323,11 @@ def shard_name(keys: Sequence[bytes]) -> str:
 
 def write_shard(path: Path, spec: EncoderSpec, entries: Sequence[Entry]) -> None:
     """Write entries, no key twice, to a file and flush it; the caller gives it its final name."""
-    index = _index_of(spec, entries)
-    tensors = {**index, **{_tensor_name(one): _joined(one, entries) for one in spec.outputs}}
-    shapes = {name: (_STORED[array.dtype], array.shape) for name, array in tensors.items()}
-    metadata = metadata_of(FORMAT, spec, _index_digest(index, shapes))
-    safetensors.numpy.save_file(tensors, path, metadata)
-    path.chmod(0o644)  # safetensors writes 0600, which no other user could read
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _index_of(spec: EncoderSpec, entries: Sequence[Entry]) -> dict[str, Array]:
     texts = [entry.text.encode() for entry in entries]
     keys = b"".join(entry.key for entry in entries)
     per_token = [one.name for one in spec.outputs if one.per == "token"][:1]
     rows = [sum(len(entry.outputs[name]) for name in per_token) for entry in entries]
-    return {
+    index: dict[str, Array] = {
         "keys": np.frombuffer(keys, np.uint8).reshape(len(entries), KEY_BYTES),
         "offsets": _offsets(rows),
         "ids": np.concatenate([np.asarray(entry.ids, np.int32) for entry in entries]),
@@ -352,13 +336,17 @@ def _index_of(spec: EncoderSpec, entries: Sequence[Entry]) -> dict[str, Array]:
         "text_offsets": _offsets([len(text) for text in texts]),
         "sums": np.array([_sum_of(spec, entry.outputs) for entry in entries], np.uint64),
     }
-
-
-def _joined(output: OutputSpec, entries: Sequence[Entry]) -> Array:
-    join = np.concatenate if output.per == "token" else np.stack
-    joined: Array = join([entry.outputs[output.name] for entry in entries])
-    assert joined.dtype.name == output.dtype, (output, joined.dtype)
-    return joined
+    tensors = dict(index)
+    for one in spec.outputs:
+        join = np.concatenate if one.per == "token" else np.stack
+        tensors[_tensor_name(one)] = joined = join([entry.outputs[one.name] for entry in entries])
+        assert joined.dtype.name == one.dtype, (one, joined.dtype)
+    shapes = {name: (_STORED[array.dtype], array.shape) for name, array in tensors.items()}
+    metadata = metadata_of(FORMAT, spec, _index_digest(index, shapes))
+    safetensors.numpy.save_file(tensors, path, metadata)
+    path.chmod(0o644)  # safetensors writes 0600, which no other user could read
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _offsets(sizes: Sequence[int]) -> Array:

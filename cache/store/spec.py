@@ -72,13 +72,8 @@ class EncoderSpec(Record, frozen=True, kw_only=True):
         return not self.mask or self.rows == "all" or self.extra_rows > 0
 
     def span(self, tokens: int) -> tuple[int, int]:
-        """The rows kept of a text, as a range within its row of ids.
-
-        Args:
-            tokens: of the text, padding left out.
-
-        Returns:
-            Begin and end; within `max_length` ids where `padded`, else within `tokens`.
+        """The rows kept of a text of so many tokens, padding left out: begin and end within
+        `max_length` ids where `padded`, else within `tokens`.
         """
         if self.rows == "all":
             return self.skip_rows, self.max_length
@@ -119,17 +114,15 @@ def fingerprint(spec: EncoderSpec) -> str:
 
 def differences(ours: EncoderSpec, theirs: EncoderSpec) -> list[str]:
     """The fields in which two specs differ, each as "field: OURS, THEIRS"."""
-    pairs = (
-        (field, getattr(ours, field), getattr(theirs, field))
-        for field in EncoderSpec.__struct_fields__
-    )
-    return [
-        f"{field}: {_plain(one)}, {_plain(other)}" for field, one, other in pairs if one != other
-    ]
-
-
-def _plain(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if not isinstance(value, str) else repr(value)
+    found = []
+    for field in EncoderSpec.__struct_fields__:
+        pair = getattr(ours, field), getattr(theirs, field)
+        if pair[0] != pair[1]:
+            plain = (
+                repr(v) if isinstance(v, str) else msgspec.json.encode(v).decode() for v in pair
+            )
+            found.append(f"{field}: {', '.join(plain)}")
+    return found
 
 
 def pad_rows(

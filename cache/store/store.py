@@ -74,10 +74,7 @@ class Store:
         return [name for name in found if is_there(self.root / name / SPEC_NAME)]
 
     def encodings(self, name: str | None = None) -> "Encodings":
-        """The entries of one encoder.
-
-        Args:
-            name: of the encoder; None: the only one.
+        """The entries of the encoder of a name; None: of the only one.
 
         Raises:
             CacheError: there is none of that name, several to choose from, or a damaged spec.
@@ -91,19 +88,21 @@ class Store:
                 raise CacheError(f"{self.root}: no encoder yet", hint=hint)
             asked = f"no encoder {name!r}" if name else "several encoders; name one"
             raise CacheError(f"{self.root}: {asked}: it holds {', '.join(names)}")
-        read = _read_spec(self.root / name / SPEC_NAME)
+        file = self.root / name / SPEC_NAME
+        read = _decoded(file, SpecFile)
+        if read.fingerprint != fingerprint(read.spec):
+            raise CacheError(
+                f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
+                hint="Put the original back, or fill a new cache.",
+            )
         return Encodings(self.root / name, read.spec, read.about)
 
     def add(self, name: str, spec: EncoderSpec, about: About, tokenizer: bytes) -> "Encodings":
         """The entries of an encoder, which may be new to the cache.
 
-        Args:
-            name: letters, digits, dot, dash, underscore.
-            tokenizer: text of its `tokenizer.json`.
-
         Raises:
-            CacheError: the name is taken by an encoder of another spec (says what differs), or by
-                something else; or the disk failed.
+            CacheError: the name cannot be one, or is taken by something else or by an encoder of
+                another spec (says what differs); or the disk failed.
             MissingError: the disk is full.
         """
         require_name(name)
@@ -172,12 +171,7 @@ class Encodings:
         return [self.shard_folder / name for name in names if name.endswith(SUFFIX)]
 
     def commit(self, entries: Sequence[Entry]) -> Path:
-        """Write entries as one shard: all of them are there when this returns, or none.
-
-        Raises:
-            MissingError: the disk is full; nothing was left behind.
-            CacheError: the disk failed otherwise.
-        """
+        """Write entries as one shard: all of them are there when this returns, or none."""
         target = self.shard_folder / shard_name([entry.key for entry in entries])
         try:
             self.shard_folder.mkdir(exist_ok=True)
@@ -198,18 +192,12 @@ def require_name(name: str) -> None:
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open a cache that is there.
-
-    Raises:
-        CacheVersionError: it is of another version.
-        CacheError: there is none, or it cannot be read.
-    """
+    """Open a cache that is there; a CacheVersionError where it is of another version."""
     root = _root(path)
     mark = root / MARK_NAME
     if not is_there(mark):
-        if root.is_dir():
-            what = f"it has no {MARK_NAME}"
-        else:
+        what = f"it has no {MARK_NAME}"
+        if not root.is_dir():
             what = "it is not a folder" if root.exists() else "it does not exist"
         raise CacheError(
             f"{root}: expected an embedding cache, but {what}",
@@ -224,11 +212,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 
 def find_store(path: str | os.PathLike[str]) -> Store | None:
-    """Open a cache; None where there is nothing yet, or another process is making one right now.
-
-    Raises:
-        CacheError: the folder holds something else.
-    """
+    """Open a cache; None where there is nothing yet, or another process is making one right now."""
     root = _root(path)
     if is_there(root / MARK_NAME):
         return open_store(root)
@@ -249,12 +233,7 @@ def find_store(path: str | os.PathLike[str]) -> Store | None:
 
 
 def create_store(path: str | os.PathLike[str]) -> Store:
-    """Open a cache, or make an empty one where there is nothing.
-
-    Raises:
-        CacheError: the folder holds something else, or cannot be written.
-        MissingError: the disk is full.
-    """
+    """Open a cache, or make an empty one where there is nothing."""
     root = _root(path)
     if find_store(root) is None:
         mark = Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
@@ -286,13 +265,3 @@ def _decoded(file: Path, kind: type[_Content]) -> _Content:
         raise disk_error(file, error) from error
     except msgspec.MsgspecError as error:
         raise CacheError(f"{file}: {error}") from error
-
-
-def _read_spec(file: Path) -> SpecFile:
-    read = _decoded(file, SpecFile)
-    if read.fingerprint != fingerprint(read.spec):
-        raise CacheError(
-            f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
-            hint="Put the original back, or fill a new cache.",
-        )
-    return read

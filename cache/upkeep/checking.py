@@ -7,8 +7,8 @@ looked at, and one that it puts in place of a damaged one stays.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, compress, count, pairwise
 from pathlib import Path
@@ -69,13 +69,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Examined:
-    """A shard that was read.
-
-    Args:
-        shard: None: it cannot be opened.
-        problem: what is wrong with it, if anything.
-        bad: numbers of the texts whose entries are damaged.
-    """
+    """A shard that was read; None: it cannot be opened.  `bad` are its damaged texts."""
 
     path: Path
     identity: FileId
@@ -102,10 +96,7 @@ class Examined:
 
 
 def check_store(store: Store, name: str | None = None, watch: Watch | None = None) -> list[Checked]:
-    """Check encoders of a cache, and take damaged shards out of it.
-
-    Args:
-        name: of the encoder; None: all.
+    """Check encoders of a cache (None: all), and take damaged shards out of it.
 
     Raises:
         CacheVersionError: an encoder was written by another version.
@@ -118,10 +109,10 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
     elif name is not None or not names:
         names = [store.encodings(name).name]  # which raises, unless it was made just now
     with disk_errors(store.root):
-        return [_check_named(store, one, watch) for one in names]
+        return [_check(store, one, watch) for one in names]
 
 
-def _check_named(store: Store, name: str, watch: Watch | None) -> Checked:
+def _check(store: Store, name: str, watch: Watch | None) -> Checked:
     try:
         encodings = store.encodings(name)
     except CacheError as error:
@@ -131,30 +122,26 @@ def _check_named(store: Store, name: str, watch: Watch | None) -> Checked:
         hint = "Put the original back; until then nobody can say what the shards belong to."
         return Checked(name, damages=(Damage(f"{name}/{SPEC_NAME}", problem, hint=hint),))
     with only_keeper(encodings):
-        return _check_encodings(encodings, watch)
-
-
-def _check_encodings(encodings: Encodings, watch: Watch | None) -> Checked:
-    """Check one encoder's entries, while nobody else moves shards."""
-    examined, damages = [], []
-    for one in examine_all(encodings):
-        examined.append(one)
-        if watch:
-            watch(one.path)
-    try:
-        require_tokenizer(encodings)
-    except CacheError as error:
-        path = encodings.tokenizer_file
-        problem = error.message.removeprefix(f"{path}: ")
-        damages.append(Damage(_below(encodings, path), problem, hint=error.hint))
-    whole = [one.shard for one in examined if one.shard and one.problem is None]
-    bad = [one for one in examined if one.problem is not None]
+        examined, damages = [], []
+        for one in examine_all(encodings):
+            examined.append(one)
+            if watch:
+                watch(one.path)
+        try:
+            require_tokenizer(encodings)
+        except CacheError as error:
+            path = encodings.tokenizer_file
+            problem = error.message.removeprefix(f"{path}: ")
+            damages.append(Damage(_below(encodings, path), problem, hint=error.hint))
+        whole = index_of([one.shard for one in examined if one.shard and one.problem is None])
+        bad = [one for one in examined if one.problem is not None]
+        damages += _take_out(encodings, bad, whole)
     return Checked(
-        encodings.name,
+        name,
         shards=len(examined),
         texts=sum(len(one.shard) for one in examined if one.shard),
         bytes=sum(one.size for one in examined),
-        damages=(*damages, *_take_out(encodings, bad, index_of(whole))),
+        damages=tuple(damages),
     )
 
 
@@ -221,43 +208,36 @@ def _problem(shard: Shard, text: int, keys: Keys) -> str | None:
 
 
 def _take_out(encodings: Encodings, bad: list[Examined], whole: Index) -> list[Damage]:
+    """Save what is whole of damaged shards, and move them to the quarantine."""
     saved: dict[bytes, tuple[Shard, int]] = {}
     for shard, lost in ((one.shard, one.bad) for one in bad if one.shard):
         for text in range(len(shard)):
             if text not in lost and whole.find(shard.key(text)) is None:
                 saved[shard.key(text)] = (shard, text)
     entries = (shard.entry(text) for shard, text in saved.values())
+    unsaved, damages = "", []
     try:
         commit_all(encodings, entries, occupied={one.path.name for one in bad})
     except (CacheError, MissingError) as error:  # they stay, with all that is whole in them
-        return [_damage(encodings, one, stays=error.message) for one in bad]
-    return [_quarantine(encodings, one, whole, saved) for one in bad]
-
-
-def _damage(encodings: Encodings, one: Examined, **more: Any) -> Damage:
-    hint = _VERIFY_AGAIN if more["stays"] else _FILL_AGAIN
-    return Damage(_below(encodings, one.path), one.problem or "", hint=hint, **more)
-
-
-def _quarantine(
-    encodings: Encodings, one: Examined, whole: Index, saved: Collection[bytes]
-) -> Damage:
-    lost = one.texts()
-    salvaged = 0
-    if one.shard is not None:
-        keys = [one.shard.key(number) for number in range(len(lost))]
-        gone = [key not in saved and whole.find(key) is None for key in keys]
-        lost = list(compress(lost, gone))
-        salvaged = len(keys) - len(lost)
-    place, stays = None, ""
-    try:
-        moved = _move(encodings, one, lost)
-        place = _below(encodings, moved) if moved else None
-    except (CacheError, MissingError) as error:
-        stays = error.message
-    return _damage(
-        encodings, one, salvaged=salvaged, lost=tuple(lost), quarantine=place, stays=stays
-    )
+        unsaved = error.message
+    for one in bad:
+        damage = Damage(_below(encodings, one.path), one.problem or "", stays=unsaved)
+        if not unsaved:
+            texts, salvaged = one.texts(), 0
+            if one.shard is not None:
+                keys = [one.shard.key(number) for number in range(len(texts))]
+                texts = list(
+                    compress(texts, (k not in saved and whole.find(k) is None for k in keys))
+                )
+                salvaged = len(keys) - len(texts)
+            damage = replace(damage, salvaged=salvaged, lost=tuple(texts))
+            try:
+                if moved := _move(encodings, one, texts):
+                    damage = replace(damage, quarantine=_below(encodings, moved))
+            except (CacheError, MissingError) as error:
+                damage = replace(damage, stays=error.message)
+        damages.append(replace(damage, hint=_VERIFY_AGAIN if damage.stays else _FILL_AGAIN))
+    return damages
 
 
 def _move(encodings: Encodings, one: Examined, lost: list[str]) -> Path | None:

@@ -88,10 +88,6 @@ def compare(
 ) -> Comparison:
     """Compare what both have, in float64.  Memory: some bytes a row, whatever the rows' width.
 
-    Args:
-        first: the reference.
-        worst: how many texts to list.
-
     Raises:
         CacheError: they have no text or no output in common, or keep other rows; or an entry is
             damaged.
@@ -189,38 +185,14 @@ def _errors(
                 f" {list(reference.shape)} as in the first cache, got {list(values.shape)}",
                 hint="Their tokenizers cut it into other tokens.",
             )
-        apart, relative, largest = _measure(
+        apart, relative, largest = gathered[one.name].add(
             reference.reshape(-1, one.width), values.reshape(-1, one.width)
         )
-        so_far = gathered[one.name]
-        so_far.apart.append(apart)
-        so_far.relative.append(relative)
-        so_far.largest = max(so_far.largest, largest)
         row = int(np.argmax(apart)) if len(apart) else 0
         least = 1 - float(apart[row]) if len(apart) else 1.0
         token = begin + row if one.per == "token" else None
         found.append(TextError(relative, ours.text, one.name, least, token, largest))
     return found
-
-
-def _measure(reference: Array, values: Array) -> tuple[Array, float, float]:
-    """1 - cosine of each row, in which small differences keep their digits: float32; the relative
-    L2 error; and the largest difference of two values.
-    """
-    ours, theirs = reference.astype(np.float64), values.astype(np.float64)
-    difference = theirs - ours
-    lengths = [np.linalg.norm(one, axis=1) for one in (ours, theirs)]
-    # |a/|a| - b/|b||^2 = 2 (1 - cos): no difference of nearly equal numbers
-    units = [
-        one / np.where(length, length, 1)[:, None]
-        for one, length in zip((ours, theirs), lengths, strict=True)
-    ]
-    apart = np.square(units[0] - units[1]).sum(1) / 2
-    apart[(lengths[0] == 0) != (lengths[1] == 0)] = 1.0
-    whole, off = float(np.linalg.norm(ours)), float(np.linalg.norm(difference))
-    relative = off / whole if whole else float("inf") if off else 0.0
-    largest = float(np.abs(difference).max(initial=0.0))
-    return apart.astype(np.float32), relative, largest
 
 
 @dataclass
@@ -230,6 +202,28 @@ class _Gathered:
     apart: list[Array] = field(default_factory=list)
     relative: list[float] = field(default_factory=list)
     largest: float = 0.0
+
+    def add(self, reference: Array, values: Array) -> tuple[Array, float, float]:
+        """1 - cosine of each row, in which small differences keep their digits: float32; the
+        relative L2 error; and the largest difference of two values.
+        """
+        ours, theirs = reference.astype(np.float64), values.astype(np.float64)
+        difference = theirs - ours
+        lengths = [np.linalg.norm(one, axis=1) for one in (ours, theirs)]
+        # |a/|a| - b/|b||^2 = 2 (1 - cos): no difference of nearly equal numbers
+        units = [
+            one / np.where(length, length, 1)[:, None]
+            for one, length in zip((ours, theirs), lengths, strict=True)
+        ]
+        apart = np.square(units[0] - units[1]).sum(1) / 2
+        apart[(lengths[0] == 0) != (lengths[1] == 0)] = 1.0
+        whole, off = float(np.linalg.norm(ours)), float(np.linalg.norm(difference))
+        relative = off / whole if whole else float("inf") if off else 0.0
+        largest = float(np.abs(difference).max(initial=0.0))
+        self.apart.append(apart.astype(np.float32))
+        self.relative.append(relative)
+        self.largest = max(self.largest, largest)
+        return self.apart[-1], relative, largest
 
     def summary(self, name: str) -> OutputError:
         apart = np.concatenate(self.apart)

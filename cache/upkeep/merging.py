@@ -7,7 +7,7 @@ some entries that are there already only the others are written.
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,16 +58,12 @@ _Held = tuple[Store, list[str]]
 
 
 def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
-    """Merge caches into one that is new or there already.
-
-    Args:
-        caches: to read; `output` may be among them.
+    """Merge caches into one that is new or there already; it may be among them.
 
     Raises:
         UsageError: no other cache than the output.
         CacheError: no cache, equal names of different encoders, a damaged shard, or shards that
-            were joined meanwhile; nothing was written then.  Or another command is moving shards of
-            the output.
+            were joined meanwhile; nothing was written then.  Or another command is moving shards.
         MissingError: the disk is full; what is there by then is whole.
     """
     output = Path(os.path.realpath(output))
@@ -80,28 +76,29 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
         held = [(store, store.names()) for store in stores]
         names = sorted({name for _, found in held for name in found})
         into = [(there, there.names())] if there else []
-        _require_equal([*into, *held], names)
+        for first, *others in (_named([*into, *held], name) for name in names):
+            for other in others:
+                if fields := differences(first.spec, other.spec):
+                    raise CacheError(
+                        f"{first.folder} and {other.folder}: made for different encoders:"
+                        f" {'; '.join(fields)}",
+                        hint="Rename one of the folders: a name stands for one encoder.",
+                    )
         additions = [_addition(there, _named(held, name)) for name in names]
-        _require_room(output, additions)
+        # Refuse before work what the disk does not hold; links take no room.
+        existing = next(place for place in (output, *output.parents) if is_there(place))
+        device, copied = existing.stat().st_dev, []
+        for one in additions:
+            paths = [shard.path for shard in one.whole]
+            copied += [path for path in paths if path.stat().st_dev != device]
+            copied += [shard.path for shard, _ in one.parts]
+        require_space(output, bytes_in(copied))
         target = create_store(output)
         return [_carry_out(target, addition) for addition in additions]
 
 
 def _named(held: Sequence[_Held], name: str) -> list[Encodings]:
     return [store.encodings(name) for store, names in held if name in names]
-
-
-def _require_equal(held: Sequence[_Held], names: Sequence[str]) -> None:
-    for name in names:
-        found = _named(held, name)
-        for other in found[1:]:
-            fields = differences(found[0].spec, other.spec)
-            if fields:
-                raise CacheError(
-                    f"{found[0].folder} and {other.folder}: made for different encoders:"
-                    f" {'; '.join(fields)}",
-                    hint="Rename one of the folders: a name stands for one encoder.",
-                )
 
 
 def _all_shards(encodings: Encodings) -> list[Shard]:
@@ -146,24 +143,6 @@ def _addition(there: Store | None, sources: Sequence[Encodings]) -> _Addition:
     return _Addition(sources, whole, parts, doubles)
 
 
-def _require_room(output: Path, additions: Iterable[_Addition]) -> None:
-    """Refuse before work what the disk does not hold; links take no room."""
-    existing = next(place for place in (output, *output.parents) if is_there(place))
-    device = _device(existing)
-    copied: list[Path] = []
-    for one in additions:
-        copied += [shard.path for shard in one.whole if _device(shard.path) != device]
-        copied += [shard.path for shard, _ in one.parts]
-    require_space(output, bytes_in(copied))
-
-
-def _device(path: Path) -> int:
-    try:
-        return path.stat().st_dev
-    except OSError as error:
-        raise disk_error(path, error) from error
-
-
 def _carry_out(target: Store, addition: _Addition) -> Merged:
     first = addition.sources[0]
     into = target.add(first.name, first.spec, first.about, first.read_tokenizer())
@@ -193,16 +172,12 @@ def _take(path: Path, into: Encodings) -> None:
         except FileExistsError:
             return
         except OSError:  # another disk, or one without links
-            _copy(path, target, into)
+            with own_folder(into.staging_folder) as folder:
+                temporary = folder / target.name
+                shutil.copyfile(path, temporary)
+                with temporary.open("rb+") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(target)
         flush_folder(target.parent)
     except OSError as error:
         raise disk_error(target, error) from error
-
-
-def _copy(path: Path, target: Path, into: Encodings) -> None:
-    with own_folder(into.staging_folder) as folder:
-        temporary = folder / target.name
-        shutil.copyfile(path, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)

@@ -12,8 +12,8 @@ import numpy as np
 
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.store.claims import sweep
-from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors
-from enginecast.cache.store.index import Index, as_keys, index_of, open_index
+from enginecast.cache.store.disk import bytes_in, disk_errors
+from enginecast.cache.store.index import as_keys, index_of, open_index
 from enginecast.cache.store.mapping import file_id
 from enginecast.cache.store.shard import Shard, shard_size
 from enginecast.cache.store.spec import Keys
@@ -65,9 +65,8 @@ def prune_store(
 
     Args:
         name: of the encoder; None: all.
-        keep: texts as they were given to the fill; all others go, but for the empty one.  None: all
-            stay.
-        dry_run: change nothing.
+        keep: texts as they were given to the fill; all others go, but for the empty one; None:
+            none.
         shard_bytes: size of a full shard; those of less than half are joined.
 
     Raises:
@@ -112,44 +111,39 @@ def _look_at(encodings: Encodings, wanted: Array | None, shard_bytes: int) -> _P
     shards = open_index(encodings, keep=False).require_whole().shards
     # Of doubles the one in the largest shard stays: then the others often go without a rewrite.
     index = index_of(sorted(shards, key=lambda shard: (-len(shard), shard.path.name)))
-    first = _first_of_each(index)
+    # Which entries have a key that is not in a shard before: bool [texts] of each shard.
+    first = [np.zeros(len(shard), bool) for shard in index.shards]
+    numbers, texts = index.rows(np.arange(len(index)))
+    for number, one in enumerate(first):
+        one[texts[numbers == number]] = True
     meant = [
         np.ones(len(shard), bool) if wanted is None else np.isin(as_keys(shard.keys), wanted)
         for shard in index.shards
     ]
     live = [one & other for one, other in zip(first, meant, strict=True)]
-    if wanted is not None:
-        _require_some(encodings, index, live, empty=wanted[:1])
+    if wanted is not None:  # the empty text, which every fill stores, is left of a wrong file, too
+        others = [~np.isin(as_keys(shard.keys), wanted[:1]) for shard in index.shards]
+        left = any((one & other).any() for one, other in zip(live, others, strict=True))
+        if not left and any(one.any() for one in others):
+            raise CacheError(
+                f"{encodings.folder}: holds none of the texts to keep; nothing would be left",
+                hint="Check --keep and --column; to be rid of the entries remove the folder.",
+            )
     chosen = _chosen(index.shards, live, shard_bytes)
-    _require_whole(index, first, chosen)
+    # Damaged entries are not copied, and the double of one is not removed.
+    for number, shard in enumerate(index.shards):
+        if number in chosen:
+            for text in np.flatnonzero(first[number]):
+                shard.require_whole(int(text))
+        twins = index.locations(index.find_all(shard.keys[~first[number]]))
+        for owner, text in zip(*twins, strict=True):
+            index.shards[owner].require_whole(int(text))
     return _Pruning(
         old=tuple((index.shards[number], np.flatnonzero(live[number])) for number in chosen),
         kept=sum(int(one.sum()) for one in live),
         doubles=index.doubles,
         unwanted=sum(int((one & ~other).sum()) for one, other in zip(first, meant, strict=True)),
     )
-
-
-def _first_of_each(index: Index) -> list[Array]:
-    """Which entries have a key that is not in a shard before: bool [texts] of each shard."""
-    first = [np.zeros(len(shard), bool) for shard in index.shards]
-    numbers, texts = index.rows(np.arange(len(index)))
-    for number, one in enumerate(first):
-        one[texts[numbers == number]] = True
-    return first
-
-
-def _require_some(
-    encodings: Encodings, index: Index, live: Sequence[Array], *, empty: Array
-) -> None:
-    """Refuse to keep nothing but the empty text, which every fill stores: a wrong file does."""
-    others = [~np.isin(as_keys(shard.keys), empty) for shard in index.shards]
-    left = any((one & other).any() for one, other in zip(live, others, strict=True))
-    if not left and any(one.any() for one in others):
-        raise CacheError(
-            f"{encodings.folder}: holds none of the texts to keep; nothing would be left",
-            hint="Check --keep and --column; to be rid of the entries remove the folder.",
-        )
 
 
 def _chosen(shards: Sequence[Shard], live: Sequence[Array], shard_bytes: int) -> list[int]:
@@ -163,17 +157,6 @@ def _chosen(shards: Sequence[Shard], live: Sequence[Array], shard_bytes: int) ->
     }
     rewritten = sum(bool(live[number].any()) for number in dirty)
     return sorted(dirty | small if len(small) + rewritten > 1 else dirty)
-
-
-def _require_whole(index: Index, first: Sequence[Array], chosen: Sequence[int]) -> None:
-    """Refuse to copy damaged entries, and to remove the double of one."""
-    for number, shard in enumerate(index.shards):
-        if number in chosen:
-            for text in np.flatnonzero(first[number]):
-                shard.require_whole(int(text))
-        twins = index.locations(index.find_all(shard.keys[~first[number]]))
-        for owner, text in zip(*twins, strict=True):
-            index.shards[owner].require_whole(int(text))
 
 
 def _prune(encodings: Encodings, pruning: _Pruning, shard_bytes: int, *, dry_run: bool) -> Pruned:
@@ -197,10 +180,8 @@ def _prune(encodings: Encodings, pruning: _Pruning, shard_bytes: int, *, dry_run
         made = [path.stat().st_size for path in paths]
         freed += sum(remove_file(path, identity) for path, identity in identities.items())
         for path in quarantine:
-            try:
+            with disk_errors(path):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise disk_error(path, error) from error
     return Pruned(
         encodings.name,
         leftovers=len(leftovers),

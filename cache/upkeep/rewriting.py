@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginecast.cache.store.disk import disk_error, try_lock
+from enginecast.cache.store.disk import disk_error, disk_errors, try_lock
 from enginecast.cache.store.mapping import FileId, file_id
 from enginecast.cache.store.shard import Entry, Shard, shard_name
 from enginecast.cache.store.store import Encodings
@@ -41,11 +41,9 @@ def only_keeper(encodings: Encodings) -> Iterator[None]:
 
     The lock goes with the process, however it ends.
     """
-    try:
+    with disk_errors(encodings.shard_folder):
         encodings.shard_folder.mkdir(exist_ok=True)  # copies of caches may lack empty folders
         descriptor = os.open(encodings.shard_folder, os.O_RDONLY)
-    except OSError as error:
-        raise disk_error(encodings.shard_folder, error) from error
     try:
         if try_lock(descriptor) is False:
             raise CacheError(

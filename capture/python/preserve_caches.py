@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from enginecast.capture.python.locations import is_model_code, is_user_code
 
-_Container = dict[Any, Any] | list[Any] | set[Any]
-
 
 @contextmanager
 def preserving_caches(module: nn.Module) -> Iterator[None]:
@@ -30,8 +28,10 @@ def preserving_caches(module: nn.Module) -> Iterator[None]:
     finally:
         for found, copy in kept:
             if len(found) != len(copy) or list(map(id, found)) != list(map(id, copy)):
-                _refill(found, copy)
-            elif isinstance(found, dict):
+                found.clear()
+            if isinstance(found, list):
+                found[:] = copy
+            else:
                 found.update(copy)
         for (space, bind), names in zip(spaces, before, strict=True):
             changed = {name for name, value in names.items() if space.get(name) is not value}
@@ -65,14 +65,6 @@ def _content(cell: CellType) -> object:
         return cell.cell_contents
     except ValueError:  # nothing was put there yet
         return None
-
-
-def _refill(container: _Container, copy: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(copy)
-    else:
-        container.update(copy)
 
 
 def _spaces(module: nn.Module) -> Iterator[tuple[Mapping[str, Any], Callable[[str, Any], None]]]:

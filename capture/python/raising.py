@@ -74,13 +74,11 @@ def _caught(file: str) -> frozenset[int]:
     return frozenset(
         line
         for node in ast.walk(tree)
-        if isinstance(node, ast.Try | ast.With) and _goes_on(node)
+        if (isinstance(node, ast.With) and any("suppress" in ast.unparse(i) for i in node.items))
+        or (
+            isinstance(node, ast.Try)
+            and not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
+        )
         for part in node.body
         for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
     )
-
-
-def _goes_on(node: ast.Try | ast.With) -> bool:
-    if isinstance(node, ast.Try):
-        return not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
-    return any("suppress" in ast.unparse(item) for item in node.items)

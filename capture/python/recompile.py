@@ -90,7 +90,13 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
     lines = linecache.getlines(file, inner.__globals__)
     if not lines:
         raise SourceUnavailable(f"the source of {name} is not available: it comes from {file}")
-    definition = _definition("".join(lines), file, code)
+    definition = _functions("".join(lines), file).get((code.co_name, code.co_firstlineno))
+    now, *stars = inspect.getargs(code)
+    if definition is None or _arguments(definition) != [*now, *filter(None, stars)]:
+        raise SourceUnavailable(
+            f"{file}:{code.co_firstlineno} no longer holds {name}: "
+            "the file has changed since it was imported"
+        )
     return FunctionSource(inner, copy.deepcopy(definition), file)
 
 
@@ -171,7 +177,10 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
     ast.fix_missing_locations(module)
     futures = old.co_flags & _FUTURES
     whole = compile(module, old.co_filename, "exec", flags=futures, dont_inherit=True)
-    code = _within(whole, [FACTORY, *filter(None, [owner]), definition.name])
+    code = whole
+    for name in (FACTORY, *filter(None, [owner]), definition.name):
+        inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+        code = next(constant for constant in inner if constant.co_name == name)
     if code.co_freevars != old.co_freevars:
         raise SourceUnavailable(
             f"{old.co_filename}:{old.co_firstlineno} {old.co_qualname} cannot run other code: it "
@@ -219,17 +228,6 @@ def _functions(text: str, file: str) -> Mapping[tuple[str, int], ast.FunctionDef
     return {(node.name, first_line(node)): node for node in found}
 
 
-def _definition(text: str, file: str, code: CodeType) -> ast.FunctionDef:
-    definition = _functions(text, file).get((code.co_name, code.co_firstlineno))
-    now, *stars = inspect.getargs(code)
-    if definition is None or _arguments(definition) != [*now, *filter(None, stars)]:
-        raise SourceUnavailable(
-            f"{file}:{code.co_firstlineno} no longer holds {code.co_qualname}: "
-            "the file has changed since it was imported"
-        )
-    return definition
-
-
 def _arguments(definition: ast.FunctionDef) -> list[str]:
     """Names of the arguments in the order of `co_varnames`."""
     spec = definition.args
@@ -254,10 +252,3 @@ def _bare(definition: ast.FunctionDef, free: tuple[str, ...]) -> ast.FunctionDef
         never = ast.If(test=ast.Constant(value=False), body=[kept], orelse=[])
         bare.body.insert(1 if ast.get_docstring(bare) is not None else 0, never)
     return bare
-
-
-def _within(code: CodeType, path: list[str]) -> CodeType:
-    for name in path:
-        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        code = next(constant for constant in inner if constant.co_name == name)
-    return code

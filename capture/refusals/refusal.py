@@ -11,7 +11,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -281,19 +281,13 @@ def _kind(error: BaseException) -> Kind | None:
 
 def _place(error: BaseException) -> SourceLocation | None:
     """The innermost line of code that is neither torch's, Python's, nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [*map(SourceLocation.of_summary, traceback.extract_tb(error.__traceback__))]
+    # Those before torch's first one are who asked for the export.
+    first = next((i for i, place in enumerate(frames) if origin_of(place.file) == "torch"), 0)
     _, _, quoted = str(error).partition("from user code")
-    quoted_frames = SourceLocation.in_text(quoted)
-    places = [*reversed(quoted_frames), *reversed(_within_torch(frames))]
+    places = [*reversed(SourceLocation.in_text(quoted)), *reversed(frames[first:])]
     known = (place for place in places if is_model_code(place.file))
     return next(known, None) or next((p for p in places if origin_of(p.file) == "exec"), None)
-
-
-def _within_torch(frames: Sequence[traceback.FrameSummary]) -> list[SourceLocation]:
-    """The frames from torch's first one on: those before it are who asked for the export."""
-    places = [SourceLocation.of_summary(frame) for frame in frames]
-    first = next((i for i, place in enumerate(places) if origin_of(place.file) == "torch"), 0)
-    return places[first:]
 
 
 _UNSAID = "Expected cond to be True, but got False"
@@ -417,58 +411,45 @@ def place_of(guard: Any) -> SourceLocation | None:
 
 def _culprit(error: BaseException) -> SourceLocation | None:
     """The line of the first guard that some size does not satisfy; None when unknown."""
-    for environment in _environments(error):
-        for guard in environment.guards:
-            place = place_of(guard)
-            if place is not None and _can_fail(guard.expr, environment):
-                return place
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in [*frame.f_locals.values()]:
+            if not isinstance(value, FakeTensorMode) or value.shape_env is None:
+                continue
+            for guard in value.shape_env.guards:
+                place = place_of(guard)
+                if place is not None and _can_fail(guard.expr, value.shape_env):
+                    return place
     return None
 
 
 def _reader(error: BaseException) -> SourceLocation | None:
     """The line that reads the constant which torch could not put into the program."""
     found: SourceLocation | None = None
-    trace = error.__traceback__
-    while trace is not None:
-        node = trace.tb_frame.f_locals.get("node")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("node")
         if isinstance(node, torch.fx.Node):
             texts = "\n".join(near.stack_trace or "" for near in (node, *node.users))
             found = next((p for p in SourceLocation.in_text(texts) if is_model_code(p.file)), found)
-        trace = trace.tb_next
     return found
 
 
 def _is_packed(error: BaseException) -> bool:
     """Whether it comes from a recurrent layer of torch's that got packed sequences."""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        is_layer = isinstance(frame.f_locals.get("self"), nn.RNNBase)
-        if is_layer and isinstance(frame.f_locals.get("batch_sizes"), Tensor):
-            return True
-        trace = trace.tb_next
-    return False
+    return any(
+        isinstance(frame.f_locals.get("self"), nn.RNNBase)
+        and isinstance(frame.f_locals.get("batch_sizes"), Tensor)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _operator(error: BaseException) -> str:
     """The operator that torch was tracing when it raised an error."""
     found = "an operator"
-    trace = error.__traceback__
-    while trace is not None:
-        func = trace.tb_frame.f_locals.get("func")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        func = frame.f_locals.get("func")
         if isinstance(func, torch._ops.OpOverload):
             found = f"torch.{func._schema.name.removeprefix('aten::')}"
-        trace = trace.tb_next
     return found
-
-
-def _environments(error: BaseException) -> Iterator[ShapeEnv]:
-    trace = error.__traceback__
-    while trace is not None:
-        for value in list(trace.tb_frame.f_locals.values()):
-            if isinstance(value, FakeTensorMode) and value.shape_env is not None:
-                yield value.shape_env
-        trace = trace.tb_next
 
 
 def _can_fail(guard: Any, environment: ShapeEnv) -> bool:

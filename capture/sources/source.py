@@ -8,7 +8,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,8 @@ from transformers import PreTrainedConfig
 
 from enginecast.capture.sources.calls import Call
 from enginecast.capture.sources.checkpoint import read_json
+from enginecast.capture.sources.component import DEFAULTS as DEFAULTS
+from enginecast.capture.sources.component import ComponentOptions as ComponentOptions
 from enginecast.capture.sources.hub import download_line, is_hub_name
 from enginecast.capture.sources.padding_side import (
     FROM_THE_LEFT,
@@ -34,32 +35,6 @@ from enginecast.errors import SourceError, UsageError
 TOKENIZER_FILE = "tokenizer.json"
 
 
-@dataclass(frozen=True)
-class ComponentOptions:
-    """The user's options for a component of a diffusion pipeline, besides its folder."""
-
-    variant: str = ""
-    """Of the weight files: "fp16"."""
-    entry: str = ""
-    """The method that the engine is: "encode" or "decode" of an autoencoder."""
-    height: int | None = None
-    """In pixels, as the two that follow: sizes of what the pipeline makes."""
-    width: int | None = None
-    frames: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, size in (("height", self.height), ("width", self.width), ("frames", self.frames)):
-            if size is not None and size < 1:
-                raise UsageError(f"--{name} {size}: expected at least 1")
-
-    @property
-    def given(self) -> dict[str, str]:
-        """What was given, by name."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: str(value) for name, value in found.items() if value}
-
-
-DEFAULTS = ComponentOptions()
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 """Ends of the names of files that torch writes, of which those of TorchScript are models."""
 

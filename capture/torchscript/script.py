@@ -122,30 +122,73 @@ def hybrid(
         MissingError: this torch has no TorchScript any more.
     """
     require_torchscript()
-    outer = Positional(own_copy(module), tuple(example), wanted, dtype)
+    own = copy_sharing_weights(module).eval().requires_grad_(False)
+    widened: dict[int, nn.Parameter] = {}
+    for owner in own.modules():  # weights that are widened as they are read become fp32 ones
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if isinstance(tensor, WidenedWeight):
+                    stored = tensor.stored
+                    made = widened.get(id(stored)) or nn.Parameter(stored.float(), False)
+                    tensors[name] = widened[id(stored)] = made
+    outer = Positional(own, tuple(example), wanted, dtype)
     arguments = tuple(example.values())
     # What TorchScript warns of is held back: its deprecation is one note of ours.
     with warnings.catch_warnings(record=True) as caught, torch.no_grad(), quiet_torch():
         warnings.simplefilter("always")
-        refuse_state(outer, arguments)
+        # An engine must give the same for the same inputs: refuse a model that keeps something.
+        before = {name: tensor.clone() for name, tensor in own.named_buffers()}
+        outer(*arguments)
+        for name, tensor in own.named_buffers():
+            old = before.get(name)
+            if old is None or old.shape != tensor.shape or not torch.equal(old, tensor):
+                raise CaptureError(
+                    f"forward writes into the buffer {name}, and an engine cannot keep it",
+                    hint="Return the new value instead, or switch the update off in eval mode.",
+                )
         scripting = _Scripting(outer, arguments)
         missed = scripting.script_all(places, optional)
         caught.clear()  # what is scripted warns of nothing; only the trace is of interest
-        traced = _trace(outer, arguments)
-    suspects = tuple(dict.fromkeys(_suspects(caught)))
+        try:
+            traced = torch.jit.trace(outer, arguments, check_trace=False, strict=False)
+        except EnginecastError:
+            raise
+        except Exception as error:  # the tracer raises many kinds, and the model's own code any
+            raise CaptureError(
+                f"torch.jit.trace refused the model: {_reason(error)}",
+                hint="Return tensors in tuples, dicts or dataclasses, and read no values of tensors"
+                " in forward.",
+            ) from error
+    suspects: dict[Suspect, None] = {}
+    for warning in caught:
+        if warning.category.__name__ == "TracerWarning":
+            said = str(warning.message).strip().split(". ")[0].split("\n")[0]
+            suspects[Suspect(SourceLocation(warning.filename, warning.lineno), said)] = None
     scripted = tuple(sorted(scripting.done))
     # What eager reads and a trace does not is not baked: transformers' masks, for one.
     warned = {suspect.place.resolved for suspect in suspects}
     baked = {place: reason for place, reason in missed.items() if place.resolved in warned}
+    how = "all of the model is traced"
+    if scripted:
+        how = f"scripted {', '.join(path or 'the whole model' for path in scripted)}; the rest is"
+        how += " traced"
+    elif any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        how = "TorchScript modules in the model stay as they are; the rest is traced"
     return Hybrid(
         traced,
         outer.inputs,
         outer.outputs,
         scripted,
-        suspects,
+        tuple(suspects),
         held=tuple(place for place in dict.fromkeys((*places, *optional)) if place not in missed),
         unscripted=tuple(baked),
-        notes=_notes(scripted, baked, any(_is_script(part) for part in module.modules())),
+        notes=(
+            f"TorchScript: {how}",
+            *(
+                f"TorchScript: the branch at {place} is traced, not scripted: {reason}"
+                for place, reason in baked.items()
+            ),
+        ),
     )
 
 
@@ -203,7 +246,13 @@ class _Scripting:
             for path in paths or ("",):
                 reason = self._script(path)
                 if reason and place in places:
-                    raise _refusal(model, place, path, reason)
+                    kind = type(model.get_submodule(path)).__name__
+                    raise UnscriptableError(
+                        f"neither {path or 'the model itself'} ({kind}), which branches on data at"
+                        f" {place}, nor a module around it can be scripted: {reason}",
+                        hint="Rewrite the branch with torch.where or torch.cond, or move it into a"
+                        " small module of plain tensor code.",
+                    )
                 if reason:
                     missed[place] = reason
         return missed
@@ -260,51 +309,6 @@ def _outputs(found: Sequence[tuple[str, torch.dtype, torch.Size]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, _, shape in found) or "nothing"
 
 
-def _refusal(model: nn.Module, place: SourceLocation, path: str, reason: str) -> UnscriptableError:
-    owner = model.get_submodule(path)
-    name = f"{path or 'the model itself'} ({type(owner).__name__})"
-    return UnscriptableError(
-        f"neither {name}, which branches on data at {place}, nor a module around it"
-        f" can be scripted: {reason}",
-        hint="Rewrite the branch with torch.where or torch.cond, or move it into a small module of"
-        " plain tensor code.",
-    )
-
-
-def _trace(outer: Positional, arguments: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
-    try:
-        traced: torch.jit.ScriptModule = torch.jit.trace(
-            outer, arguments, check_trace=False, strict=False
-        )
-    except EnginecastError:
-        raise
-    except Exception as error:  # the tracer raises many kinds, and the model's own code any
-        raise CaptureError(
-            f"torch.jit.trace refused the model: {_reason(error)}",
-            hint="Return tensors in tuples, dicts or dataclasses, and read no values of tensors in"
-            " forward.",
-        ) from error
-    return traced
-
-
-def _is_script(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
-
-
-def _notes(
-    scripted: Sequence[str], missed: Mapping[SourceLocation, str], was_script: bool
-) -> tuple[str, ...]:
-    what = ", ".join(path or "the whole model" for path in scripted)
-    traced = f"scripted {what}; the rest is traced" if scripted else "all of the model is traced"
-    if was_script and not scripted:
-        traced = "TorchScript modules in the model stay as they are; the rest is traced"
-    left = (
-        f"TorchScript: the branch at {place} is traced, not scripted: {reason}"
-        for place, reason in missed.items()
-    )
-    return (f"TorchScript: {traced}", *left)
-
-
 def _reason(error: BaseException) -> str:
     """TorchScript's own words, as one sentence with the line that it complains of."""
     text = str(error)
@@ -315,13 +319,6 @@ def _reason(error: BaseException) -> str:
     where = f" ({places[0]})" if places else ""
     # Addresses differ from run to run, and manifests must not.
     return f"{_ADDRESS.sub('', said[:200])}{where}"
-
-
-def _suspects(caught: Sequence[warnings.WarningMessage]) -> Iterator[Suspect]:
-    for warning in caught:
-        if warning.category.__name__ == "TracerWarning":
-            message = str(warning.message).strip().split(". ")[0].split("\n")[0]
-            yield Suspect(SourceLocation(warning.filename, warning.lineno), message)
 
 
 PARSE = "parse_def"
@@ -355,34 +352,6 @@ def refusing_decorators() -> Iterator[None]:
         yield
 
 
-def refuse_state(outer: Positional, arguments: tuple[Tensor, ...]) -> None:
-    """An engine must give the same for the same inputs: refuse a model that keeps something."""
-    before = {name: tensor.clone() for name, tensor in outer.model.named_buffers()}
-    outer(*arguments)
-    for name, tensor in outer.model.named_buffers():
-        old = before.get(name)
-        if old is None or old.shape != tensor.shape or not torch.equal(old, tensor):
-            raise CaptureError(
-                f"forward writes into the buffer {name}, and an engine cannot keep it",
-                hint="Return the new value instead, or switch the update off in eval mode.",
-            )
-
-
-def own_copy(module: nn.Module) -> nn.Module:
-    """A copy in eval mode; weights that are widened as they are read become fp32 ones."""
-    copy = copy_sharing_weights(module).eval().requires_grad_(False)
-    widened: dict[int, nn.Parameter] = {}
-    for owner in copy.modules():
-        for tensors in (owner._parameters, owner._buffers):
-            for name, tensor in tensors.items():
-                if isinstance(tensor, WidenedWeight):
-                    stored = tensor.stored
-                    made = widened.get(id(stored)) or nn.Parameter(stored.float(), False)
-                    widened[id(stored)] = made
-                    tensors[name] = made
-    return copy
-
-
 def compiled_by_trace(
     places: Collection[SourceLocation], run: Callable[[], object]
 ) -> frozenset[SourceLocation]:
@@ -391,26 +360,37 @@ def compiled_by_trace(
 
     Runs the model once.  A place that is also come to on another way is not among them.
     """
-    wanted = {place: place.resolved for place in places}
-    files = {resolved.file for resolved in wanted.values()}
     inside: set[SourceLocation] = set()
     outside: set[SourceLocation] = set()
 
-    def note(frame: FrameType) -> None:
-        file = real_path(frame.f_code.co_filename)
-        for place, resolved in wanted.items() if file in files else ():
-            if resolved.file == file and holds(frame.f_code, resolved.line):
-                (inside if _is_compiled(frame) else outside).add(place)
+    def note(place: SourceLocation, at: FrameType) -> None:
+        frame: FrameType | None = at
+        while frame is not None and frame.f_code.co_qualname != _WRAPPER:
+            frame = frame.f_back
+        compiled = frame is not None and origin_of(frame.f_code.co_filename) == "torch"
+        (inside if compiled else outside).add(place)
 
-    with noting_calls(note):
-        run()
+    _note_functions(places, run, note)
     return frozenset(inside - outside)
 
 
-def _is_compiled(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_qualname != _WRAPPER:
-        frame = frame.f_back
-    return frame is not None and origin_of(frame.f_code.co_filename) == "torch"
+def _note_functions(
+    places: Collection[SourceLocation],
+    run: Callable[[], object],
+    note: Callable[[SourceLocation, FrameType], object],
+) -> None:
+    """Run the model once, and call `note` when a function with a place begins."""
+    wanted = {place: place.resolved for place in places}
+    files = {resolved.file for resolved in wanted.values()}
+
+    def entered(frame: FrameType) -> None:
+        file = real_path(frame.f_code.co_filename)
+        for place, resolved in wanted.items() if file in files else ():
+            if resolved.file == file and holds(frame.f_code, resolved.line):
+                note(place, frame)
+
+    with noting_calls(entered):
+        run()
 
 
 def owners(
@@ -423,18 +403,8 @@ def owners(
         modules whose forward stands around the line; empty where there is none either.
     """
     paths = {id(found): path for path, found in module.named_modules()}
-    wanted = {place: place.resolved for place in places}
-    files = {resolved.file for resolved in wanted.values()}
     found: dict[SourceLocation, set[str]] = {place: set() for place in places}
-
-    def note(frame: FrameType) -> None:
-        file = real_path(frame.f_code.co_filename)
-        for place, resolved in wanted.items() if file in files else ():
-            if resolved.file == file and holds(frame.f_code, resolved.line):
-                found[place] |= _innermost(frame, paths)
-
-    with noting_calls(note):
-        run()
+    _note_functions(places, run, lambda place, frame: found[place].update(_innermost(frame, paths)))
     return {place: tuple(sorted(met or _around(module, place))) for place, met in found.items()}
 
 

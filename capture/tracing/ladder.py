@@ -25,7 +25,7 @@ from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.operators.selections import noting_selections
 from enginecast.capture.control_flow.operators.sites import Site
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow, tie
+from enginecast.capture.inputs.narrowing import Narrowed, equal, fewer, fix, in_steps, narrow, tie
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.locations import SourceLocation
@@ -424,8 +424,8 @@ def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -
         def takes(sizes: Mapping[str, int]) -> bool:
             return FakeRuns(source).shapes(sample(specs, sizes, SEED)) is not None
 
-        stepped = in_steps(specs, takes, error.refusal.place)
-        return stepped or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
+        found = equal(specs, takes) or in_steps(specs, takes, error.refusal.place)
+        return found or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
     place = error.refusal.place if isinstance(error, RefusedError) else ""
     return narrow(specs, str(error.__cause__), place)
 
@@ -436,13 +436,23 @@ def _advised(source: Source, specs: tuple[InputSpec, ...], error: RefusedError) 
         return error
     free = (replace(s, dims=tuple(replace(d, asked=False) for d in s.dims)) for s in specs)
     fitted = _fitted(source, tuple(free), error)
-    advice = [
-        f"{spec.name}:{index}={new.shown}"
+    found = [
+        (f"{spec.name}:{index}", dim, new)
         for spec, fit in zip(specs, fitted.specs if fitted else specs, strict=True)
         for index, (dim, new) in enumerate(zip(spec.dims, fit.dims, strict=True))
-        if dim.asked and new.name is not None and new.sizes != dim.sizes
+        if new.name is not None
     ]
+    tied = {new.name for _, dim, new in found if new.name != dim.name}
+    if tied:
+        advice = [f"{place}={new.name}:{new.shown}" for place, _, new in found if new.name in tied]
+        what = "Give sizes that must be equal one name"
+    else:
+        changed = [
+            (place, new) for place, dim, new in found if dim.asked and new.sizes != dim.sizes
+        ]
+        advice = [f"{place}={new.shown}" for place, new in changed]
+        what = "Ask for sizes that it takes"
     if not advice:
         return error
-    hint = f"Ask for sizes that it takes: --dynamic {','.join(advice)}."
+    hint = f"{what}: --dynamic {','.join(advice)}."
     return RefusedError(replace(error.refusal, hint=hint), why=error.why)

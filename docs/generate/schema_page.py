@@ -12,6 +12,7 @@ HEAD = """# JSON schemas
 
 `manifest.json` and `report.json` of a bundle have JSON Schemas; the tests validate real files against them:
 [manifest.schema.json](schemas/manifest.schema.json), [report.schema.json](schemas/report.schema.json).
+A file for `--config` has one too: [config.schema.json](schemas/config.schema.json).
 The output of `--json` has a `schema_version`, which increases when a field is removed or changes meaning. Each command has its own schema:
 """
 
@@ -19,7 +20,8 @@ The output of `--json` has a `schema_version`, which increases when a field is r
 def schema_page() -> str:
     """The page."""
     others = sorted(
-        {path.name for path in FOLDER.iterdir()} - {f"{name}.schema.json" for name in FILES}
+        {path.name for path in FOLDER.iterdir()}
+        - {f"{name}.schema.json" for name in (*FILES, "config")}
     )
     lines = [
         HEAD,

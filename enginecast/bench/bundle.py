@@ -1,29 +1,19 @@
 """`enginecast bench`: the engine of a bundle, and other ways to run its model, timed in turns."""
 
+import gc
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enginecast.bench.contenders import (
-    PEERS,
-    Contender,
-    DeviceEngineContender,
-    Feeds,
-    PeerError,
-    of_engine,
-    peer,
-)
+from enginecast.bench.contenders import PEERS, Contender, Feeds, PeerError, of_engine, peer
 from enginecast.bench.inputs import given_inputs, one_kind
-from enginecast.bench.memory import on_gpu, resident, taken
 from enginecast.bench.timing import Times, interleaved, ratio, wall_clock
 from enginecast.errors import UsageError
 from enginecast.installation import required
-from enginecast.runtime.bundle.reader import Check
 from enginecast.runtime.device.machine import cores, processor
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.device.versions import installed
@@ -36,6 +26,7 @@ from enginecast.verification.metrics import compare, pool
 ROUNDS = 15
 SECONDS = 60.0
 PACKAGES = ("torch", "transformers", "numpy")
+STATUS = Path("/proc/self/smaps_rollup")
 
 
 @dataclass(frozen=True)
@@ -95,16 +86,9 @@ def bench_bundle(
     prompts: Path | None = None,
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
-    threads: int | None = None,
-    device: str | None = None,
-    providers: Sequence[str] | None = None,
-    prefer: Sequence[str] | None = None,
-    allow_code: bool = False,
-    trust: str | os.PathLike[str] | None = None,
-    check: Check = "full",
     random_weights: int | None = None,
-    tuned: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Bench:
     """Time the engine of a bundle, and other ways to run the model that it was made from.
 
@@ -115,11 +99,9 @@ def bench_bundle(
         prompts: a text file, one prompt a line, instead.
         rounds: samples of each contender, at most.
         seconds: that all samples may take, about.
-        threads: within an op, for all of them.
         random_weights: seed, for a MODEL that is a config alone.
         say: gets a sentence before each step that may take long.
-
-    The other arguments are those of `load`.
+        how: of `load`; `threads` are within an op, for all contenders.
 
     Raises:
         UsageError: the options do not fit together.
@@ -127,83 +109,8 @@ def bench_bundle(
         MissingError: this machine cannot run the engine, or lacks torch, which peers need.
     """
     one_kind(inputs, prompts)
+    threads: int | None = how.get("threads")
     require_threads(threads)
-    _check(model, against)
-    gpu = _is_gpu(device, providers, prefer)
-    measure = on_gpu if gpu else resident
-    how = {"device": device, "providers": providers, "prefer": prefer, "threads": threads}
-    say("loading the engine")
-    open_engine = partial(
-        load,
-        path,
-        require="verified-by-emulation",
-        allow_code=allow_code,
-        trust=trust,
-        check=check,
-        tuned=tuned,
-        **how,  # type: ignore[arg-type]
-    )
-    before = measure()
-    with open_engine() as engine, torch_threads(threads) if against else nullcontext():
-        given = given_inputs(engine, inputs, prompts)
-        feeds = given.feeds
-        own = of_engine(engine, feeds)
-        found = {own.name: own.outputs()}  # whose errors are the caller's
-        memory = {own.name: max(measure() - before, 0)}
-        contenders: dict[str, Contender] = {}
-        absent = []
-        notes: tuple[str, ...] = ()
-        if against:
-            make, notes = _peers(engine, model or "", feeds, how, allow_code, random_weights)
-            for name in dict.fromkeys(against):
-                say(f"making {name}")
-                try:
-                    contenders[name], memory[name] = taken(partial(make, name), measure)
-                    found[name] = contenders[name].outputs()
-                except PeerError as error:
-                    absent.append(error.message)
-        contenders[own.name] = own
-        wanted = given.exact or found.get("eager")
-        say("timing " + ", ".join(contenders))
-        clock = _cuda_clock if isinstance(own, DeviceEngineContender) else wall_clock
-        calls = {name: contender.call for name, contender in contenders.items()}
-        times = interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
-        masks = _masks(engine, feeds)
-        masked = frozenset[str]() if given.reference is None else given.reference.masked
-        base = next(iter(times.values()))
-        items = sum(_items(each) for each in feeds)
-        rows = tuple(
-            Row(
-                name=name,
-                times=each,
-                ratio=ratio(base, each),
-                items=1e3 * items / each.median,
-                memory=memory[name],
-                accuracy=None if wanted is None else _accuracy(found[name], wanted, masks, masked),
-            )
-            for name, each in times.items()
-        )
-        return Bench(
-            rows=rows,
-            shapes=given.shapes,
-            inputs=given.origin,
-            compared="" if wanted is None else "eager" if given.exact is None else "fp64",
-            absent=tuple(absent),
-            notes=(*given.notes, *notes),
-            backend=engine.backend,
-            threads=threads,
-            settings=engine.settings,
-            machine=_machine(engine.versions()),
-        )
-
-
-def require_threads(threads: int | None) -> None:
-    """Refuse more threads than this machine has cores."""
-    if threads is not None and threads > cores():
-        raise UsageError(f"--threads {threads}: expected at most {cores()}, the cores here")
-
-
-def _check(model: str | None, against: Sequence[str]) -> None:
     for name in against:
         if name not in PEERS:
             raise UsageError(f"--against {name}: expected some of {', '.join(PEERS)}")
@@ -215,21 +122,114 @@ def _check(model: str | None, against: Sequence[str]) -> None:
     if against:
         with required("torch", "--against", "export"):
             import torch  # noqa: F401  # before memory is measured: it is no part of an engine
+    # A GPU may be asked for in each of the ways in which `load` is asked.
+    first = [(how.get(name) or ("",))[0] for name in ("providers", "prefer")]
+    gpu = any(n and "cpu" not in n.lower() for n in (how.get("device") or "", *first))
+    measure = _on_gpu if gpu else resident
+    say("loading the engine")
+    before = measure()
+    opened = load(path, require="verified-by-emulation", **how)
+    with opened as engine, torch_threads(threads) if against else nullcontext():
+        given = given_inputs(engine, inputs, prompts)
+        feeds = given.feeds
+        own = of_engine(engine, feeds)
+        found = {"engine": own.outputs()}  # whose errors are the caller's
+        memory = {"engine": max(measure() - before, 0)}
+        contenders: dict[str, Contender] = {}
+        absent = []
+        notes: tuple[str, ...] = ()
+        if against:
+            device = "cuda" if gpu else "cpu"
+            allowed = bool(how.get("allow_code"))
+            make, notes = _peers(
+                engine, model or "", feeds, device, threads, allowed, random_weights
+            )
+            for name in dict.fromkeys(against):
+                say(f"making {name}")
+                before = measure()
+                try:
+                    contenders[name] = make(name)
+                    memory[name] = max(measure() - before, 0)
+                    found[name] = contenders[name].outputs()
+                except PeerError as error:
+                    absent.append(error.message)
+        contenders["engine"] = own
+        wanted = given.exact or found.get("eager")
+        say("timing " + ", ".join(contenders))
+        clock = _cuda_clock if own.on_gpu else wall_clock
+        calls = {name: contender.call for name, contender in contenders.items()}
+        times = interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
+        mask = next((s.name for s in engine.inputs if s.kind == "attention_mask"), None)
+        masks = [None if mask is None else each[mask] for each in feeds]
+        masked = frozenset[str]() if given.reference is None else given.reference.masked
+        base = next(iter(times.values()))
+        items = sum(_items(each) for each in feeds)
+        return Bench(
+            rows=tuple(
+                Row(
+                    name=name,
+                    times=each,
+                    ratio=ratio(base, each),
+                    items=1e3 * items / each.median,
+                    memory=memory[name],
+                    accuracy=None
+                    if wanted is None
+                    else _accuracy(found[name], wanted, masks, masked),
+                )
+                for name, each in times.items()
+            ),
+            shapes=given.shapes,
+            inputs=given.origin,
+            compared="" if wanted is None else "eager" if given.exact is None else "fp64",
+            absent=tuple(absent),
+            notes=(*given.notes, *notes),
+            backend=engine.backend,
+            threads=threads,
+            settings=engine.settings,
+            machine={
+                "system": platform.platform(),
+                "processor": processor(),
+                "cores": cores(),
+                "python": platform.python_version(),
+                "versions": {**engine.versions(), **installed(*PACKAGES)},
+            },
+        )
 
 
-def _is_gpu(
-    device: str | None, providers: Sequence[str] | None, prefer: Sequence[str] | None
-) -> bool:
-    """Whether an engine on a GPU was asked for, in one of the ways in which `load` is asked."""
-    asked = (device or "", *(providers or ())[:1], *(prefer or ())[:1])
-    return any(name and "cpu" not in name.lower() for name in asked)
+def require_threads(threads: int | None) -> None:
+    """Refuse more threads than this machine has cores."""
+    if threads is not None and threads > cores():
+        raise UsageError(f"--threads {threads}: expected at most {cores()}, the cores here")
+
+
+def resident() -> int:
+    """Bytes of this process in memory, shared pages by their share; 0 where there is no /proc."""
+    gc.collect()
+    if not STATUS.exists():
+        return 0
+    lines = STATUS.read_text(encoding="utf-8").splitlines()
+    found = next((line.split()[1] for line in lines if line.startswith("Pss:")), "0")
+    return int(found) * 1024
+
+
+def _on_gpu() -> int:
+    """Bytes that are taken on the current GPU, by whomever; 0 where nothing counts them."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    if not torch.cuda.is_available():
+        return 0
+    free, whole = torch.cuda.mem_get_info()
+    return int(whole - free)
 
 
 def _peers(
     engine: Engine,
     model: str,
     feeds: Feeds,
-    how: Mapping[str, Any],
+    device: str,
+    threads: int | None,
     allow_code: bool,
     random_weights: int | None,
 ) -> tuple[Callable[[str], Contender], tuple[str, ...]]:
@@ -243,20 +243,13 @@ def _peers(
     options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)
     source = open_again(model, options, manifest)
     wanted = parse_wanted(options.outputs, options.hidden_states)
-    device = "cuda" if _is_gpu(how["device"], how["providers"], how["prefer"]) else "cpu"
-    low = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    dtype = low.get(manifest.precision, torch.float32) if device == "cuda" else torch.float32
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16} if device == "cuda" else {}
+    dtype = low.get(manifest.precision, torch.float32)
 
     def make(name: str) -> Contender:
-        return peer(name, source, wanted, feeds, device=device, dtype=dtype, threads=how["threads"])
+        return peer(name, source, wanted, feeds, device=device, dtype=dtype, threads=threads)
 
     return make, same_model(model, source, manifest)
-
-
-def _masks(engine: Engine, feeds: Feeds) -> list[Array | None]:
-    """The attention mask of each call."""
-    name = next((s.name for s in engine.inputs if s.kind == "attention_mask"), None)
-    return [None if name is None else each[name] for each in feeds]
 
 
 def _accuracy(
@@ -294,13 +287,3 @@ def _cuda_clock(call: Callable[[], object], times: int) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
-
-
-def _machine(runtime: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "system": platform.platform(),
-        "processor": processor(),
-        "cores": cores(),
-        "python": platform.python_version(),
-        "versions": {**runtime, **installed(*PACKAGES)},
-    }

@@ -7,10 +7,10 @@ onnx       torch.onnx.export of it at these sizes, on ONNX Runtime
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from enginecast.errors import EnginecastError
 from enginecast.runtime.device.torch_values import as_tensor
@@ -37,99 +37,16 @@ class PeerError(EnginecastError):
     """A peer cannot be made or run here; the others are timed without it."""
 
 
-class Contender(Protocol):
+@dataclass(frozen=True)
+class Contender:
     """Something that is timed."""
 
-    @property
-    def name(self) -> str: ...
-    def call(self) -> object:
-        """Run all inputs once, on the device; nothing is handed over."""
-
-    def outputs(self) -> list[dict[str, Array]]:
-        """What it gives for each of them."""
-
-
-@dataclass
-class EngineContender:
-    """The engine of a bundle."""
-
-    engine: Engine
-    feeds: Feeds
-    name: str = "engine"
-
-    def call(self) -> None:
-        for each in self.feeds:
-            self.engine.run(each)
-
-    def outputs(self) -> list[dict[str, Array]]:
-        return [dict(self.engine.run(each)) for each in self.feeds]
-
-
-class DeviceEngineContender(EngineContender):
-    """The engine of a bundle on a GPU: inputs and outputs stay there."""
-
-    def __init__(self, engine: Engine, feeds: Feeds) -> None:
-        super().__init__(engine, feeds)
-        self._there = [_tensors(each, "cuda") for each in feeds]
-
-    def call(self) -> None:
-        for each in self._there:
-            self.engine.run(each, as_dlpack=True, check_finite=False)
-
-
-@dataclass
-class ModuleContender:
-    """A module of torch."""
-
-    name: str
-    module: "nn.Module"
-    """Takes tensors by name, and returns them so."""
-    feeds: Feeds
-    device: str
-    dtype: "torch.dtype"
-
-    def __post_init__(self) -> None:
-        self._there = [_tensors(each, self.device, self.dtype) for each in self.feeds]
-
-    def call(self) -> None:
-        import torch
-
-        with torch.no_grad():
-            for each in self._there:
-                self.module(**each)
-
-    def outputs(self) -> list[dict[str, Array]]:
-        import torch
-
-        with torch.no_grad():
-            found = [self.module(**each) for each in self._there]
-        return [{name: to_array(t.cpu().contiguous()) for name, t in f.items()} for f in found]
-
-
-@dataclass
-class OnnxContender:
-    """A file of plain torch.onnx on ONNX Runtime."""
-
-    session: Any
-    names: Sequence[str]
-    feeds: Feeds
-    name: str = "onnx"
-
-    def __post_init__(self) -> None:
-        taken = {given.name: given.type for given in self.session.get_inputs()}
-        self._given = [
-            {n: a.astype(_FLOATS.get(taken[n], a.dtype)) for n, a in each.items() if n in taken}
-            for each in self.feeds
-        ]
-
-    def call(self) -> None:
-        for each in self._given:
-            self.session.run(None, each)
-
-    def outputs(self) -> list[dict[str, Array]]:
-        return [
-            dict(zip(self.names, self.session.run(None, each), strict=True)) for each in self._given
-        ]
+    call: Callable[[], object]
+    """Runs all inputs once, on the device; nothing is handed over."""
+    outputs: Callable[[], list[dict[str, Array]]]
+    """What it gives for each of them."""
+    on_gpu: bool = False
+    """Whether the inputs and outputs of a call stay on a GPU."""
 
 
 def on_cpu(engine: Engine) -> bool:
@@ -139,13 +56,22 @@ def on_cpu(engine: Engine) -> bool:
 
 def of_engine(engine: Engine, feeds: Feeds) -> Contender:
     """The engine where its inputs lie: in host memory, or on the GPU where torch is installed."""
-    if on_cpu(engine):
-        return EngineContender(engine, feeds)
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return EngineContender(engine, feeds)
-    return DeviceEngineContender(engine, feeds)
+
+    def outputs() -> list[dict[str, Array]]:
+        return [dict(engine.run(each)) for each in feeds]
+
+    if not on_cpu(engine):
+        try:
+            there = [_tensors(each, "cuda") for each in feeds]
+        except ImportError:
+            pass
+        else:
+
+            def call() -> object:
+                return [engine.run(each, as_dlpack=True, check_finite=False) for each in there]
+
+            return Contender(call, outputs, on_gpu=True)
+    return Contender(lambda: [engine.run(each) for each in feeds], outputs)
 
 
 def peer(
@@ -167,39 +93,58 @@ def peer(
     Raises:
         PeerError: it cannot be made, or does not run.
     """
+    import torch
+
     from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.python.quiet import quiet_torch
     from enginecast.capture.sources.widened import widen
 
     module = widen(source.eager(dtype)).to(device)
     name_outputs(module, tuple(feeds[0]), wanted)
+    there = [_tensors(each, device, dtype) for each in feeds]
+
+    def run() -> list[dict[str, Any]]:
+        with torch.no_grad():
+            return [module(**each) for each in there]
+
+    def outputs() -> list[dict[str, Array]]:
+        return [{n: to_array(t.cpu().contiguous()) for n, t in each.items()} for each in run()]
+
+    made = Contender(run, outputs)
     try:
         with quiet_torch():
             if name == "onnx":
-                return _plain_onnx(module, feeds, device, dtype, threads)
-            if name == "compile":
+                made = _plain_onnx(module, there[0], feeds, device, threads)
+            elif name == "compile":
                 module.compile()
-            made = ModuleContender(name, module, feeds, device, dtype)
             made.call()
     except Exception as error:  # whatever torch, its compiler or its exporter raises
-        raise PeerError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = lines[0] if lines else "no message"
+        raise PeerError(f"{name}: {type(error).__name__}: {said}") from error
     return made
 
 
 def _plain_onnx(
-    module: "nn.Module", feeds: Feeds, device: str, dtype: "torch.dtype", threads: int | None
-) -> OnnxContender:
+    module: "nn.Module", given: dict[str, Any], feeds: Feeds, device: str, threads: int | None
+) -> Contender:
     import torch
 
-    given = _tensors(feeds[0], device, dtype)
     with tempfile.TemporaryDirectory(prefix="enginecast-bench-") as folder, torch.no_grad():
         file = Path(folder) / "plain.onnx"
         names = list(module(**given))
         torch.onnx.export(module, (), str(file), kwargs=given, dynamo=True, verbose=False)
         session = create_session(file, PROVIDERS[device], threads)
-    made = OnnxContender(session, names, feeds)
-    made.call()
-    return made
+    taken = {one.name: one.type for one in session.get_inputs()}
+    fitted = [
+        {n: a.astype(_FLOATS.get(taken[n], a.dtype)) for n, a in each.items() if n in taken}
+        for each in feeds
+    ]
+
+    def outputs() -> list[dict[str, Array]]:
+        return [dict(zip(names, session.run(None, each), strict=True)) for each in fitted]
+
+    return Contender(lambda: [session.run(None, each) for each in fitted], outputs)
 
 
 def _tensors(
@@ -214,8 +159,3 @@ def _tensors(
         return made.to(device=device, dtype=dtype if floats else None)
 
     return {name: placed(array) for name, array in feeds.items()}
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"

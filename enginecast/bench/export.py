@@ -1,13 +1,12 @@
 """How fast an engine is here before it is published, and where its time goes: a few calls."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from enginecast.bench.contenders import EngineContender, peer
+from enginecast.bench.contenders import of_engine, peer
 from enginecast.bench.timing import FEWEST, WARM_UPS, Times, interleaved
 from enginecast.compiler.publish import Candidate, Timing
 from enginecast.errors import EnginecastError
@@ -15,8 +14,6 @@ from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.runtime.sessions.session import NodeTimes
-from enginecast.runtime.values.arrays import Array
 from enginecast.verification.engine import feeds_of
 from enginecast.verification.report.data import LayerTime, Profile
 
@@ -72,15 +69,24 @@ def export_timing(
     record = bundle.manifest.engines[0]
     if sum(bundle.path(name).stat().st_size for name in candidate.artifacts[0].files) > LARGEST:
         return Timing()
-    session = session_class(record.target)
+    session, speed = session_class(record.target), None
     try:
         opened = session.open(bundle, record, config.providers, threads)
         with Engine(bundle, record, opened) as engine, torch_threads(threads):
             feeds = feeds_of(engine, candidate.reference.cases[0])
+            shapes = {name: array.shape for name, array in feeds.items()}
             start = time.perf_counter()
             engine.run(feeds)
             once = time.perf_counter() - start
-            speed = _beside_eager(candidate, engine, feeds, room, threads)
+            source, wanted = candidate.model.source, candidate.model.wanted
+            given = source, wanted, [feeds]
+            eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
+            start = time.perf_counter()
+            eager.call()
+            if (time.perf_counter() - start) * (FEWEST + WARM_UPS) <= room:
+                calls = {"eager": eager.call, "engine": of_engine(engine, [feeds]).call}
+                found = interleaved(calls, rounds=2 * FEWEST, seconds=room)
+                speed = ExportSpeed(found["engine"].over(found["eager"]), shapes)
         if once * PROFILED_RUNS > room:
             return Timing(speed)
         times = session.node_times(bundle, record, config.providers, threads, feeds, room / 4)
@@ -88,43 +94,13 @@ def export_timing(
         return Timing()
     if times is None:
         return Timing(speed)
-    return Timing(speed, _profile(times, candidate, engine.provider, feeds))
-
-
-def _beside_eager(
-    candidate: Candidate,
-    engine: Engine,
-    feeds: Mapping[str, Array],
-    room: float,
-    threads: int | None,
-) -> ExportSpeed | None:
-    model = candidate.model
-    given = model.source, model.wanted, [feeds]
-    eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
-    start = time.perf_counter()
-    eager.call()
-    if (time.perf_counter() - start) * (FEWEST + WARM_UPS) > room:
-        return None
-    calls = {"eager": eager.call, "engine": EngineContender(engine, [feeds]).call}
-    found = interleaved(calls, rounds=2 * FEWEST, seconds=room)
-    return ExportSpeed(found["engine"].over(found["eager"]), _shapes(feeds))
-
-
-def _profile(
-    times: NodeTimes, candidate: Candidate, provider: str, feeds: Mapping[str, Array]
-) -> Profile:
-    """The times of nodes by the modules that they were made for."""
     modules = candidate.artifacts[0].modules
-    found: dict[tuple[str, str], list[float]] = {}
+    spent_in: dict[tuple[str, str], list[float]] = {}
     for name, op, spent in times.nodes:
         # ONNX Runtime calls what it fuses by the first of the nodes: "node_linear/MatMulAddFusion".
         module = modules.get(name, modules.get(name.partition("/")[0], ""))
-        found.setdefault((module, op), []).append(spent)
+        spent_in.setdefault((module, op), []).append(spent)
     layers = tuple(
-        LayerTime(module, op, len(spent), sum(spent)) for (module, op), spent in found.items()
+        LayerTime(module, op, len(spent), sum(spent)) for (module, op), spent in spent_in.items()
     )
-    return Profile(provider, times.runs, _shapes(feeds), layers)
-
-
-def _shapes(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in feeds.items()}
+    return Timing(speed, Profile(engine.provider, times.runs, shapes, layers))

@@ -5,23 +5,21 @@ and so on. Every heat has the default in it, and what counts is the ratio to it,
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from enginecast.bench.bundle import ROUNDS, SECONDS, Accuracy, require_threads
+from enginecast.bench.bundle import ROUNDS, SECONDS, Accuracy, require_threads, resident
 from enginecast.bench.contenders import of_engine, on_cpu
 from enginecast.bench.inputs import Given, given_inputs, one_kind
-from enginecast.bench.memory import resident
 from enginecast.bench.timing import Times, interleaved
 from enginecast.errors import BundleError, EnginecastError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import Verdict
-from enginecast.runtime.bundle.reader import Check, open_bundle
+from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.device.machine import available, cores
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
@@ -113,14 +111,9 @@ def tune_bundle(
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     threads: int | None = None,
-    device: str | None = None,
-    providers: Sequence[str] | None = None,
-    prefer: Sequence[str] | None = None,
-    allow_code: bool = False,
-    trust: str | os.PathLike[str] | None = None,
-    check: Check = "full",
     write: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> Tuning:
     """Find the settings with which an engine runs fastest here, and write them beside the bundle.
 
@@ -132,8 +125,7 @@ def tune_bundle(
         threads: most that are tried; None: as many as there are cores.
         write: False: measure alone.
         say: gets a sentence before each heat.
-
-    The other arguments are those of `load`.
+        how: of `load`.
 
     Raises:
         UsageError: the engine has nothing to tune, or the options do not fit together.
@@ -149,36 +141,27 @@ def tune_bundle(
             hint="Copy the bundle to a folder of your own, or measure alone: --dry-run.",
         )
 
-    again: Check = "size" if trust is None else "full"
+    # The digests of files are compared once, but those that a signature is of every time.
+    again = {**how, "check": "size" if how.get("trust") is None else "full"}
 
     def open_engine(settings: Settings) -> Engine:
-        return load(
-            path,
-            device=device,
-            providers=providers,
-            prefer=prefer,
-            allow_code=allow_code,
-            trust=trust,
-            require="verified-by-emulation",
-            check=check if settings == DEFAULT else again,
-            tuned=settings,
-        )
+        chosen = how if settings == DEFAULT else again
+        return load(path, require="verified-by-emulation", tuned=settings, **chosen)
 
     def open_other(backend: str) -> Engine:
-        return load(
-            path,
-            prefer=[backend],
-            allow_code=allow_code,
-            trust=trust,
-            require="verified-by-emulation",
-            check=again,
-            tuned=False,
-        )
+        other = again | {"prefer": [backend], "device": None, "providers": None, "tuned": False}
+        return load(path, require="verified-by-emulation", **other)
 
     say("loading the engine")
     before = resident()
     with open_engine(DEFAULT) as engine:
-        tunable = _tunable(engine)
+        session = session_class(engine.record.target)
+        tunable = session.tunable
+        if not tunable or not on_cpu(engine):
+            raise UsageError(
+                f"{engine.record.file}: {engine.backend} has nothing to tune: `tune` measures how"
+                " an engine runs on a CPU"
+            )
         given = given_inputs(engine, inputs, prompts)
         if given.reference is None:
             raise BundleError(
@@ -187,7 +170,8 @@ def tune_bundle(
             )
         others = [each for each in OTHERS if set(each) <= set(tunable)]
         search = _Search(engine, open_engine, given, say, others)
-        search.weigh(resident() - before)
+        taken = max(resident() - before, 1)
+        search.room = max(int(ROOM * (available() or 0) // taken), 1)
         last = [search.best(_threads(threads, "spinning" in tunable), seconds * 0.3)]
         if len(tunable) > 1:
             last.append(search.refine(last[0], seconds * 0.3))
@@ -195,10 +179,9 @@ def tune_bundle(
         better = [search.rows[each] for each in last if search.rows[each].is_better]
         row = max(better, key=lambda row: row.speed, default=search.rows[DEFAULT])
         beside = [
-            search.beside(name, partial(open_other, name), rounds, seconds * 0.2)
-            for name in _others(engine)
+            search.beside(name, open_other, rounds, seconds * 0.2) for name in _others(engine)
         ]
-        machine = machine_of(session_class(engine.record.target))
+        machine = machine_of(session)
         tuned = Tuned(
             bundle=bundle_digest(open_bundle(path, check="size")),
             engine=engine.record.file,
@@ -208,33 +191,23 @@ def tune_bundle(
             speed=1.0 if row.settings == DEFAULT else row.speed,
             inputs=given.origin,
         )
+        file = None
+        if write and row.settings != DEFAULT:
+            file = write_tuned(engine.folder, tuned)
+        elif write:  # an older choice goes away
+            forget_tuned(engine.folder)
         fastest = sorted(search.rows.values(), key=lambda one: -one.speed)
         return Tuning(
             rows=(search.rows[DEFAULT], *(one for one in fastest if one.settings != DEFAULT)),
             others=tuple(beside),
             chosen=row,
-            file=_keep(engine.folder, tuned) if write else None,
+            file=file,
             backend=engine.backend,
             inputs=given.origin,
             shapes=given.shapes,
             notes=given.notes,
             machine=machine,
         )
-
-
-def _tunable(engine: Engine) -> tuple[str, ...]:
-    """The fields of `Settings` that are tried.
-
-    Raises:
-        UsageError: there are none.
-    """
-    session = session_class(engine.record.target)
-    if not session.tunable or not on_cpu(engine):
-        raise UsageError(
-            f"{engine.record.file}: {engine.backend} has nothing to tune: `tune` measures how an"
-            " engine runs on a CPU"
-        )
-    return session.tunable
 
 
 def _others(engine: Engine) -> list[str]:
@@ -255,14 +228,6 @@ def _threads(most: int | None, spins: bool) -> list[Settings]:
     return found
 
 
-def _keep(folder: Path, tuned: Tuned) -> Path | None:
-    """Write a choice; where nothing is faster than the default, an older one goes away instead."""
-    if tuned.settings == DEFAULT:
-        forget_tuned(folder)
-        return None
-    return write_tuned(folder, tuned)
-
-
 @dataclass
 class _Search:
     """Times and judges settings beside the default."""
@@ -277,10 +242,6 @@ class _Search:
     rows: dict[Settings, Row] = field(default_factory=dict)
     room: int = 1
     """Engines besides the default that may be open at once."""
-
-    def weigh(self, memory: int) -> None:
-        """See how much room there is for further engines, of which one takes so much."""
-        self.room = max(int(ROOM * (available() or 0) // max(memory, 1)), 1)
 
     def best(self, settings: Sequence[Settings], seconds: float) -> Settings:
         """The fastest of some settings, by successive halving; the default where none is faster."""
@@ -311,7 +272,12 @@ class _Search:
         for group in groups:
             self.say("timing " + "; ".join(map(str, group)))
             with ExitStack() as stack:
-                engines = dict(self._opened(group, stack))
+                engines = {}
+                for each in group:
+                    try:
+                        engines[each] = stack.enter_context(self.open_engine(each))
+                    except EnginecastError as error:  # the default could be opened
+                        self.rows[each] = Row(each, rejected=error.message)
                 engines[DEFAULT] = self.engine
                 self._judge(engines)
                 calls = {
@@ -327,13 +293,13 @@ class _Search:
                 self.rows[each].speeds = times.over(found[DEFAULT])
 
     def beside(
-        self, backend: str, open_engine: Callable[[], Engine], rounds: int, seconds: float
+        self, backend: str, open_other: Callable[[str], Engine], rounds: int, seconds: float
     ) -> Row:
         """Time and judge another engine of the bundle beside the default of this one."""
         self.say(f"timing {backend}")
         assert self.given.reference is not None
         try:
-            with open_engine() as engine:
+            with open_other(backend) as engine:
                 verdict = verify_engine(engine, self.given.reference)
                 row = Row(DEFAULT, accuracy=_accuracy(verdict), backend=backend)
                 if verdict.outcome == "rejected":
@@ -346,15 +312,6 @@ class _Search:
             return Row(DEFAULT, rejected=error.message, backend=backend)
         row.times, row.speeds = found[backend], found[backend].over(found[""])
         return row
-
-    def _opened(
-        self, settings: Sequence[Settings], stack: ExitStack
-    ) -> Iterator[tuple[Settings, Engine]]:
-        for each in settings:
-            try:
-                yield each, stack.enter_context(self.open_engine(each))
-            except EnginecastError as error:  # the default could be opened
-                self.rows[each] = Row(each, rejected=error.message)
 
     def _judge(self, engines: Mapping[Settings, Engine]) -> None:
         """Compare each with the bundle's reference, once."""

@@ -27,7 +27,6 @@ from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
 from enginecast.cli.terminal.help import HelpCommand, WorkOrder
-from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.checks import outdated
@@ -114,29 +113,15 @@ def _exit_code(arguments: Sequence[str], *, as_json: bool) -> int | None:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:  # a library, a plugin, or else a defect of ours
-        cause = _cause(error, arguments)
+        known = typer.main.get_group(app).commands
+        called = " ".join(["enginecast", *[word for word in arguments if word in known][:1]])
+        cause = missing(error, called) or plugin_defect(error) or unimportable(error) or outdated()
         return crash() if cause is None else fail(cause, as_json=as_json)
     except SystemExit as error:  # nothing was done, whatever code it names
         return fail(plugin_defect(error) or left(error), as_json=as_json)
     except BaseException as error:  # such as asyncio.CancelledError
         defect = plugin_defect(error)
         return crash() if defect is None else fail(defect, as_json=as_json)
-
-
-def _cause(error: Exception, arguments: Sequence[str]) -> EnginecastError | None:
-    """What led to an exception that nobody expected: a library, or a plugin; None: neither."""
-    return (
-        missing(error, _called(arguments))
-        or plugin_defect(error)
-        or unimportable(error)
-        or outdated()
-    )
-
-
-def _called(arguments: Sequence[str]) -> str:
-    """The command of a command line, as its user calls it."""
-    known = typer.main.get_group(app).commands
-    return " ".join(["enginecast", *[word for word in arguments if word in known][:1]])
 
 
 @app.callback(invoke_without_command=True)
@@ -160,7 +145,6 @@ for command in (
     run,
     bench,
     tune,
-    triton,
     opt,
     bisect,
     sign,

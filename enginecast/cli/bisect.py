@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from enginecast.cli.options.groups import AsJson, Model, ModelFlags, PassFlags, grouped
+from enginecast.cli.options.groups import AsJson, Download, Model, fetched, grouped
 from enginecast.cli.terminal.output import (
     loading,
     print_json,
@@ -16,6 +16,7 @@ from enginecast.cli.terminal.output import (
     results_apart,
     say,
 )
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError, VerificationError
 from enginecast.verification.report.layout import print_table
 
@@ -26,28 +27,27 @@ if TYPE_CHECKING:
 @grouped
 @results_apart()
 def bisect(
-    model: Model, passes: PassFlags, model_flags: ModelFlags, as_json: AsJson = False
+    model: Model, request: ExportRequest, download: Download = False, as_json: AsJson = False
 ) -> None:
     """Find the pass and source line that lose accuracy.
 
     Also names the site of the pass and the module.
     """
-    if passes.pipeline is None and passes.precision is None:
+    if request.pipeline is None and request.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
     loading()
     from enginecast.compiler.culprits import find_culprits, is_wrong
     from enginecast.compiler.engines import criteria_of
-    from enginecast.compiler.prepare import prepare, reference_of
+    from enginecast.compiler.prepare import open_model, prepare, reference_of
     from enginecast.compiler.rewrite import rewrite
     from enginecast.compiler.steps import Steps
     from enginecast.passes.registry import build
     from enginecast.verification.bisect.culprit import Bisection
 
-    model = model_flags.found(model)
-    request = passes.request(model, model_flags.options())
+    model = fetched(model) if download else model
     config, console = request.resolve(), progress()
     pipeline, steps = build(config.pipeline), Steps(console)
-    prepared = prepare(model_flags.source(model), request.options, steps)
+    prepared = prepare(open_model(model, request.options), request.options, steps)
     with steps("reference"):
         reference = reference_of(prepared, config.precision)
     rewritten = rewrite(prepared, pipeline, reference, steps)

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from enginecast.cli.options.aotinductor import AOTInductorFlags
 from enginecast.cli.options.groups import (
     AsJson,
-    EngineFlags,
+    Download,
     Model,
-    ModelFlags,
     Quiet,
-    Threads,
     Verbose,
+    fetched,
     grouped,
 )
-from enginecast.cli.options.tensorrt import TensorRTFlags
 from enginecast.cli.terminal.output import (
     command_line,
     loading,
@@ -30,13 +27,14 @@ from enginecast.cli.terminal.output import (
     say,
     show_log,
 )
-from enginecast.cli.triton import as_content, show
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
+from enginecast.exporters.aotinductor.options import AOTInductorOptions
+from enginecast.exporters.tensorrt.options import TensorRTOptions
 
 if TYPE_CHECKING:
     from enginecast.compiler.publish import Export
     from enginecast.compiler.steps import Steps
-    from enginecast.serving.repository import Repository
 
 GIVE_INPUTS = (
     "Give inputs that take the other path (--inputs FILE), or accept it:"
@@ -52,48 +50,10 @@ REPORTED = ("verdict", "precision", "pipeline", "emulation", "fusions", "notes",
 def export(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
-    engine: EngineFlags,
-    tensorrt: TensorRTFlags,
-    aotinductor: AOTInductorFlags,
-    model_flags: ModelFlags,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Add a second engine: onnxruntime or openvino."),
-    ] = None,
-    allow_unverified_branches: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unverified-branches",
-            help="Publish even if no input reaches some path of a branch.",
-        ),
-    ] = False,
-    triton: Annotated[
-        Path | None,
-        typer.Option(
-            "--triton",
-            metavar="REPO",
-            help="Also write a model repository for Triton; see `enginecast triton`.",
-        ),
-    ] = None,
-    threads: Threads = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing bundle.")
-    ] = False,
-    drop_guilty: Annotated[
-        bool,
-        typer.Option("--drop-guilty", help="Skip rewrites that lose too much accuracy."),
-    ] = False,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OUTPUT[/CASE][=X]",
-            help="Accept an error beyond its limit, and record it; repeatable.",
-        ),
-    ] = None,
-    thorough: Annotated[
-        bool,
-        typer.Option("--thorough", help="Verify on the longest texts even if the model is large."),
-    ] = False,
+    request: ExportRequest,
+    tensorrt: TensorRTOptions | None,
+    aotinductor: AOTInductorOptions | None,
+    download: Download = False,
     no_speed: Annotated[
         bool, typer.Option("--no-speed", help="Skip timing the engine against eager.")
     ] = False,
@@ -103,73 +63,31 @@ def export(
 ) -> None:
     """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
-    if triton is not None:
-        _require_repository(triton, [engine.target, *(also or ())], overwrite)
     loading()
     from enginecast.bench.export import export_timing
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps
 
-    request = engine.request(
-        model_flags.found(model),
-        model_flags.options(
-            thorough=thorough,
-            fallback=engine.fallback,
-            allow_unverified_branches=allow_unverified_branches,
-        ),
-        output=output,
-        target_options=_target_options(tensorrt, aotinductor),
-        also=also or (),
-        threads=threads,
-        overwrite=overwrite,
-        drop_guilty=drop_guilty,
-        accept=accept or (),
+    if tensorrt and aotinductor:
+        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
+    request = replace(
+        request,
+        model=fetched(model) if download else model,
+        target_options=tensorrt or aotinductor,
         command=command_line(),
     )
     console = progress(quiet)
     steps = Steps(console)
-    measure = None if no_speed else partial(export_timing, threads=threads)
+    measure = None if no_speed else partial(export_timing, threads=request.threads)
     done = session.export(request, steps, measure)
-    repository = None if triton is None else _repository(done, triton, overwrite)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
-        served = {} if repository is None else {"triton": as_content(repository)}
-        print_json({**_as_json(done, steps), "speed": speed, **served})
+        print_json({**_as_json(done, steps), "speed": speed})
     else:
         _show(done, steps, quiet)
         if done.speed is not None and not quiet:
             say(results(), f"{done.speed} (`enginecast bench` says more)")
-        if repository is not None:
-            show(repository)
     raise typer.Exit(0 if done.bundle is not None else 1)
-
-
-def _require_repository(folder: Path, targets: list[str], overwrite: bool) -> None:
-    """Refuse what would fail after the export."""
-    from enginecast.runtime.bundle.staging import require_free
-    from enginecast.serving.backends import require_servable
-    from enginecast.serving.repository import MARKER, WHAT
-
-    require_servable(targets)
-    require_free(folder, overwrite=overwrite, marker=MARKER, what=WHAT)
-
-
-def _repository(done: "Export", folder: Path, overwrite: bool) -> "Repository | None":
-    """The model repository of a bundle; None: nothing was published."""
-    if done.bundle is None:
-        return None
-    from enginecast.runtime.bundle.reader import open_bundle
-    from enginecast.serving.repository import write_repository
-
-    return write_repository(open_bundle(done.folder), folder, overwrite=overwrite)
-
-
-def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> Any:
-    """What was given for a target; None: nothing was."""
-    given = [found for found in (tensorrt.options(), aotinductor.options()) if found is not None]
-    if len(given) > 1:
-        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
-    return given[0] if given else None
 
 
 def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
@@ -196,6 +114,15 @@ def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
     verdict, rewritten = done.report.verdict, done.candidate.rewritten
     dropped = () if rewritten is None else rewritten.dropped
     report = msgspec.to_builtins(done.report)
+    captured: dict[str, Any] = {}
+    if done.bundle is not None:  # as in its manifest
+        manifest = done.bundle.manifest
+        names = ("capture", "guards", "size_checks", "quantization")
+        captured = {name: msgspec.to_builtins(getattr(manifest, name)) for name in names}
+        captured["engines"] = [
+            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
+            for engine in manifest.engines
+        ]
     return {
         "outcome": verdict.outcome,
         "engine": verdict.engine,
@@ -212,24 +139,7 @@ def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
             "peak": peak_resident(),
             "steps": dict(steps.memory),
         },
-        **_capture_json(done),
+        **captured,
         "bisection": None if done.bisection is None else done.bisection.to_json(),
         "dropped": [culprit.to_json() for culprit in dropped],
-    }
-
-
-def _capture_json(done: "Export") -> dict[str, Any]:
-    """How a published bundle was captured: as in its manifest."""
-    if done.bundle is None:
-        return {}
-    manifest = done.bundle.manifest
-    return {
-        "capture": msgspec.to_builtins(manifest.capture),
-        "guards": msgspec.to_builtins(manifest.guards),
-        "size_checks": msgspec.to_builtins(manifest.size_checks),
-        "quantization": msgspec.to_builtins(manifest.quantization),
-        "engines": [
-            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
-            for engine in manifest.engines
-        ],
     }

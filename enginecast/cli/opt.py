@@ -3,18 +3,18 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from enginecast.cli.options.groups import (
     Arch,
     AsJson,
     Device,
+    Download,
     Model,
-    ModelFlags,
     Precision,
+    fetched,
     grouped,
     require_folder,
 )
@@ -25,17 +25,16 @@ from enginecast.cli.terminal.output import (
     results,
     results_apart,
     say,
-    standard_output,
 )
+from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
-from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from enginecast.compiler.prepare import Prepared
     from enginecast.compiler.rewrite import Rewritten
     from enginecast.passes.ir.base import Pass
-    from enginecast.passes.ir.pipeline import PassRun
 
 REDUCED = "reduced"
 """Where --reduce writes, unless -o says it."""
@@ -51,7 +50,7 @@ CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error"
 @results_apart()
 def opt(
     model: Model,
-    model_flags: ModelFlags,
+    options: ModelOptions,
     pipeline: Annotated[str | None, typer.Option(metavar="SPEC", help="Passes to run.")] = None,
     target: Annotated[
         str | None,
@@ -85,22 +84,43 @@ def opt(
             help=f"Save the program as .pt2; with --reduce, the script's folder ({REDUCED}).",
         ),
     ] = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Run passes without an export, with a check after each."""
-    _check_modes(watch, reduce, seconds, as_json, output, print_ir or print_diff)
-    _check_choice(target, pipeline, precision, device, arch)
+    if watch and (reduce or as_json or output is not None):
+        other = "--reduce" if reduce else "--json" if as_json else "-o"
+        raise UsageError(f"--watch cannot be combined with {other}")
+    if reduce and (print_ir or print_diff):
+        raise UsageError("--reduce prints no program: leave --print-ir and --print-diff out")
+    if seconds is not None and not reduce:
+        raise UsageError("--seconds limits --reduce, which is not given")
+    if output is not None and not reduce:
+        require_folder(output)
+        if output.suffix != ".pt2":
+            raise UsageError(f"-o {output}: expected a name that ends in .pt2")
+    if reduce:
+        folder = output or Path(REDUCED)
+        if folder.exists() or folder.is_symlink():
+            raise UsageError(
+                f"{folder}: exists already", hint="Remove it, or name another with -o."
+            )
+        if not folder.parent.is_dir():
+            raise UsageError(f"{folder}: there is no folder {folder.parent}")
+    if target is None and (pipeline is None or precision or device or arch):
+        raise UsageError(
+            "expected --pipeline SPEC alone, or --target NAME with what an export for it takes:"
+            " --pipeline or --precision, --device, --arch"
+        )
     loading()
-    from enginecast.compiler.prepare import prepare
-    from enginecast.compiler.request import ExportRequest
-    from enginecast.compiler.rewrite import run_passes
+    from enginecast.cli.opt_page import run_with_texts, show
+    from enginecast.compiler.prepare import open_model, prepare
     from enginecast.compiler.steps import Steps
     from enginecast.passes.ir.text import diff_ir
-    from enginecast.passes.ir.text import print_ir as text_of
     from enginecast.passes.registry import build
 
     lowering = ""
-    model = model_flags.found(model)
+    model = fetched(model) if download else model
     if target is not None:
         config = ExportRequest(
             model, target=target, precision=precision, pipeline=pipeline, device=device, arch=arch
@@ -108,22 +128,14 @@ def opt(
         pipeline, lowering = config.pipeline, config.lowering
     passes, after, console = build(pipeline or ""), build(lowering), progress()
     steps = Steps(console)
-    prepared = prepare(model_flags.source(model), model_flags.options(), steps)
+    prepared = prepare(open_model(model, options), options, steps)
     if watch:
         from enginecast.cli.opt_watch import watch_passes
 
         return watch_passes(prepared, (pipeline or "", lowering), steps, console)
     if reduce:
-        from enginecast.cli.opt_reduce import reduce_program
-
-        where, limit = output or Path(REDUCED), seconds or SECONDS
-        return reduce_program(prepared, (*passes, *after), where, limit, as_json)
-    texts = [text_of(prepared.captured.program)]
-
-    def keep_text(_pass: "Pass", program: "ExportedProgram", _run: "PassRun") -> None:
-        texts.append(text_of(program))
-
-    done = run_passes(prepared, passes, steps, after, [keep_text])
+        return _reduce(prepared, (*passes, *after), folder, seconds or SECONDS, as_json)
+    done, texts = run_with_texts(prepared, passes, after, steps)
     diffs = list(map(diff_ir, texts, texts[1:])) if print_diff else None
     ir = texts[-1] if print_ir else None
     failures = [check.failure for check in done.checks if check.failure]
@@ -132,11 +144,6 @@ def opt(
         print_json(_as_json(done, diffs, ir, saved))
     else:
         show(done, diffs, ir)
-    _end(failures, output, console)
-
-
-def _end(failures: Sequence[str], output: Path | None, console: Console) -> NoReturn:
-    """Report what failed and what was saved; leave with the exit code."""
     for failure in failures:
         say(console, f"error: {failure}", "bold red")
     if failures:
@@ -147,44 +154,53 @@ def _end(failures: Sequence[str], output: Path | None, console: Console) -> NoRe
     raise typer.Exit(1 if failures else 0)
 
 
-def _check_modes(
-    watch: bool,
-    reduce: bool,
-    seconds: float | None,
-    as_json: bool,
-    output: Path | None,
-    prints: bool,
+def _reduce(
+    prepared: "Prepared", passes: Sequence["Pass"], folder: Path, seconds: float, as_json: bool
 ) -> None:
-    """Refuse options that do not go together, and a folder that is in the way."""
-    if watch and (reduce or as_json or output is not None):
-        other = "--reduce" if reduce else "--json" if as_json else "-o"
-        raise UsageError(f"--watch cannot be combined with {other}")
-    if reduce and prints:
-        raise UsageError("--reduce prints no program: leave --print-ir and --print-diff out")
-    if seconds is not None and not reduce:
-        raise UsageError("--seconds limits --reduce, which is not given")
-    if output is not None and not reduce:
-        _require_pt2(output)
-    folder = output or Path(REDUCED)
-    if reduce and (folder.exists() or folder.is_symlink()):
-        raise UsageError(f"{folder}: exists already", hint="Remove it, or name another with -o.")
-    if reduce and not folder.parent.is_dir():
-        raise UsageError(f"{folder}: there is no folder {folder.parent}")
+    """Write the smallest program on which the passes fail as they do on the model.
 
+    Raises:
+        UsageError: they do not fail.
+    """
+    from enginecast.reduce.script import SCRIPT, write
+    from enginecast.reduce.shrink import reduce
 
-def _check_choice(target: str | None, pipeline: str | None, *others: str | None) -> None:
-    """Refuse what does not say which passes to run."""
-    if target is None and (pipeline is None or any(others)):
+    console = progress()
+    found = reduce(
+        prepared.captured.program,
+        passes,
+        [case.inputs for case in prepared.observed],
+        seconds=seconds,
+        say=lambda line: say(console, line),
+    )
+    if found is None:
+        names = ", ".join(one.name for one in passes)
         raise UsageError(
-            "expected --pipeline SPEC alone, or --target NAME with what an export for it takes:"
-            " --pipeline or --precision, --device, --arch"
+            f"--reduce: nothing to reduce: {names or 'no pass'} ran and kept the promises",
+            hint="Where an export fails, give --target and what else that export takes.",
         )
-
-
-def _require_pt2(output: Path) -> None:
-    require_folder(output)
-    if output.suffix != ".pt2":
-        raise UsageError(f"-o {output}: expected a name that ends in .pt2")
+    shown, script = write(found, folder), folder / SCRIPT
+    left = len(found.specimen.calls)
+    if as_json:
+        print_json(
+            {
+                "script": str(script),
+                "pass": found.failure.pass_name,
+                "failure": found.failure.message,
+                "nodes": found.nodes,
+                "left": left,
+                "trials": found.trials,
+                "finished": found.finished,
+                "shown": shown,
+            }
+        )
+        return
+    say(results(), shown)
+    more = "" if found.finished else "; the time was up, --seconds gives it more"
+    say(
+        results(),
+        f"{script}: {left} of {found.nodes} nodes, and it fails in the same way{more}",
+    )
 
 
 def _save(program: "ExportedProgram", path: Path) -> Path:
@@ -198,30 +214,6 @@ def _save(program: "ExportedProgram", path: Path) -> Path:
     save(with_weights(program), content)
     write_file(path, content.getbuffer())
     return path
-
-
-def show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> None:
-    """Print tables; where progress goes if texts go to standard output, to be piped on."""
-    from enginecast.verification.metrics import times
-
-    console = results() if diffs is None and ir is None else progress()
-    rows = []
-    for run, check in zip(done.runs, done.checks, strict=True):
-        found = "not finite" if check.worst_ratio is None else times(check.worst_ratio)
-        ratio = "equal" if check.worst_error == 0 else found
-        left, spent = len(run.sites) - run.rewritten, f"{run.seconds * 1e3:.0f}"
-        name, place = run.pass_.name, f"{check.worst_place} {check.worst_source}".strip()
-        rows.append((name, str(run.rewritten), str(left), spent, place, ratio))
-    columns = ("pass", "rewritten", "left alone", "ms", "worst place", "error / floor")
-    print_table(console, columns, rows)
-    for run in done.runs:
-        for site in run.sites:
-            if site.reason:
-                place = f"{site.module} {site.source}".strip()
-                say(console, f"{run.pass_.name} left {place} alone: {site.reason}")
-    for run, diff in zip(done.runs, diffs or (), strict=False):
-        print(f"# {run.pass_.name}\n{diff}", end="", file=standard_output())
-    print(ir or "", end="", file=standard_output())
 
 
 def _as_json(

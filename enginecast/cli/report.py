@@ -1,4 +1,4 @@
-"""`enginecast report`: the report of a bundle, or two side by side.  It needs no torch."""
+"""`enginecast report`: the report of a bundle, or two side by side, without torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,6 @@ SHOWN = 24
 """Lines of a table on a terminal."""
 
 if TYPE_CHECKING:
-    from enginecast.runtime.bundle.reader import Bundle
     from enginecast.verification.report.comparison import Comparison, Side
 
 
@@ -39,8 +38,7 @@ def report(
 ) -> None:
     """Show the report of a bundle, or compare two."""
     from enginecast.verification.report.comparison import compare
-    from enginecast.verification.report.comparison_page import comparison_page_of
-    from enginecast.verification.report.page import page_of
+    from enginecast.verification.report.page import comparison_page_of, page_of
 
     if output is not None:
         require_folder(output)
@@ -54,9 +52,8 @@ def report(
     second = _side(other)
     with _drawing(bundle, other):
         found = compare(one, second)
-        page_of_both = comparison_page_of(found)
-    if output is not None:
-        _write(output, page_of_both)
+        if output is not None:
+            _write(output, comparison_page_of(found))
     if as_json:
         page = {} if output is None else {"page": str(output)}
         print_json({**found.to_json(), **page})
@@ -92,28 +89,20 @@ def _write(output: Path, page: str) -> None:
 
 def _side(path: Path) -> "Side":
     """Raises:
-    BundleError: the folder holds no report that can be read, or a bundle of another version.
+    BundleError: the folder holds no report that can be read, one that was changed, or a bundle of
+        another version.
     """
     from enginecast.runtime.bundle.reader import open_bundle
     from enginecast.verification.report.comparison import Side
-    from enginecast.verification.report.report import read_report
+    from enginecast.verification.report.report import JSON_NAME, read_report
 
     if not (path / MANIFEST_NAME).is_file():
         return Side(str(path), read_report(path), None)
     bundle = open_bundle(path, check="size")
-    return Side(str(path), read_report(path, _checked(bundle)), bundle.manifest)
-
-
-def _checked(bundle: "Bundle") -> bytes | None:
-    """The report of a bundle, compared with its digest; None: the manifest lists none.
-
-    Raises:
-        BundleError: it was changed.
-    """
-    from enginecast.verification.report.report import JSON_NAME
-
+    # Compared with its digest, where the manifest lists it.
     is_listed = any(one.name == JSON_NAME for one in bundle.manifest.files)
-    return bundle.read(JSON_NAME) if is_listed else None
+    content = bundle.read(JSON_NAME) if is_listed else None
+    return Side(str(path), read_report(path, content), bundle.manifest)
 
 
 def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:

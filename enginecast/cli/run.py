@@ -52,11 +52,11 @@ def run(
     if (inputs is None) == (prompts is None):
         raise UsageError("give either --inputs FILE.safetensors or --prompts FILE.txt")
     require_folder(output)
+    if pad_rows not in ("exact", "zero"):
+        raise UsageError(f"--pad-rows: expected exact or zero, got {pad_rows!r}")
     from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
     from enginecast.runtime.load import load
 
-    if pad_rows not in ("exact", "zero"):
-        raise UsageError(f"--pad-rows: expected exact or zero, got {pad_rows!r}")
     with load(bundle, **how.arguments(), pad_rows=pad_rows) as engine:  # type: ignore[arg-type]
         truncated = 0
         asked: dict[str, Any] = {"timeout": timeout, "check_finite": not allow_non_finite}

@@ -1,95 +1,139 @@
-"""What the user asks for (`ExportRequest`), and what it means for each engine (`EngineConfig`)."""
+"""What the user asks for (`ExportRequest`), and what it means for each engine (`EngineConfig`).
+
+Each option of `enginecast export` stands here once, or beside what it is for (`ComponentOptions`,
+the targets' options); see `enginecast.options`.  Importing it does not import torch.
+"""
 
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-import torch
-from torch import nn
-
-from enginecast.capture.sources.decoder import TASKS
-from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.stateful import STATES
-from enginecast.capture.tracing.attempt import Fallback
+from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
 from enginecast.errors import SpecError, UsageError
-from enginecast.exporters.registry import DEFAULT, target_of
-from enginecast.exporters.registry import REGISTRY as TARGETS
-from enginecast.exporters.target import Target
-from enginecast.passes.ir.base import Pass
-from enginecast.passes.ir.options import spec_from_pass
-from enginecast.passes.ir.quantization_plan import QuantizationPlan
-from enginecast.passes.ir.spec import render
-from enginecast.passes.plan_fp8 import PlanFp8
-from enginecast.passes.plan_int8 import PlanInt8
+from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
+from enginecast.exporters.registry import REGISTRY as REGISTERED
+from enginecast.options import Option, require_choices
 from enginecast.passes.presets import QUANTIZED
-from enginecast.passes.quantize.plan.file import read_plan
-from enginecast.passes.quantize.plan.planning import PlanPass, check_arch
 from enginecast.passes.registry import build
-from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
 from enginecast.verification.accept import parse_accept
 
-_ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
+if TYPE_CHECKING:
+    from torch import nn
 
-SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
-    UnifyDtype: ("keep", "keep_classes"),
-    PlanFp8: ("skip_modules_pattern", "skip_modules_classes"),
-    PlanInt8: ("skip_modules_pattern", "skip_modules_classes"),
+    from enginecast.capture.sources.recording import Recorded
+    from enginecast.capture.tracing.attempt import Fallback
+    from enginecast.exporters.target import Target
+    from enginecast.passes.ir.base import Pass
+    from enginecast.passes.ir.quantization_plan import QuantizationPlan
+
+_ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
+_planned = partial(Option, heading="Engine", commands=("export", "inspect"))
+_exported = partial(Option, heading="", commands=("export",))
+
+SKIP_FIELDS: Mapping[str, tuple[str, str]] = {
+    "unify-dtype": ("keep", "keep_classes"),
+    "plan-fp8": ("skip_modules_pattern", "skip_modules_classes"),
+    "plan-int8": ("skip_modules_pattern", "skip_modules_classes"),
 }
 """Passes that leave modules alone on request, and the options that say so."""
+
+
+def parse_max_error(text: str) -> float:
+    """The error of a row that a text allows: "0.02", or a cosine, "cos=0.997".
+
+    An error relative to the row's length of e leaves a cosine of sqrt(1 - e^2) at least.
+    """
+    kind, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if kind not in ("", "cos") or not 0 < value < 1:
+        raise UsageError(
+            f"--max-error {text}: expected a number between 0 and 1, or a cosine: cos=0.997"
+        )
+    return value if not kind else math.sqrt(1 - value**2)
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """What a user says of a model, its inputs and its capture."""
 
-    random_weights: int | None = None
-    """Seed, for a folder that has a config.json and no weights."""
-    allow_code: bool = False
-    inputs: Path | None = None
-    """safetensors with example inputs by name."""
-    prompts: Path | None = None
-    """One prompt a line; they join the verification inputs."""
-    dynamic: Sequence[str] = ()
-    """NAME:DIM=MIN..MAX, each."""
-    values: Sequence[str] = ()
-    """NAME=MIN..MAX, each: the range of an input of integers."""
-    outputs: Sequence[str] = ()
-    """Names of the outputs that the engine gives, in order; empty: all."""
-    hidden_states: Sequence[int | str] = ()
-    """Indices of hidden states that come as outputs, too."""
-    thorough: bool = False
-    """Verify on the longest texts however large the model is."""
-    fallback: Fallback = "torchscript"
-    """How far down the control-flow ladder a capture may go."""
+    HEADING: ClassVar[str] = "Model and inputs"
+
+    random_weights: Annotated[
+        int | None, Option("Use random weights, for a folder with only a config.", "SEED")
+    ] = None
+    allow_code: Annotated[bool, Option("Allow files that can run code when loaded.")] = False
+    inputs: Annotated[Path | None, Option("Inputs (safetensors).", "FILE")] = None
+    """Examples by name."""
+    prompts: Annotated[Path | None, Option("Prompts, one per line.", "FILE")] = None
+    """They join the verification inputs."""
+    dynamic: Annotated[
+        Sequence[str],
+        Option(
+            "Range of a dimension; NAME:DIM=SYMBOL[:MIN..MAX] ties dimensions; repeatable.",
+            "NAME:DIM=MIN..MAX[/STEP]",
+        ),
+    ] = ()
+    values: Annotated[
+        Sequence[str], Option("Range of an integer input; repeatable.", "NAME=MIN..MAX")
+    ] = ()
+    outputs: Annotated[
+        Sequence[str], Option("Outputs to keep, in order; repeatable.", "NAME,...")
+    ] = ()
+    """Empty: all."""
+    hidden_states: Annotated[
+        Sequence[int | str],
+        Option("Add a hidden state as an output; repeatable.", "INDEX", flag="hidden-state"),
+    ] = ()
+    thorough: Annotated[
+        bool, _exported("Verify on the longest texts even if the model is large.")
+    ] = False
+    fallback: Annotated[
+        "Fallback",
+        _planned(
+            "How far to go if torch.export refuses: none, rewrite, specialise, torchscript.",
+            "NAME",
+            choices=("none", "rewrite", "specialise", "torchscript"),
+        ),
+    ] = "torchscript"
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
     as_eager: bool = False
     """Whether to trace along the code that eager runs (see `capture.tracing.ladder.HIDDEN`)."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
-    allow_unverified_branches: bool = False
-    """Publish although no input was found that takes some path of a branch."""
-    task: str = ""
-    """"text-generation": the engine is a step of a language model, with its cache as inputs and
-    outputs."""
-    state: str = ""
-    """"inputs": buffers that the model writes to are inputs and outputs of the engine."""
+    allow_unverified_branches: Annotated[
+        bool, _exported("Publish even if no input reaches some path of a branch.")
+    ] = False
+    task: Annotated[
+        str,
+        Option(
+            "text-generation: make the engine a step of `generate`, with the KV cache as inputs"
+            " and outputs; and one of the encoder, where there is one.",
+            "NAME",
+            choices=("text-generation",),
+        ),
+    ] = ""
+    state: Annotated[
+        str,
+        Option(
+            "inputs: make the buffers that the model writes to inputs and outputs.",
+            "NAME",
+            choices=("inputs",),
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
-        if self.fallback not in get_args(Fallback):
-            expected = ", ".join(get_args(Fallback))
-            raise UsageError(f"--fallback {self.fallback}: expected one of {expected}")
-        if self.task and self.task not in TASKS:
-            raise UsageError(f"--task {self.task}: expected {' or '.join(TASKS)}")
-        if self.state and self.state not in STATES:
-            raise UsageError(f"--state {self.state}: expected {' or '.join(STATES)}")
+        require_choices(self)
         if self.state and self.task:
             raise UsageError(
                 f"--state {self.state} does not go with --task {self.task}, whose state is the"
@@ -145,72 +189,79 @@ class EngineConfig:
         return target_of(self.target).providers(self.precision, self.device)
 
 
-def parse_max_error(text: str) -> float:
-    """The error of a row that a text allows: "0.02", or a cosine, "cos=0.997".
-
-    An error relative to the row's length of e leaves a cosine of sqrt(1 - e^2) at least.
-    """
-    kind, _, number = text.rpartition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if kind not in ("", "cos") or not 0 < value < 1:
-        raise UsageError(
-            f"--max-error {text}: expected a number between 0 and 1, or a cosine: cos=0.997"
-        )
-    return value if not kind else math.sqrt(1 - value**2)
-
-
 @dataclass(frozen=True)
 class ExportRequest:
     """What a user asks for: a model, and what to make of it."""
 
-    model: str | nn.Module
+    HEADING: ClassVar[str] = "Precision and passes"
+
+    model: "str | nn.Module"
     """A Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module."""
     output: str | os.PathLike[str] = ""
     """The bundle's folder; it must not exist."""
-    target: str = DEFAULT
-    """"onnxruntime"; "tensorrt"; "aotinductor": machine code; "torchscript": the model as it is,
-    without passes; or one of another package."""
-    precision: str | None = None
-    """"fp32", "fp16", "bf16", "mixed" (fp16, with the residual stream in fp32), or a quantized one
-    ("int8", "fp8", "int8-storage", ...): the preset pipeline and the measure; None: fp32, or what
+    target: Annotated[
+        str, _planned(f"Runtime for the engine: {', '.join(TARGETS)}, or a plugin's.", "NAME")
+    ] = DEFAULT
+    """"aotinductor": machine code; "torchscript": the model as it is, without passes."""
+    precision: Annotated[
+        str | None,
+        Option(
+            "A preset pipeline: fp32, fp16, bf16, mixed; int8, fp8; int8-storage, int4-storage,"
+            " fp8-storage (weights only).",
+            "NAME",
+        ),
+    ] = None
+    """Also what is measured; "mixed" is fp16 with the residual stream in fp32.  None: fp32, or what
     the pipeline's unify-dtype or the plan says."""
-    pipeline: str | None = None
-    """A pipeline spec instead of the precision's preset."""
-    device: str | None = None
-    """"cpu" or "cuda": what the engine is for; None: the CPU, or a GPU for a precision that the CPU
-    provider lacks, and for a quantized one or machine code with `arch`."""
-    arch: str | None = None
-    """GPU architecture that the engine is for, such as "sm90"."""
-    skip_modules_pattern: Sequence[str] = ()
-    """Regular expressions of modules that stay in fp32, or are not quantized."""
-    skip_modules_classes: Sequence[str] = ()
-    """Likewise, class names."""
-    max_error: float | None = None
+    pipeline: Annotated[str | None, Option("Use these passes instead of a preset.", "SPEC")] = None
+    device: Annotated[str | None, Option("Device the engine runs on.", "cpu|cuda")] = None
+    """What the engine is for; None: the CPU, or a GPU for a precision that the CPU provider lacks,
+    and for a quantized one or machine code with `arch`."""
+    arch: Annotated[str | None, _planned("GPU architecture, such as sm90.", "NAME")] = None
+    skip_modules_pattern: Annotated[
+        Sequence[str], Option("Modules to leave unchanged (regex); repeatable.", "RE")
+    ] = ()
+    """They stay in fp32, or are not quantized."""
+    skip_modules_classes: Annotated[
+        Sequence[str], Option("Module classes to leave unchanged; repeatable.", "NAME")
+    ] = ()
+    max_error: Annotated[
+        float | None,
+        _planned(
+            "Error limit for quantization, per output row: relative (0.02) or least cosine"
+            " (cos=0.997).",
+            "X",
+            parse=parse_max_error,
+        ),
+    ] = None
     """Largest relative L2 error of an output that a quantization plan may cause."""
-    plan: str | os.PathLike[str] | None = None
-    """A quantization plan to carry out (JSON)."""
-    also: Sequence[str] = ()
-    """Targets of further engines in the bundle: "onnxruntime", beside "tensorrt"."""
+    plan: Annotated[
+        str | os.PathLike[str] | None,
+        _planned("Use this quantization plan (JSON).", "FILE", kind=Path | None),
+    ] = None
+    also: Annotated[
+        Sequence[str], _exported("Add a second engine: onnxruntime or openvino.", "NAME")
+    ] = ()
     target_options: Any = None
     """An instance of the target's own `options`, such as `TensorRTOptions`; None: the defaults."""
     options: ModelOptions = field(default_factory=ModelOptions)
     """Weights, inputs, dynamic dimensions."""
-    example: Mapping[str, Any] | Recorded | None = None
+    example: "Mapping[str, Any] | Recorded | None" = None
     """Inputs by name, or recorded calls, for a module."""
-    threads: int | None = None
-    """Threads within one operator, when the engine is verified."""
-    overwrite: bool = False
-    """Replace a bundle that is there."""
+    threads: Annotated[int | None, _exported("Threads per operator.", "N", least=1, most=4096)] = (
+        None
+    )
+    """When the engine is verified."""
+    overwrite: Annotated[bool, _exported("Replace an existing bundle.")] = False
     command: str = ""
     """The command line, for the report; empty: asked from Python."""
-    drop_guilty: bool = False
-    """Leave out the sites with which a pass breaks its promise, and go on."""
-    accept: Sequence[str] = ()
-    """Errors to accept although they are larger than the floor allows, OUTPUT[/CASE][=BOUND]
-    each."""
+    drop_guilty: Annotated[bool, _exported("Skip rewrites that lose too much accuracy.")] = False
+    accept: Annotated[
+        Sequence[str],
+        _exported(
+            "Accept an error beyond its limit, and record it; repeatable.", "OUTPUT[/CASE][=X]"
+        ),
+    ] = ()
 
     def resolve(self) -> EngineConfig:
         """Decide the export, or say why it cannot be.
@@ -223,9 +274,25 @@ class ExportRequest:
             PassError: a GPU architecture lacks what is planned.
             MissingError: a device that was asked for and is not there.
         """
-        self._check_values()
+        from enginecast.passes.quantize.plan.file import read_plan
+        from enginecast.passes.quantize.plan.planning import PlanPass, check_arch
+
+        for text in self.accept:
+            parse_accept(text)
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {self.threads}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"--device {self.device}: expected cpu or cuda")
+        if self.arch is not None and not _ARCH.fullmatch(self.arch):
+            expected = "a GPU architecture such as sm90 or gfx942"
+            raise UsageError(f"--arch {self.arch}: expected {expected}")
         target = target_of(self.target)
-        self._check_task(target)
+        task, state = self.options.task, self.options.state
+        turns = f"--task {task}" if task else f"--state {state}" if state else ""
+        if turns and "program" not in target.takes:
+            raise UsageError(
+                f"{turns} does not fit --target {target.name}", hint="Use --target onnxruntime."
+            )
         self._check_engines(target)
         if "program" not in target.takes:
             return self._without_passes(target)
@@ -243,9 +310,9 @@ class ExportRequest:
         target.check_device(device)
         quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
         self._check_quantized(quantized, given)
-        if self._turns and quantized:
+        if turns and quantized:
             raise UsageError(
-                f"{self._turns} does not go with --precision {quantized}: consecutive calls of a"
+                f"{turns} does not go with --precision {quantized}: consecutive calls of a"
                 " quantized engine are not compared yet",
                 hint="Use --precision fp32, fp16 or bf16.",
             )
@@ -273,37 +340,13 @@ class ExportRequest:
             tuple(self.also),
         )
 
-    def _check_values(self) -> None:
-        """Refuse values that no export takes."""
-        for text in self.accept:
-            parse_accept(text)
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads: expected at least 1, got {self.threads}")
-        if self.device not in (None, "cpu", "cuda"):
-            raise UsageError(f"--device {self.device}: expected cpu or cuda")
-        if self.arch is not None and not _ARCH.fullmatch(self.arch):
-            expected = "a GPU architecture such as sm90 or gfx942"
-            raise UsageError(f"--arch {self.arch}: expected {expected}")
-
-    def _check_task(self, target: Target) -> None:
-        """Refuse a task whose engines nothing would compare."""
-        if self._turns and "program" not in target.takes:
-            raise UsageError(
-                f"{self._turns} does not fit --target {target.name}",
-                hint="Use --target onnxruntime.",
-            )
-
-    @property
-    def _turns(self) -> str:
-        """The option by which the engine is called in turn; empty without one."""
-        task, state = self.options.task, self.options.state
-        return f"--task {task}" if task else f"--state {state}" if state else ""
-
-    def _check_engines(self, target: Target) -> None:
+    def _check_engines(self, target: "Target") -> None:
         """Refuse options of another target, and engines that do not go together."""
+        from enginecast.exporters.target import Target
+
         options = self.target_options
         if options is not None and not (target.options and isinstance(options, target.options)):
-            for owner in TARGETS.sorted_out(Target)[0].values():
+            for owner in REGISTERED.sorted_out(Target)[0].values():
                 if owner.options is type(options):
                     raise UsageError(
                         f"--target {target.name} takes no options of --target {owner.name}",
@@ -313,18 +356,18 @@ class ExportRequest:
         if len(set(self.also)) < len(self.also):
             raise UsageError(f"--also {self.also[-1]}: given twice")
         for other in self.also:
-            if other not in TARGETS.known() or not target_of(other).is_second:
-                fit = [name for name in TARGETS.own if target_of(name).is_second]
+            if other not in REGISTERED.known() or not target_of(other).is_second:
+                fit = [name for name in TARGETS if target_of(name).is_second]
                 raise UsageError(f"--also {other}: expected {' or '.join(fit)}")
             if not target.accepts_second or other == target.name:
-                fit = [name for name in TARGETS.own if target_of(name).accepts_second]
+                fit = [name for name in TARGETS if target_of(name).accepts_second]
                 fit = [name for name in fit if name != other]
                 raise UsageError(
                     f"--also {other} does not fit --target {target.name}",
                     hint=f"It puts a second engine beside that of --target {' or '.join(fit)}.",
                 )
 
-    def _check_quantized(self, quantized: str, given: QuantizationPlan | None) -> None:
+    def _check_quantized(self, quantized: str, given: "QuantizationPlan | None") -> None:
         """Refuse options of a plan where there is none."""
         if self.max_error is not None and (not quantized or self.pipeline is not None):
             raise UsageError(
@@ -345,7 +388,7 @@ class ExportRequest:
                 hint=f"Use --precision {given.format}, or leave --precision out.",
             )
 
-    def _without_passes(self, target: Target) -> EngineConfig:
+    def _without_passes(self, target: "Target") -> EngineConfig:
         """The model as it is: passes rewrite programs of torch.export, and here there is none."""
         precision = self.precision or "fp32"
         text = target.pipeline(precision)
@@ -364,6 +407,9 @@ class ExportRequest:
 
     def _with_skips(self, text: str) -> str:
         """The pipeline with --skip-modules-pattern and --skip-modules-classes in its passes."""
+        from enginecast.passes.ir.options import spec_from_pass
+        from enginecast.passes.ir.spec import render
+
         skips = (tuple(self.skip_modules_pattern), tuple(self.skip_modules_classes))
         if not any(skips):
             return text
@@ -375,17 +421,23 @@ class ExportRequest:
                     f"--skip-modules-pattern {pattern}: not a regular expression: {error}"
                 ) from error
         passes = build(text)
-        kinds = {type(pass_) for pass_ in passes} & set(SKIP_FIELDS)
+        names = {pass_.name for pass_ in passes} & set(SKIP_FIELDS)
         # A module that is not quantized is computed in the dtype that all else is computed in.
-        kinds = kinds - {UnifyDtype} or kinds
-        if not kinds:
+        names = names - {"unify-dtype"} or names
+        if not names:
             raise UsageError(
                 "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and this"
                 " pipeline computes everything in fp32",
                 hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
             )
-        chosen = (_skipping(p, skips) if type(p) in kinds else p for p in passes)
-        return render(list(map(spec_from_pass, chosen)))
+        chosen = []
+        for pass_ in passes:
+            if pass_.name in names:
+                more = zip(SKIP_FIELDS[pass_.name], skips, strict=True)
+                added = {name: (*getattr(pass_, name), *new) for name, new in more}
+                pass_ = replace(pass_, **added)
+            chosen.append(spec_from_pass(pass_))
+        return render(chosen)
 
 
 def _beside(config: EngineConfig, target: str) -> EngineConfig:
@@ -409,26 +461,26 @@ def _quantized_by(pipeline: str | None) -> str:
     return next((kind.format for kind in QUANTIZED.values() if kind.rewrites in names), "")
 
 
-def computed_dtype(passes: Sequence[Pass]) -> str:
+def computed_dtype(passes: "Sequence[Pass]") -> str:
     """What a program computes in after these passes: "fp16", "bf16", or else "fp32"."""
+    from enginecast.passes.unify_dtype import UnifyDtype
+
     found = [pass_.to for pass_ in passes if isinstance(pass_, UnifyDtype)]
     return found[-1] if found and found[-1] != "fp64" else "fp32"
 
 
 def _dtype_of_pipeline(pipeline: str) -> str:
+    from enginecast.passes.unify_dtype import UnifyDtype
+
     passes = build(pipeline)
     if any(isinstance(pass_, UnifyDtype) and pass_.to == "fp64" for pass_ in passes):
         raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
     return computed_dtype(passes)
 
 
-def _skipping(pass_: Pass, skips: tuple[tuple[str, ...], tuple[str, ...]]) -> Pass:
-    names = SKIP_FIELDS[type(pass_)]
-    more = zip(names, skips, strict=True)
-    return replace(pass_, **{name: (*getattr(pass_, name), *new) for name, new in more})
-
-
 def _arch_of_this_machine(precision: str) -> str:
+    import torch
+
     if not torch.cuda.is_available():
         raise UsageError(
             f"--precision {precision} for a GPU depends on its architecture",

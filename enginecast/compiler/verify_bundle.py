@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from enginecast.errors import BundleError, UsageError
+from enginecast.installation import needing
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
@@ -152,7 +153,8 @@ def _reference(
         asked: options for `reference_of_model`.
     """
     if model is not None:
-        from enginecast.compiler.recompare import reference_of_model
+        with needing("a comparison with MODEL"):
+            from enginecast.compiler.recompare import reference_of_model
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
         reference = _accepting(made.reference, engine)

@@ -22,6 +22,8 @@ class Trait(Flag):
     """They are the first argument's, each in its place; the memory may be another."""
     RESHAPES = auto()
     """They are the first argument's in their order, in another shape."""
+    PERMUTES = auto()
+    """They are the first argument's, and so are the dimensions, in another order."""
     GATHERS = auto()
     """They are elements of the first argument, at places that another argument decides."""
     JOINS = auto()
@@ -36,8 +38,16 @@ class Trait(Flag):
     """Elementwise: the first argument's within limits."""
     REDUCES = auto()
     """Each is computed from all elements along some dimensions."""
+    ALONG = auto()
+    """Happens along the dimensions that `dim` names, at each place along the others alike."""
     HEAVY = auto()
     """Each is a weighted sum over many elements: the work that a low compute dtype is for."""
+    CONVOLVES = auto()
+    """A convolution: a weighted sum over neighbors, whose second argument is its weight."""
+    TRANSPOSED = auto()
+    """Of a convolution: each element of the input goes into several of the result."""
+    RECURS = auto()
+    """A recurrent network over all steps of a sequence, whose third argument is its weights."""
     LITERAL = auto()
     """A number among the arguments becomes an element: the dtype of the result must hold it."""
     FILLS = auto()
@@ -62,6 +72,8 @@ class Trait(Flag):
     """A total or length, which outgrows fp16, as a small epsilon beside it does."""
     BOUNDED = auto()
     """No element has a magnitude above one."""
+    GROWS = auto()
+    """Of small numbers it may make large ones."""
     NOT_LARGER = auto()
     """No element has a larger magnitude than the one that it is computed from."""
     HOMOGENEOUS = auto()

@@ -18,7 +18,7 @@ from enginecast.capture.sources.huggingface import CONFIG_FILE
 from enginecast.capture.sources.sketch import unlike
 from enginecast.errors import EnginecastWarning, UsageError
 from enginecast.pipelines.changing import guard, unguard
-from enginecast.pipelines.check import with_noise
+from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import differences
 from enginecast.pipelines.engine_component import (
     LoadOptions,
@@ -27,7 +27,6 @@ from enginecast.pipelines.engine_component import (
     require_plain,
 )
 from enginecast.pipelines.generate import Wish, generate
-from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
@@ -139,7 +138,16 @@ def attach(
             _require_same(name, component, bundle)
         made[name] = engine_component(name, component, bundles, options)
     if isinstance(engines, Mapping) or not (Path(engines) / RECORD).is_file():
-        _warn_of_versions(components, found)
+        others: dict[str, list[str]] = {}  # each other version that engines were made with
+        for name, bundles in found.items():
+            here = library_of(type(components[name]))
+            for bundle in bundles:
+                made_with = bundle.manifest.call.library if bundle.manifest.call else ""
+                if made_with and here and made_with != here:
+                    said = f"made with {made_with}; here is {here}"
+                    others.setdefault(said, []).append(str(bundle.root))
+        for said, roots in others.items():
+            warnings.warn(f"{', '.join(roots)}: {said}", EnginecastWarning, stacklevel=2)
     for name, module in made.items():
         setattr(pipe, name, module)
     # Its parts hold nothing that could be moved one by one.
@@ -172,33 +180,15 @@ def _bundles(
         name, _, method = key.partition(".")
         if name not in models:
             raise UsageError(f"the pipeline has no model {name!r}; it has {', '.join(models)}")
-        found.setdefault(name, []).extend(_opened(key, method, path, check))
+        held = [open_bundle(each, check=check) for each in _within(path)]
+        if not held:
+            raise UsageError(f"{key}: there is no bundle in {path}")
+        entries = [each.manifest.call.entry if each.manifest.call else method for each in held]
+        if method and method not in entries:
+            raise UsageError(f"{key}: {path} holds an engine of {' and '.join(entries)}")
+        pairs = zip(held, entries, strict=True)
+        found.setdefault(name, []).extend(each for each, e in pairs if method in ("", e))
     return found
-
-
-def _warn_of_versions(components: Mapping[str, Any], found: Mapping[str, Sequence[Bundle]]) -> None:
-    """Warn once of each other version that engines were made with."""
-    others: dict[str, list[str]] = {}
-    for name, bundles in found.items():
-        here = library_of(type(components[name]))
-        for bundle in bundles:
-            made_with = bundle.manifest.call.library if bundle.manifest.call else ""
-            if made_with and here and made_with != here:
-                said = f"made with {made_with}; here is {here}"
-                others.setdefault(said, []).append(str(bundle.root))
-    for said, roots in others.items():
-        warnings.warn(f"{', '.join(roots)}: {said}", EnginecastWarning, stacklevel=3)
-
-
-def _opened(key: str, method: str, path: Path, check: Check) -> list[Bundle]:
-    """The bundles in a folder; of one method, where it is named."""
-    held = [open_bundle(each, check=check) for each in _within(path)]
-    if not held:
-        raise UsageError(f"{key}: there is no bundle in {path}")
-    entries = [each.manifest.call.entry if each.manifest.call else method for each in held]
-    if method and method not in entries:
-        raise UsageError(f"{key}: {path} holds an engine of {' and '.join(entries)}")
-    return [each for each, entry in zip(held, entries, strict=True) if method in ("", entry)]
 
 
 def _within(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ component, whose own methods refuse.  So the pipeline refuses first.
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from enginecast.errors import UsageError
@@ -24,9 +24,12 @@ _RECORDED = (
 _DENOISERS = ("unet", "transformer", "transformer_2", "prior", "decoder")
 
 
+_MARK = "_of_enginecast"
+
+
 def guard(pipe: Any) -> None:
     """Have a pipeline with engines refuse what would change their weights."""
-    for names, change, hint in (
+    for names, changed, hint in (
         (_LORA, _denoiser, FUSED),
         (_IMAGES, _denoiser, _RECORDED),
         (_TEXTS, _encoder, FUSED),
@@ -34,7 +37,9 @@ def guard(pipe: Any) -> None:
         for name in names:
             plain = getattr(type(pipe), name, None)
             if callable(plain) and name not in vars(pipe):
-                setattr(pipe, name, _refusing(pipe, plain, change, hint))
+                method = wraps(plain)(partial(_checked, pipe, plain, changed, hint))
+                setattr(method, _MARK, True)
+                setattr(pipe, name, method)
 
 
 def unguard(pipe: Any) -> None:
@@ -46,23 +51,20 @@ def unguard(pipe: Any) -> None:
             delattr(pipe, name)
 
 
-_MARK = "_of_enginecast"
-
-
-def _refusing(
-    pipe: Any, plain: Callable[..., Any], changed: Callable[..., str | None], hint: str
+def _checked(
+    pipe: Any,
+    plain: Callable[..., Any],
+    changed: Callable[[Any, dict[str, Any]], str | None],
+    hint: str,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    @wraps(plain)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        if (name := changed(pipe, kwargs)) is not None:
-            raise UsageError(
-                f"{name} is an engine, whose weights are fixed: no {plain.__name__}",
-                hint=hint.format(name),
-            )
-        return plain(pipe, *args, **kwargs)
-
-    setattr(method, _MARK, True)
-    return method
+    if (name := changed(pipe, kwargs)) is not None:
+        raise UsageError(
+            f"{name} is an engine, whose weights are fixed: no {plain.__name__}",
+            hint=hint.format(name),
+        )
+    return plain(pipe, *args, **kwargs)
 
 
 def _denoiser(pipe: Any, given: dict[str, Any]) -> str | None:

@@ -10,18 +10,23 @@ call is the limit for the latents of each step, and thus for the final ones, too
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from enginecast.capture.sources.recording import METHODS, on_instance
 from enginecast.pipelines.generate import Made
+from enginecast.pipelines.record import CheckOutcome, EngineOutcome, StageOutcome
+from enginecast.runtime.bundle.manifest import Quantization, Verdict
 
+EMULATED: Final = "verified-by-emulation"
+NOT_ON_TARGET = "engines ran here, and not on their target"
 NOISE = 1e-3
 """Relative size of the noise: far above fp32's rounding, and small enough to act in proportion."""
 MARGIN = 10
@@ -32,58 +37,40 @@ MOST = 0.5
 """Relative error from which on latents are not those of the same picture, whatever explains it."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """How far latents, or the pictures, of the two pipelines are apart."""
+def engine_outcome(
+    verdict: Verdict, quantization: Quantization | None, notes: tuple[str, ...] = ()
+) -> EngineOutcome:
+    """An engine that was not rejected."""
+    return EngineOutcome(
+        outcome=EMULATED if verdict.outcome == EMULATED else "verified",
+        error=max((output.error or 0.0 for output in verdict.outputs), default=0.0),
+        errors=verdict.errors,
+        max_error=None if quantization is None else quantization.max_error,
+        notes=notes,
+    )
 
-    name: str
-    error: float
-    """The largest relative error of a row of the batch."""
-    limit: float
 
-    @property
-    def holds(self) -> bool:
-        return self.error <= self.limit
+def whole_outcome(
+    eager: Made, noisy: Made, found: Made, engines: Collection[EngineOutcome], dtype: torch.dtype
+) -> CheckOutcome:
+    """Compare runs of the eager pipeline, of the same with noise, and of that with engines.
 
-
-@dataclass(frozen=True)
-class WholeCheck:
-    """Eager against engines."""
-
-    steps: tuple[Stage, ...]
-    pictures: Stage
-    most: float
-    """What no stage may be further off than, whatever explains it."""
-    psnr: float | None
-    """In dB, of pixels in 0..1, at the worst picture or frame; None: they are equal."""
-
-    @property
-    def worst(self) -> Stage:
-        """The step with the largest error."""
-        return max(self.steps or (self.pictures,), key=lambda stage: stage.error)
-
-    @property
-    def parts_at(self) -> str | None:
-        """Where the pipelines begin to part: the first stage that is further off than it may."""
-        return next((each.name for each in (*self.steps, self.pictures) if not each.holds), None)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why the pipeline of engines is rejected."""
-        found = next((each for each in (*self.steps, self.pictures) if not each.holds), None)
-        if found is None:
-            return ()
-        by_plan = found.limit == self.most < MOST
-        why = "the plans allow" if by_plan else "the engines explain"
-        out = " (a smaller --max-error plans more exactly)" if by_plan else ""
-        return (
-            f"{found.name}: relative error {found.error:.2g}, and {why} {found.limit:.2g}{out}",
-        )
+    Args:
+        dtype: of the eager pipeline.
+    """
+    off = max(engine.worst for engine in engines)
+    planned = max((e.max_error for e in engines if e.max_error is not None), default=None)
+    check = replace(
+        compare(eager, noisy, found, off, planned), dtype=str(dtype).removeprefix("torch.")
+    )
+    if check.reasons or all(engine.outcome != EMULATED for engine in engines):
+        return check
+    return replace(check, outcome=EMULATED, reasons=(NOT_ON_TARGET,))
 
 
 def compare(
     eager: Made, noisy: Made, engines: Made, off: float, planned: float | None = None
-) -> WholeCheck:
+) -> CheckOutcome:
     """Compare two runs.
 
     Args:
@@ -95,22 +82,36 @@ def compare(
             None: nothing is quantized.
     """
     most = MOST if planned is None else min(MOST, planned)
-    steps = [
-        _stage(f"step {number}", *each, off, most)
-        for number, each in enumerate(
-            zip(eager.latents, noisy.latents, engines.latents, strict=True), 1
-        )
-    ]
-    pictures = _stage("pictures", eager.pictures, noisy.pictures, engines.pictures, off, most)
-    return WholeCheck(tuple(steps), pictures, most, _psnr(eager.pictures, engines.pictures))
 
+    def stage(name: str, plain: Tensor, with_noise: Tensor, found: Tensor) -> StageOutcome:
+        grows = relative_error(plain, with_noise) / NOISE
+        limit = min(MARGIN * max(grows, 1.0) * max(off, LEAST), most)
+        error = relative_error(plain, found)
+        return StageOutcome(name=name, error=error if math.isfinite(error) else None, limit=limit)
 
-def _stage(
-    name: str, eager: Tensor, noisy: Tensor, engines: Tensor, off: float, most: float
-) -> Stage:
-    grows = relative_error(eager, noisy) / NOISE
-    limit = min(MARGIN * max(grows, 1.0) * max(off, LEAST), most)
-    return Stage(name, relative_error(eager, engines), limit)
+    latents = zip(eager.latents, noisy.latents, engines.latents, strict=True)
+    steps = tuple(stage(f"step {number}", *each) for number, each in enumerate(latents, 1))
+    pictures = stage("pictures", eager.pictures, noisy.pictures, engines.pictures)
+    # Where the pipelines begin to part.
+    parts = next((s for s in (*steps, pictures) if s.error is None or s.error > s.limit), None)
+    reasons: tuple[str, ...] = ()
+    if parts is not None:
+        by_plan = parts.limit == most < MOST
+        why = "the plans allow" if by_plan else "the engines explain"
+        out = " (a smaller --max-error plans more exactly)" if by_plan else ""
+        error = math.inf if parts.error is None else parts.error
+        reasons = (f"{parts.name}: relative error {error:.2g}, and {why} {parts.limit:.2g}{out}",)
+    worst = max(steps or (pictures,), key=lambda s: math.inf if s.error is None else s.error)
+    return CheckOutcome(
+        outcome="verified" if parts is None else "rejected",
+        reasons=reasons,
+        max_error=None if planned is None else most,
+        steps=steps,
+        pictures=pictures,
+        psnr=_psnr(eager.pictures, engines.pictures),
+        worst=worst.name,
+        parts_at=None if parts is None else parts.name,
+    )
 
 
 def relative_error(eager: Tensor, other: Tensor) -> float:
@@ -147,6 +148,9 @@ def with_noise(pipe: Any, seed: int = 0) -> Iterator[None]:
     def after(module: nn.Module, given: Any, returned: Any) -> Any:
         return tree_map_only(Tensor, noisy, returned)
 
+    def called(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(Tensor, noisy, plain(*args, **kwargs))
+
     with ExitStack() as stack:
         for part in pipe.components.values():
             if not isinstance(part, nn.Module):
@@ -155,12 +159,5 @@ def with_noise(pipe: Any, seed: int = 0) -> Iterator[None]:
             for name in METHODS:
                 plain = getattr(part, name, None)
                 if callable(plain):
-                    stack.enter_context(on_instance(part, name, _then(plain, noisy)))
+                    stack.enter_context(on_instance(part, name, partial(called, plain)))
         yield
-
-
-def _then(plain: Any, noisy: Any) -> Any:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return tree_map_only(Tensor, noisy, plain(*args, **kwargs))
-
-    return called

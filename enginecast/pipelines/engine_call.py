@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ STEP = "timestep"
 WIDTHS = ("channels", "_dim", "hidden_size")
 """What fields of a config that hold numbers of channels end with."""
 IDS, MASK = "input_ids", "attention_mask"
+WITHOUT = "Record a call without it, and export {0} again."
 AGAIN = "Record a call that has it (enginecast.record), and export {0} again."
 _FUSED = "Engines hold their weights as they are: call pipe.fuse_lora() and export {0} again."
 _IMAGES = "Load the IP-Adapter, record a call, and export {0} again."
@@ -73,7 +74,14 @@ class EngineCall:
         given = by_name(self.method, module, tuple(args), dict(kwargs))
         packing = [given.pop(name, None) for name in PACKING]
         leaves = leaves_of(given)
-        hidden = self._hidden(module, leaves.pop(ASK, None))
+        asked = leaves.pop(ASK, None)
+        hidden = bool(_setting(module, ASK) if asked is None else asked)
+        if hidden and HIDDEN_STATES not in self.returned.names:
+            raise InputError(
+                f"{self.owner}: {ASK} is True, and the engine gives no hidden states",
+                hint=f"Record a call that asks for them, or export {self.owner} again with"
+                " --hidden-state INDEX.",
+            )
         feeds = self._feeds(module, leaves, device)
         try:
             found = engine.run(feeds, as_dlpack=True)
@@ -84,11 +92,14 @@ class EngineCall:
         for spec in self.manifest.outputs:
             tensor = tensor_of(found[spec.name], spec.dtype).to(like.device)
             outputs[spec.name] = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        config, layers = getattr(module, "config", None), None
+        if isinstance(config, PreTrainedConfig):
+            layers = getattr(config.get_text_config(), "num_hidden_layers", None)
         return self.returned.packed(
             outputs,
             as_dict=packing[0] is not False and _setting(module, "return_dict") is not False,
             hidden=hidden,
-            count=_layers(module),
+            count=layers + 1 if isinstance(layers, int) else None,
         )
 
     @cached_property
@@ -96,76 +107,71 @@ class EngineCall:
         parameters = inspect.signature(self.method).parameters.values()
         return {each.name: each.default for each in parameters if each.default is not each.empty}
 
-    def _hidden(self, module: nn.Module, asked: object) -> bool:
-        """Whether the call asks for hidden states."""
-        if not (_setting(module, ASK) if asked is None else asked):
-            return False
-        if HIDDEN_STATES not in self.returned.names:
-            raise InputError(
-                f"{self.owner}: {ASK} is True, and the engine gives no hidden states",
-                hint=f"Record a call that asks for them, or export {self.owner} again with"
-                " --hidden-state INDEX.",
-            )
-        return True
-
     def _feeds(
         self, module: nn.Module, leaves: Mapping[str, Any], device: str
     ) -> dict[str, Tensor]:
         call, defaults = self.call, self._defaults
         for path, value in leaves.items():
-            if path in call.inputs or self._is_default(module, defaults, path, value):
+            if path in call.inputs or self._is_default(module, path, value):
                 continue
+            said = "a tensor" if isinstance(value, Tensor) else repr(value)
             if path not in call.constants:
-                self._refuse(path, f"{_said(value)}, and the engine was made without it")
+                self._refuse(path, f"{said}, and the engine was made without it")
             if isinstance(value, Tensor) or value != call.constants[path]:
-                self._refuse(path, f"{_said(value)}, and {call.constants[path]!r} in the engine")
+                self._refuse(path, f"{said}, and {call.constants[path]!r} in the engine")
         for path, value in call.constants.items():
             known = path == ASK or path in leaves
-            if not known and not self._is_default(module, defaults, path, value):
+            if not known and not self._is_default(module, path, value):
                 self._refuse(path, f"not given, and {value!r} in the engine")
         values = {name: leaves.get(path, defaults.get(path)) for path, name in call.inputs.items()}
         if call.inputs.get(MASK) and values[MASK] is None and isinstance(values.get(IDS), Tensor):
             values[MASK] = torch.ones_like(values[IDS])  # what None means
         for path, name in call.inputs.items():
-            if values[name] is None:
-                self._refuse(path, "not given, and an input of the engine", given=True)
-        self._require_no_gradient(values)
-        specs = {spec.name: spec for spec in self.manifest.inputs}
-        rows = _rows(specs, values)
-        return {name: self._fed(specs[name], value, rows, device) for name, value in values.items()}
-
-    def _require_no_gradient(self, values: Mapping[str, Any]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        for path, name in self.call.inputs.items():
-            if isinstance(values[name], Tensor) and values[name].requires_grad:
+            value = values[name]
+            if value is None:
+                self._refuse(path, "not given, and an input of the engine", WITHOUT)
+            if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
                 raise InputError(
                     f"{self.owner}: {path} requires a gradient, and an engine computes none",
                     hint="Call it within torch.no_grad(); `put_back()` of what attach returned"
                     " gives the component that has a gradient.",
                 )
+        specs = {spec.name: spec for spec in self.manifest.inputs}
+        step, rows = specs.get(STEP), None
+        if step is not None and len(step.shape) == 1:  # of the first input that has as many
+            rows = next(
+                (
+                    int(values[name].shape[0])
+                    for name, spec in specs.items()
+                    if name != STEP
+                    and spec.shape[:1] == step.shape
+                    and isinstance(values[name], Tensor)
+                ),
+                None,
+            )
+        return {name: self._fed(specs[name], value, rows, device) for name, value in values.items()}
 
-    def _is_default(
-        self, module: nn.Module, defaults: Mapping[str, Any], path: str, value: Any
-    ) -> bool:
+    def _is_default(self, module: nn.Module, path: str, value: Any) -> bool:
         """Whether an argument has the value that it has where it is not given."""
-        default = defaults.get(path)
+        default = self._defaults.get(path)
         if default is None:  # flags of transformers: None is what the config says
             default = _setting(module, path) or False
         is_flag = isinstance(value, bool) == isinstance(default, bool)
         return not isinstance(value, Tensor) and is_flag and bool(value == default)
 
-    def _refuse(self, path: str, why: str, *, given: bool = False) -> None:
-        hint = next((hint for part, hint in _HINTS.items() if part in path), AGAIN)
-        if given:
-            hint = "Record a call without it, and export {0} again."
+    def _refuse(self, path: str, why: str, hint: str = "") -> None:
+        hint = hint or next((hint for part, hint in _HINTS.items() if part in path), AGAIN)
         raise InputError(f"{self.owner}: {path} is {why}", hint=hint.format(self.owner))
 
     def _fed(self, spec: Input, value: Any, rows: int | None, device: str) -> Tensor:
         """A value as the engine takes it; nothing is rounded."""
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
         wanted = getattr(torch, spec.dtype)
-        if not _widens(tensor.dtype, wanted):
+        widens = tensor.dtype in (torch.bool, wanted) or (
+            tensor.dtype.is_floating_point == wanted.is_floating_point
+            and torch.promote_types(tensor.dtype, wanted) == wanted
+        )  # whether every value of a dtype is one of the other
+        if not widens:
             small = tensor.ndim <= 1 or not tensor.is_floating_point()
             if not small or not torch.equal(tensor.to(wanted).to(tensor.dtype), tensor):
                 self._refuse_dtype(spec, tensor)
@@ -174,22 +180,6 @@ class EngineCall:
         if spec.name == STEP and len(spec.shape) == 1 and is_one and rows:
             tensor = tensor.expand(rows)
         return tensor.contiguous()
-
-    def refuse_processor(self, path: str, processor: object) -> NoReturn:
-        """Refuse another way of attention than that of the export."""
-        raise InputError(
-            f"{self.owner}: {path} has got a {type(processor).__name__}, and the engine computes"
-            " attention as it was exported",
-            hint="`put_back()` of what attach returned gives the component that takes it.",
-        )
-
-    def refuse_change(self, changed: str) -> NoReturn:
-        """Refuse a component whose parts are not those that it was attached with."""
-        raise InputError(
-            f"{self.owner}: {changed} when its engine was attached, and the engine is as it was",
-            hint=f"Undo that; or `put_back()`, change the component, and export {self.owner}"
-            " again.",
-        )
 
     def _refuse_dtype(self, spec: Input, tensor: Tensor) -> None:
         said = str(tensor.dtype).removeprefix("torch.")
@@ -211,8 +201,10 @@ class EngineCall:
 
     def _wider(self, module: nn.Module, feeds: Mapping[str, Tensor]) -> str:
         """How to export for sizes that the engine does not take; empty: no export takes them."""
-        symbols = self.manifest.symbols
-        widths = _widths(module)
+        symbols, config = self.manifest.symbols, getattr(module, "config", None)
+        fields = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(config or {})
+        # How many channels the weights take: sizes that are the same in every call.
+        widths = {n for name, n in fields.items() if name.endswith(WIDTHS) and isinstance(n, int)}
         for spec in self.manifest.inputs:
             sizes = feeds[spec.name].shape
             for axis, (declared, size) in enumerate(zip(spec.shape, sizes, strict=False)):
@@ -233,42 +225,3 @@ def _setting(module: nn.Module, name: str) -> Any:
     """What a model of transformers takes where an argument is not given."""
     config = getattr(module, "config", None)
     return getattr(config, name, None) if isinstance(config, PreTrainedConfig) else None
-
-
-def _widths(module: nn.Module) -> set[int]:
-    """How many channels the weights of a model take: sizes that are the same in every call."""
-    config = getattr(module, "config", None)
-    fields = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(config or {})
-    return {n for name, n in fields.items() if name.endswith(WIDTHS) and isinstance(n, int)}
-
-
-def _layers(module: nn.Module) -> int | None:
-    config = getattr(module, "config", None)
-    if not isinstance(config, PreTrainedConfig):
-        return None
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    return layers + 1 if isinstance(layers, int) else None
-
-
-def _widens(dtype: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether every value of a dtype is one of another."""
-    if dtype == torch.bool or dtype == wanted:
-        return True
-    if dtype.is_floating_point != wanted.is_floating_point:
-        return False
-    return torch.promote_types(dtype, wanted) == wanted
-
-
-def _rows(specs: Mapping[str, Input], values: Mapping[str, Any]) -> int | None:
-    """Of the first input that has as many as `timestep`."""
-    step = specs.get(STEP)
-    if step is None or len(step.shape) != 1:
-        return None
-    for name, spec in specs.items():
-        if name != STEP and spec.shape[:1] == step.shape and isinstance(values[name], Tensor):
-            return int(values[name].shape[0])
-    return None
-
-
-def _said(value: Any) -> str:
-    return "a tensor" if isinstance(value, Tensor) else repr(value)

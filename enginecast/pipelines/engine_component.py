@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.errors import UsageError
+from enginecast.errors import InputError, UsageError
 from enginecast.pipelines.components import without_weights
 from enginecast.pipelines.engine_call import EngineCall
 from enginecast.pipelines.returned import Returned
@@ -52,11 +52,8 @@ class Slot:
     """The engine of a method.  It is loaded for the device that it is used on."""
 
     def __init__(self, bundle: Bundle, call: EngineCall, options: LoadOptions) -> None:
-        self._bundle = bundle
-        self._call = call
-        self._options = options
-        self._device = ""
-        self._runs_on = ""
+        self._bundle, self._call, self._options = bundle, call, options
+        self._device = self._runs_on = ""
         self._engine: Engine | None = None
         self._processors: dict[str, tuple[Any, object]] = {}
         self._snapshot: Snapshot
@@ -93,16 +90,25 @@ class Slot:
         what else decides what the component computes.
         """
         self._snapshot = snapshot
-        parts = dict(module.named_modules()).items()
-        self._processors = {p: (each, each.processor) for p, each in parts if _has_processor(each)}
+        for path, part in module.named_modules():
+            if callable(getattr(part, "set_processor", None)) and hasattr(part, "processor"):
+                self._processors[path] = part, part.processor
 
     def run(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the method."""
+        owner = self._call.owner
         for path, (part, processor) in self._processors.items():
             if part.processor is not processor and _is_otherwise(part.processor):
-                self._call.refuse_processor(path, part.processor)
+                raise InputError(
+                    f"{owner}: {path} has got a {type(part.processor).__name__}, and the engine"
+                    " computes attention as it was exported",
+                    hint="`put_back()` of what attach returned gives the component that takes it.",
+                )
         if changed := self._snapshot.changed():
-            self._call.refuse_change(changed)
+            raise InputError(
+                f"{owner}: {changed} when its engine was attached, and the engine is as it was",
+                hint=f"Undo that; or `put_back()`, change the component, and export {owner} again.",
+            )
         place = module.get_parameter(PLACE)
         engine = self.load(place.device.type)
         return self._call(module, engine, self._runs_on, place, args, kwargs)
@@ -127,11 +133,19 @@ def engine_component(
         returned = Returned.of(name, plain, bundle.manifest)
         made = EngineCall(name, getattr(plain, call.entry), call, bundle.manifest, returned)
         slots[call.entry] = Slot(bundle, made, options)
-    device = _device_of(component)
+    first = next(component.parameters(), None)
+    device = torch.device("cpu") if first is None or first.is_meta else first.device
     for slot in slots.values():
         slot.load(device.type)
     module = without_weights(component)
-    _put_first(module, torch.empty(0, dtype=_dtype_of(component), device=device))
+    # Its first parameter: its device and dtype are what pipelines take for the component's own.
+    dtype = getattr(component, "dtype", None)
+    dtype = dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()
+    others = dict(module._parameters)
+    module._parameters.clear()
+    place = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
+    module.register_parameter(PLACE, place)
+    module._parameters.update(others)
     own: Any = vars(module)
     for left in ("_diffusers_hook", "forward"):
         own.pop(left, None)
@@ -159,14 +173,6 @@ def close_engines(component: object) -> None:
         slot.close()
 
 
-def _put_first(module: nn.Module, tensor: Tensor) -> None:
-    """Give a module a first parameter: its device and dtype are what pipelines take for its own."""
-    others = dict(module._parameters)
-    module._parameters.clear()
-    module.register_parameter(PLACE, nn.Parameter(tensor, requires_grad=False))
-    module._parameters.update(others)
-
-
 def _applying(module: nn.Module, slots: Mapping[str, Slot]) -> Any:
     """What `.to`, `.half`, `.cuda` and the like do with a module whose parameters have no data."""
     plain: Any = partial(type(module)._apply, module)
@@ -192,32 +198,31 @@ def _applying(module: nn.Module, slots: Mapping[str, Slot]) -> Any:
 
 def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Any]:
     """Methods of the module itself; its class stays, which pipelines look at."""
-    plain, found = type(module), {}
+    plain, found = type(module), dict[str, Any]()
+
+    def refuse(method: str, hint: str) -> None:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise UsageError(f"{name} is an engine, which has no {method}", hint=hint)
+
+        found[method] = refused
+
     for method in REFUSED:
         if callable(getattr(plain, method, None)):
-            found[method] = _refusing(name, method, FIXED)
-    for method in _of_adapters(plain):
-        found[method] = _refusing(name, method, FUSED.format(name))
+            refuse(method, FIXED)
+    for base in plain.__mro__:
+        if base.__module__.startswith(ADAPTERS):
+            for method, each in vars(base).items():
+                public = method in OF_ADAPTERS or not method.startswith("_")
+                if public and inspect.isfunction(each):
+                    refuse(method, FUSED.format(name))
     if all(callable(getattr(plain, method, None)) for method in TWO_WAYS):
         for method in TWO_WAYS:
-            hint = f"Export it (--entry {method}), and attach both."
-            found[method] = _refusing(name, method, hint)
+            refuse(method, f"Export it (--entry {method}), and attach both.")
     elif "forward" not in slots:
-        found["forward"] = _refusing(name, "forward", "Export it, and attach it too.")
+        refuse("forward", "Export it, and attach it too.")
     for entry, slot in slots.items():
         found[entry] = _running(module, slot, getattr(plain, entry))
     return found
-
-
-def _of_adapters(plain: type[nn.Module]) -> list[str]:
-    """Methods of a class that load adapters or do something to them."""
-    return [
-        name
-        for base in plain.__mro__
-        if base.__module__.startswith(ADAPTERS)
-        for name, each in vars(base).items()
-        if inspect.isfunction(each) and (name in OF_ADAPTERS or not name.startswith("_"))
-    ]
 
 
 def _running(module: nn.Module, slot: Slot, plain: Any) -> Any:
@@ -227,13 +232,6 @@ def _running(module: nn.Module, slot: Slot, plain: Any) -> Any:
 
     method.__signature__ = inspect.signature(plain.__get__(module))  # type: ignore[attr-defined]
     return torch.compiler.disable(method)
-
-
-def _refusing(name: str, method: str, hint: str) -> Any:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise UsageError(f"{name} is an engine, which has no {method}", hint=hint)
-
-    return refused
 
 
 def _refuse_copy(name: str, *args: Any) -> None:
@@ -291,22 +289,8 @@ def _is_hooked(part: nn.Module) -> bool:
     return hasattr(part, "_hf_hook") or not is_plain
 
 
-def _has_processor(part: Any) -> bool:
-    return callable(getattr(part, "set_processor", None)) and hasattr(part, "processor")
-
-
 def _is_otherwise(processor: object) -> bool:
     """Whether a processor computes something else than those of diffusers that only are faster."""
     kind = type(processor)
     is_own = kind.__module__.startswith("diffusers.models.")
     return not is_own or any(part in kind.__name__ for part in OTHERWISE)
-
-
-def _device_of(component: nn.Module) -> torch.device:
-    tensor = next(component.parameters(), None)
-    return torch.device("cpu") if tensor is None or tensor.is_meta else tensor.device
-
-
-def _dtype_of(component: nn.Module) -> torch.dtype:
-    found = getattr(component, "dtype", None)
-    return found if isinstance(found, torch.dtype) else torch.get_default_dtype()

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from enginecast.capture.sources.recording import Calls, Recorded, record
@@ -29,11 +28,10 @@ from enginecast.errors import (
 )
 from enginecast.exporters.registry import DEFAULT
 from enginecast.passes.presets import QUANTIZED
-from enginecast.pipelines.check import with_noise
+from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
 from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import (
     RECORD,
     CheckOutcome,
@@ -120,7 +118,17 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         )
     if request.output.resolve().is_relative_to(folder.path.resolve()):
         raise UsageError(f"-o {request.output}: it is within the pipeline's own folder")
-    _require_names(folder, request)
+    named = [("--component", name) for name in request.precisions]
+    for option, name in (*named, *(("--eager", name) for name in request.eager)):
+        if name not in folder.models:
+            is_part = name in folder.parts
+            what = "has no weights" if is_part else "is not a component of the pipeline"
+            raise UsageError(
+                f"{option} {name}: it {what}",
+                hint=f"Components with weights: {', '.join(folder.models)}.",
+            )
+        if option == "--component" and name in request.eager:
+            raise UsageError(f"--component {name} and --eager {name} exclude each other")
     asked = {request.precision, *request.precisions.values()}
     if request.max_error is not None and not asked & QUANTIZED.keys():
         raise UsageError(
@@ -155,22 +163,6 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         return PipelineExport(published, made)
 
 
-def _require_names(folder: PipelineFolder, request: PipelineRequest) -> None:
-    """Refuse components that the pipeline does not have, or that have no weights."""
-    named = [("--component", name) for name in request.precisions]
-    for option, name in (*named, *(("--eager", name) for name in request.eager)):
-        if name not in folder.models:
-            what = (
-                "has no weights" if name in folder.parts else "is not a component of the pipeline"
-            )
-            raise UsageError(
-                f"{option} {name}: it {what}",
-                hint=f"Components with weights: {', '.join(folder.models)}.",
-            )
-        if option == "--component" and name in request.eager:
-            raise UsageError(f"--component {name} and --eager {name} exclude each other")
-
-
 def _rehearse(
     folder: PipelineFolder, request: PipelineRequest, output: Path, steps: Steps
 ) -> Rehearsal:
@@ -182,7 +174,21 @@ def _rehearse(
     pipe, wish = folder.load(dtype=dtype), request.wish
     with record(pipe) as calls:
         with record(pipe) as first:
-            made = _eager_run(pipe, wish)
+            try:
+                made = generate(pipe, wish)
+            except EnginecastError:
+                raise
+            except Exception as error:  # its components raise any kind
+                raise SourceError(
+                    f"the eager {type(pipe).__name__} fails: {type(error).__name__}:"
+                    f" {first_line(error)}",
+                    hint="Its components may not fit each other; run it in diffusers.",
+                ) from error
+            if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
+                raise SourceError(
+                    f"the eager {type(pipe).__name__} gives values that are not finite",
+                    hint="Nothing can be compared with them; run it in diffusers.",
+                )
         height, width = made.pictures.shape[-2:]
         sizes = ((height, width), *_in_another_size(pipe, wish, height, width, steps))
     with with_noise(pipe):
@@ -191,24 +197,6 @@ def _rehearse(
         if _stays(folder, name, calls, request) is None:
             save_empty(getattr(pipe, name), output / name)
     return Rehearsal(calls, first, made, noisy, dtype, sizes)
-
-
-def _eager_run(pipe: Any, wish: Wish) -> Made:
-    try:
-        made = generate(pipe, wish)
-    except EnginecastError:
-        raise
-    except Exception as error:  # its components raise any kind
-        raise SourceError(
-            f"the eager {type(pipe).__name__} fails: {type(error).__name__}: {first_line(error)}",
-            hint="Its components may not fit each other; run it in diffusers.",
-        ) from error
-    if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
-        raise SourceError(
-            f"the eager {type(pipe).__name__} gives values that are not finite",
-            hint="Nothing can be compared with them; run it in diffusers.",
-        )
-    return made
 
 
 def _in_another_size(
@@ -310,9 +298,11 @@ def _component(
             )
             engines[entry or "forward"] = _engine(asked, steps)
     except Exception as error:  # the others go on, whatever it is
-        if not isinstance(error, EnginecastError):
+        if isinstance(error, EnginecastError):
+            reason = " ".join(part for part in (error.message, error.hint) if part)
+        else:
             steps.log(traceback.format_exc())
-        reason = _reason(error)
+            reason = f"a defect of enginecast: {type(error).__name__}: {first_line(error)}"
         steps.say(f"{name} stays eager: {reason}")
         shutil.rmtree(output / name)
         folder.copy(name, output / name)
@@ -328,12 +318,6 @@ def recorded_of(called: str, ran: Rehearsal, steps: Steps) -> Recorded:
         found = ran.first[called]
         steps.say(f"{called}: the size is fixed: {error.message}")
         return found
-
-
-def _reason(error: Exception) -> str:
-    if not isinstance(error, EnginecastError):
-        return f"a defect of enginecast: {type(error).__name__}: {first_line(error)}"
-    return " ".join(part for part in (error.message, error.hint) if part)
 
 
 def _entries(name: str, calls: Calls) -> list[str]:
@@ -363,39 +347,36 @@ def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportReque
 
 
 def _engine(request: ExportRequest, steps: Steps) -> EngineOutcome:
-    """Export in the sizes that were recorded, and else in those of the first run alone."""
+    """Export in the sizes that were recorded, and else in those of the first run alone.
+
+    Raises:
+        VerificationError: it does not agree with eager.
+    """
     recorded = request.example
     assert isinstance(recorded, Recorded)
+
+    def exported(dynamic: list[str], *notes: str, **options: Any) -> EngineOutcome:
+        model = replace(request.options, dynamic=dynamic, **options)
+        done = export(replace(request, options=model), Steps(steps.console))
+        verdict = done.report.verdict
+        if verdict.outcome == "rejected":
+            raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
+        assert done.bundle is not None  # it was not rejected
+        plan = done.bundle.manifest.quantization
+        return engine_outcome(verdict, plan, (*notes, *done.report.notes))
+
     ranges, fixed = recorded.dynamic(), recorded.fixed()
     if ranges == fixed:
-        return _export(request, fixed, steps)
+        return exported(fixed)
     try:
-        return _export(request, ranges, steps, fallback="rewrite")
+        return exported(ranges, fallback="rewrite")
     except MissingError:
         raise
     except EnginecastError as error:
         note = f"sizes are fixed at those of the first run: {first_line(error)}"
         steps.say(note)
         shutil.rmtree(f"{request.output}.rejected", ignore_errors=True)
-        outcome = _export(request, fixed, steps)
-        return msgspec.structs.replace(outcome, notes=(note, *outcome.notes))
-
-
-def _export(
-    request: ExportRequest, dynamic: list[str], steps: Steps, **options: Any
-) -> EngineOutcome:
-    """Export a component.
-
-    Raises:
-        VerificationError: it does not agree with eager.
-    """
-    model = replace(request.options, dynamic=dynamic, **options)
-    done = export(replace(request, options=model), Steps(steps.console))
-    verdict = done.report.verdict
-    if verdict.outcome == "rejected":
-        raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
-    assert done.bundle is not None  # it was not rejected
-    return engine_outcome(verdict, done.bundle.manifest.quantization, done.report.notes)
+        return exported(fixed, note)
 
 
 def _check(

@@ -77,10 +77,10 @@ class Wish:
             UsageError: it has no such argument.
         """
         known = inspect.signature(type(pipe).__call__).parameters
-        many = len(self.prompts) > 1
+        many, negative = len(self.prompts) > 1, self.negative_prompt or None
         asked = {
             "prompt": list(self.prompts) if many else self.prompts[0],
-            "negative_prompt": self._negative(many),
+            "negative_prompt": [negative] * len(self.prompts) if many and negative else negative,
             "num_inference_steps": self.steps,
             "height": self.height,
             "width": self.width,
@@ -96,11 +96,6 @@ class Wish:
         if "use_resolution_binning" in known:  # it would make another size than was asked for
             found.setdefault("use_resolution_binning", False)
         return found
-
-    def _negative(self, many: bool) -> Any:
-        if not self.negative_prompt:
-            return None
-        return [self.negative_prompt] * len(self.prompts) if many else self.negative_prompt
 
 
 @dataclass(frozen=True)

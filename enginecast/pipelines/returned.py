@@ -4,7 +4,7 @@ import inspect
 import sys
 import typing
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -56,14 +56,22 @@ class Returned:
         """
         assert manifest.call is not None
         method = inspect.unwrap(getattr(model_class, manifest.call.entry))
-        names = _by_field([o.name for o in manifest.outputs], [i.name for i in manifest.inputs])
+        moved = {f"{each.name}_out": each.name for each in manifest.inputs}
+        names: dict[str, tuple[str, ...]] = {}  # `sample_out` is `sample`, as an input is too
+        for output in manifest.outputs:
+            field = moved.get(output.name, output.name).partition(".")[0]
+            names[field] = (*names.get(field, ()), output.name)
         space = vars(sys.modules[model_class.__module__])
         posterior = None
         if MOMENTS in names:
             names = {POSTERIOR: names[MOMENTS]}
             classes = (each for name, each in space.items() if name.endswith("Distribution"))
             posterior = next((each for each in classes if hasattr(each, "mode")), None)
-        declared = _fitting(_declared(method), names)
+        try:
+            hint = typing.get_type_hints(method).get("return")
+        except (NameError, TypeError):  # of what is imported for type checkers alone
+            hint = None
+        declared = _fitting([hint, *typing.get_args(hint)], names)
         imported = _fitting(space.values(), names)
         kind = next(iter(declared), None) or min(
             imported, key=lambda each: len(fields(each)), default=None
@@ -129,16 +137,6 @@ def tensor_of(value: Any, dtype: str) -> Tensor:
     return found.bool() if dtype == "bool" else found
 
 
-def _by_field(outputs: Sequence[str], inputs: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Outputs by the field that they belong to; `sample_out` is `sample`, as an input is too."""
-    moved = {f"{name}_out": name for name in inputs}
-    found: dict[str, tuple[str, ...]] = {}
-    for name in outputs:
-        field = moved.get(name, name).partition(".")[0]
-        found[field] = (*found.get(field, ()), name)
-    return found
-
-
 def _fitting(values: Iterable[Any], names: Iterable[str]) -> list[type[Any]]:
     """Those that are classes of outputs with fields for all names."""
     packs = [each for each in values if inspect.isclass(each) and issubclass(each, OrderedDict)]
@@ -147,11 +145,3 @@ def _fitting(values: Iterable[Any], names: Iterable[str]) -> list[type[Any]]:
         for each in packs
         if is_dataclass(each) and {*names} <= {field.name for field in fields(each)}
     ]
-
-
-def _declared(method: Any) -> list[Any]:
-    try:
-        hint = typing.get_type_hints(method).get("return")
-    except (NameError, TypeError):  # of what is imported for type checkers alone
-        return []
-    return [hint, *typing.get_args(hint)]

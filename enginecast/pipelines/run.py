@@ -80,18 +80,14 @@ def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
             )
         raise
     except Exception as error:  # the pipeline's own code raises any kind
-        if isinstance(error, EnginecastError) or _is_ours(error):
+        names = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
+        inside = names[names.index(generate.__module__) + 1 :]
+        is_ours = any(name.startswith("enginecast.") for name in inside)
+        if isinstance(error, EnginecastError) or is_ours:
             raise
         raise UsageError(
             f"{type(pipe).__name__}: {type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether the pipeline fails in code of enginecast, and not in its own."""
-    names = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
-    inside = names[names.index(generate.__module__) + 1 :]
-    return any(name.startswith("enginecast.") for name in inside)
 
 
 def wish_of(record: PipelineRecord) -> Wish:

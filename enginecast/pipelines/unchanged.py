@@ -4,15 +4,12 @@ An engine computes what was exported.  Hooks on a part, layers in the place of o
 and new weights change what eager computes, and would be lost without a word.
 """
 
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 _EAGER_ONLY = frozenset({"use_slicing", "gradient_checkpointing", "training"})
 """Settings that change how eager computes, or how it is trained, and not what an engine gives."""
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 class Snapshot:
@@ -24,75 +21,49 @@ class Snapshot:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._settings = _settings(module)
-        every = dict(module.named_modules())
-        # Offloading and recording hook the whole, which changes no part.
-        self._parts = {path: vars(part) for path, part in every.items() if part is not module}
-        self._layers = {
-            path: vars(part)["_modules"] for path, part in every.items() if vars(part)["_modules"]
-        }
-        self._weights = {
-            path: own["_parameters"] for path, own in self._parts.items() if own["_parameters"]
-        }
-        self._hooks = [own[kind] for own in self._parts.values() for kind in _HOOKS]
+        self._parts = [(path, vars(part)) for path, part in module.named_modules()]
+        self._settings = self._plain_settings()
+        # Held, so that none of them can be another's successor under the same id.
+        self._held = [
+            [*own["_modules"].values(), *own["_parameters"].values(), own.get("forward")]
+            for _, own in self._parts
+        ]
         self._before = self._state()
-        self._found = self._by_path()
 
     def changed(self) -> str | None:
         """What is otherwise now: "conv_in has other hooks than"; None: nothing."""
-        if self._state() != self._before:
-            now = self._by_path()
-            return next(what for what in now if now[what] != self._found.get(what))
-        settings = _settings(self._module)
-        if settings == self._settings:
-            return None
+        now = self._state()
+        if now != self._before:
+            pairs = zip(self._parts, self._before, now, strict=True)
+            path, was, found = next((p, a, b) for (p, _), a, b in pairs if a != b)
+            words = ("other layers", "other weights", "another forward", "other hooks")
+            what = next(w for w, a, b in zip(words, was, found, strict=True) if a != b)
+            return f"{path or 'it'} has {what} than"
+        settings = self._plain_settings()
         for name in dict.fromkeys((*self._settings, *settings)):
             if settings.get(name) != self._settings.get(name):
                 return f"{name} is {settings.get(name)!r}, and was {self._settings.get(name)!r}"
         return None
 
-    def _state(self) -> tuple[Any, ...]:
-        """All at once.  It holds the objects, so that none of them can be another's successor."""
-        weights = [*chain.from_iterable(map(dict.values, self._weights.values()))]
-        return (
-            _Same(chain.from_iterable(map(dict.values, self._layers.values()))),
-            _Same(weights),
-            [each._version for each in weights if each is not None],
-            _Same(own.get("forward") for own in self._parts.values()),
-            [*map(len, self._hooks)],
-        )
-
-    def _by_path(self) -> dict[str, Any]:
-        """The same, by what there is to say of it."""
-        found: dict[str, Any] = {}
-        for path, layers in self._layers.items():
-            found[f"{path or 'it'} has other layers than"] = _Same(layers.values())
-        for path, weights in self._weights.items():
-            versions = [None if each is None else each._version for each in weights.values()]
-            found[f"{path} has other weights than"] = _Same(weights.values()), versions
-        for path, own in self._parts.items():
-            found[f"{path} has another forward than"] = _Same([own.get("forward")])
-            found[f"{path} has other hooks than"] = [len(own[kind]) for kind in _HOOKS]
+    def _state(self) -> list[tuple[Any, ...]]:
+        """Of each part what its layers, weights, forward and hooks are."""
+        found: list[tuple[Any, ...]] = []
+        for path, own in self._parts:
+            layers = [*map(id, own["_modules"].values())]
+            if not path:  # offloading and recording hook the whole, which changes no part
+                found.append((layers, None, None, None))
+                continue
+            weights = [(id(w), w._version) for w in own["_parameters"].values() if w is not None]
+            hooks = len(own["_forward_pre_hooks"]), len(own["_forward_hooks"])
+            found.append((layers, weights, id(own.get("forward")), hooks))
         return found
 
-
-class _Same:
-    """Objects, equal to no others, whatever these say (tensors compare by element)."""
-
-    def __init__(self, objects: Iterable[nn.Module | Tensor | Any]) -> None:
-        self._objects = [*objects]
-        self._ids = [*map(id, self._objects)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._ids == other._ids
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes of a component: flags and numbers that its methods read."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str))
-        and not name.startswith("_")
-        and name not in _EAGER_ONLY
-    }
+    def _plain_settings(self) -> dict[str, Any]:
+        """Plain attributes of the component: flags and numbers that its methods read."""
+        return {
+            name: value
+            for name, value in vars(self._module).items()
+            if isinstance(value, (bool, int, float, str))
+            and not name.startswith("_")
+            and name not in _EAGER_ONLY
+        }

@@ -7,17 +7,13 @@ from enginecast.compiler.request import computed_dtype
 from enginecast.errors import EnginecastError
 from enginecast.passes.ir.base import Pass
 from enginecast.reduce.specimen import Specimen
-from enginecast.testing import Comparison, Outcome, run_passes
+from enginecast.testing import Comparison, run_passes
 from enginecast.verification.metrics import BEYOND
 
 KEPT = 0.1
 """Of the error over its floor, what must be left of a broken promise: rounding breaks some, too."""
 MOST = 100.0
 """Times its floor, past which any error is large."""
-
-
-class UnfitError(Exception):
-    """A specimen that cannot be judged: it is not captured, or eager does not run it."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +37,27 @@ class Failure:
 
 
 def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
-    """How the passes fail on a specimen; None: they do not.
+    """How the passes fail on a specimen; None: they do not, or torch.export or eager does.
 
     The last is blamed for a broken promise: a caller tries those before it first.
-
-    Raises:
-        UnfitError: that cannot be said.
     """
     try:
         captured = specimen.capture()
         comparison = Comparison(captured)
         comparison.run_eager(computed_dtype(passes))
-    except Exception as error:  # of torch.export, of an op that does not take what is left
-        raise UnfitError(str(error)) from error
-    outcome: Outcome | None = None
+    except Exception:  # of torch.export, of an op that does not take what is left
+        return None
     try:
-        outcome = run_passes(captured, passes)
-        check = comparison.compare(outcome)
+        check = comparison.compare(run_passes(captured, passes))
     except EnginecastError as error:
-        return _raised(error, passes)
+        named = [one.name for one in passes if f"pass '{one.name}'" in error.message]
+        at = error.details
+        where = f"{at['file']}:{at['line']}" if "file" in at else ""
+        kind = type(error.__cause__ or error).__name__
+        return Failure([*named, passes[-1].name][0], kind, where, error.message)
     if not check.failure:
         return None
     lost = check.worst_error is None or check.worst_error >= BEYOND
     kind = "not finite" if lost else "broken promise"
     ratio = MOST if check.worst_ratio is None else check.worst_ratio
     return Failure(passes[-1].name, kind, "", f"pass {check.failure}", ratio)
-
-
-def _raised(error: EnginecastError, passes: Sequence[Pass]) -> Failure:
-    cause = error.__cause__ or error
-    named = [one.name for one in passes if f"pass '{one.name}'" in error.message]
-    where = f"{error.details['file']}:{error.details['line']}" if "file" in error.details else ""
-    name = named[0] if named else passes[-1].name
-    return Failure(name, type(cause).__name__, where, error.message)

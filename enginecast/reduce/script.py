@@ -1,7 +1,7 @@
 """Write the smallest program as a script that stands alone: ops, seeded weights and inputs."""
 
 import inspect
-import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from enginecast.errors import UsageError
 from enginecast.passes.ir.options import spec_from_pass
@@ -64,7 +64,9 @@ def write(reduced: Reduced, folder: Path) -> str:
         timeout=_SECONDS,
     )
     shown = done.stdout.strip()
-    if done.returncode != FAILS or not _is_told(reduced, shown):
+    failure, told = reduced.failure, shown.rpartition("fails: ")[2]
+    named = (failure.kind, Path(failure.where).name) if failure.where else (failure.pass_name,)
+    if done.returncode != FAILS or not all(name in told for name in named):
         raise UsageError(
             f"{folder / SCRIPT}: does not fail as the program does: {shown or done.stderr.strip()}",
             hint="The pass may depend on more than the program: run it with the model itself.",
@@ -72,19 +74,11 @@ def write(reduced: Reduced, folder: Path) -> str:
     return shown
 
 
-def _is_told(reduced: Reduced, shown: str) -> bool:
-    """Whether what a script printed is the failure of the program, of the same kind and place."""
-    failure, told = reduced.failure, shown.rpartition("fails: ")[2]
-    if not failure.where:
-        return failure.pass_name in told
-    return failure.kind in told and f"{Path(failure.where).name}" in told
-
-
 def _seeded(reduced: Reduced) -> tuple[Specimen, dict[str, Recipe]]:
     """The specimen with seeded tensors wherever it fails with them, and how each is made."""
     specimen = reduced.specimen
-    weights = _weights(specimen.module)
-    names = [*weights, *(node.name for node in _inputs(specimen.module))]
+    weights = specimen.weights()
+    names = [*weights, *(node.name for node in specimen.placeholders)]
     real = dict(zip(names, [*weights.values(), *specimen.inputs], strict=True))
     seeds = {name: _seed(tensor, number) for number, (name, tensor) in enumerate(real.items())}
     kept = {name: _kept(name, tensor) for name, tensor in real.items()}
@@ -143,29 +137,41 @@ def _kept(name: str, tensor: Tensor) -> Recipe:
     """The tensor itself: written out, or in a file beside the script."""
     tensor = tensor.detach().cpu().clone()
     if tensor.numel() <= LITERAL and not tensor.is_complex():
-        text = f"torch.tensor({_literal(tensor.tolist())}, dtype={tensor.dtype})"
-        return Recipe(f"{text}.reshape({tuple(tensor.shape)})", tensor)
+        text = repr(tensor.tolist())
+        for name in ("nan", "inf"):
+            text = re.sub(rf"\b{name}\b", f'float("{name}")', text)
+        made = f"torch.tensor({text}, dtype={tensor.dtype}).reshape({tuple(tensor.shape)})"
+        return Recipe(made, tensor)
     return Recipe(f"STORED[{name!r}]", tensor, stored=True)
 
 
 def _text(reduced: Reduced, specimen: Specimen, recipes: Mapping[str, Recipe]) -> str:
     template = files(__package__) / "reproduce.py.template"
     stored = any(one.stored for one in recipes.values())
-    inputs = [recipes[node.name].text for node in _inputs(specimen.module)]
-    classes = "\n\n\n".join(_classes(specimen.module, "Minimal", recipes))
-    given = "".join(f"    {text},\n" for text in inputs)
-    dynamic = "None" if specimen.dims is None else _literal(specimen.dims)
-    used = classes + given + dynamic
+    imports: dict[str, Any] = {}
+    classes = "\n\n\n".join(_classes(specimen.module, "Minimal", recipes, imports))
+    given = "".join(f"    {recipes[node.name].text},\n" for node in specimen.placeholders)
+    dynamic = "None"
+    if specimen.dims is not None:
+        dims = [", ".join(f"{dim}: Dim.AUTO" for dim in one) for one in specimen.dims]
+        dynamic = f"[{', '.join(f'{{{one}}}' for one in dims)}]"
+    used = classes + given
     owners = (package_of(type(one).__module__) for one in reduced.passes)
     versions = (*owners, f"enginecast {__version__}", f"torch {torch.__version__}")
     words = {
         "message": reduced.failure.message.splitlines()[0].replace("\\", "/").replace('"', "'"),
         "versions": ", ".join(dict.fromkeys(versions)),
         "pipeline": render([spec_from_pass(one) for one in reduced.passes]),
-        "operator": "import operator\n" if "operator." in used else "",
+        "imports": "".join(
+            sorted(
+                _import(name, value)
+                for name, value in imports.items()
+                if re.search(rf"\b{name}\b", classes)
+            )
+        ),
         "path": "from pathlib import Path\n" if stored else "",
         "load": "from safetensors.torch import load_file\n" if stored else "",
-        "dim": "from torch.export import Dim\n" if "Dim." in used else "",
+        "dim": "from torch.export import Dim\n" if "Dim." in dynamic else "",
         "stored": f'\nSTORED = load_file(Path(__file__).parent / "{TENSORS}")' if stored else "",
         "seeds": "".join(
             f"\n\n{inspect.getsource(one)}" for one in (normal, integers) if one.__name__ in used
@@ -177,100 +183,43 @@ def _text(reduced: Reduced, specimen: Specimen, recipes: Mapping[str, Recipe]) -
     return Template(template.read_text(encoding="utf-8")).substitute(words)
 
 
-def _classes(module: GraphModule, name: str, recipes: Mapping[str, Recipe]) -> list[str]:
+def _classes(
+    module: GraphModule, name: str, recipes: Mapping[str, Recipe], imports: dict[str, Any]
+) -> list[str]:
     """The source of a module, after that of the blocks that its ops run."""
-    before, own, body = [], [], []
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            attribute = _attribute(node)
-            held = module.get_submodule(node.target) if _is_block(module, node) else None
-            if isinstance(held, GraphModule):
-                inner = f"{name}{attribute.title().replace('_', '')}"
-                before += _classes(held, inner, {})
-                own.append(f"self.{attribute} = {inner}()")
-            else:
-                own.append(f'self.register_buffer("{attribute}", {_held(module, node, recipes)})')
-            body.append(f"{node.name} = self.{attribute}")
-        elif node.op == "call_function":
-            body.append(f"{node.name} = {_call(node)}")
-        elif node.op == "output":
-            body.append(f"return {_literal(node.args[0])}")
-    arguments = "".join(f", {node.name}" for node in _inputs(module))
+    before, own = [], []
+    for node in module.graph.find_nodes(op="get_attr"):
+        attribute = str(node.target)
+        held = getattr(module, attribute)
+        if isinstance(held, GraphModule):
+            inner = f"{name}{attribute.title().replace('_', '')}"
+            before += _classes(held, inner, {}, imports)
+            own.append(f"self.{attribute} = {inner}()")
+        else:
+            recipe = recipes.get(attribute) or _kept(attribute, held)
+            own.append(f'self.register_buffer("{attribute}", {recipe.text})')
+    code = module.graph.python_code("self")
+    imports |= code.globals
+    # torch.fx frees each value after its last use, which nobody reads.
+    body = re.sub(r";  [\w =]+ = None$", "", code.src.strip(), flags=re.MULTILINE)
     lines = [
         f"class {name}(nn.Module):",
         "    def __init__(self):",
         "        super().__init__()",
         *(f"        {line}" for line in dict.fromkeys(own)),
         "",
-        f"    def forward(self{arguments}):",
-        *(f"        {line}" for line in body),
+        *(f"    {line}" for line in body.splitlines() if line.strip()),
     ]
     return [*before, "\n".join(lines)]
 
 
-def _held(module: GraphModule, node: Node, recipes: Mapping[str, Recipe]) -> str:
-    target = str(node.target)
-    return recipes[target].text if target in recipes else _kept(target, _tensor(module, node)).text
-
-
-def _call(node: Node) -> str:
-    target: Any = node.target
-    values = [_literal(one) for one in node.args]
-    values += [f"{key}={_literal(one)}" for key, one in node.kwargs.items()]
-    if getattr(target, "__module__", "") == "_operator":
-        return f"operator.{target.__name__}({', '.join(values)})"
-    if isinstance(target, torch._ops.OpOverload):
-        space, _, name = target._schema.name.partition("::")
-        return f"torch.ops.{space}.{name}.{target._overloadname}({', '.join(values)})"
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"torch.ops.higher_order.{target.name()}({', '.join(values)})"
-    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    if module.partition(".")[0] in ("torch", "math"):
-        return f"{module}.{name}({', '.join(values)})"
-    raise UsageError(f"{node.format_node()}: the call of {target} cannot be written as Python")
-
-
-def _literal(value: Any) -> str:
-    """A value as Python source."""
-    if isinstance(value, Node):
-        return value.name
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    if isinstance(value, tuple):
-        return f"({''.join(f'{_literal(one)}, ' for one in value).strip()})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_literal(one)}' for key, one in value.items())}}}"
-    if isinstance(value, slice):
-        return f"slice({_literal(value.start)}, {_literal(value.stop)}, {_literal(value.step)})"
-    if value is torch.export.Dim.AUTO:
-        return "Dim.AUTO"
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    return repr(value)
-
-
-def _inputs(module: GraphModule) -> list[Node]:
-    return list(module.graph.find_nodes(op="placeholder"))
-
-
-def _weights(module: GraphModule) -> dict[str, Tensor]:
-    nodes = [n for n in module.graph.find_nodes(op="get_attr") if not _is_block(module, n)]
-    return {str(node.target): _tensor(module, node) for node in nodes}
-
-
-def _is_block(module: GraphModule, node: Node) -> bool:
-    return str(node.target) in dict(module.named_modules())
-
-
-def _tensor(module: GraphModule, node: Node) -> Tensor:
-    found: Any = module
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
-    assert isinstance(found, Tensor)
-    return found.detach()
-
-
-def _attribute(node: Node) -> str:
-    return str(node.target).replace(".", "_")
+def _import(name: str, value: Any) -> str:
+    """The line that gives the code of torch.fx a name that it uses; empty: every script has it."""
+    if name == "torch":
+        return ""
+    if inspect.ismodule(value):
+        return f"import {value.__name__} as {name}\n"
+    if isinstance(value, float):
+        return f'{name} = float("{value}")\n'
+    module, called = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    return f"from {module} import {called} as {name}\n" if module and called else ""

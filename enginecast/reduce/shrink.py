@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.base import Pass, PassContext
-from enginecast.reduce.failure import Failure, UnfitError, examine
+from enginecast.reduce.failure import Failure, examine
 from enginecast.reduce.specimen import Specimen, specimen_of
 from enginecast.testing import run_on
 
@@ -57,11 +57,7 @@ class Search:
         if candidate is None or self.is_over():
             return False
         self.trials += 1
-        try:
-            found = examine(candidate, self.passes)
-        except UnfitError:
-            return False
-        if not self.wanted.is_like(found):
+        if not self.wanted.is_like(examine(candidate, self.passes)):
             return False
         self.best = candidate
         seconds = time.monotonic() - self._start
@@ -101,7 +97,12 @@ def reduce(
     say(f"reduce: {failure.message.splitlines()[0]}")
     nodes = len(specimen_of(program, cases[0], dynamic=False).calls)
     search = Search(failure, chosen, best, end, say)
-    _shrink(search)
+    _shorten(search)
+    left = 0
+    while not search.is_over() and left != len(search.best.calls):
+        left = len(search.best.calls)
+        _cut_chunks(search)
+        _bypass(search)
     return Reduced(search.best, chosen, failure, nodes, search.trials, not search.late)
 
 
@@ -115,44 +116,21 @@ def _failing(
         for dynamic in (False, True):
             whole = specimen_of(program, inputs, dynamic=dynamic)
             for last in range(1, len(passes) + 1):
-                failure = _examined(whole, passes[:last])
+                failure = examine(whole, passes[:last])
                 if failure is None:
                     continue
-                alone = _alone(whole, passes[:last], failure)
-                yield alone or (whole, tuple(passes[:last]), failure)
-
-
-def _alone(
-    whole: Specimen, passes: Sequence[Pass], failure: Failure
-) -> tuple[Specimen, tuple[Pass, ...], Failure] | None:
-    """The program that the last pass gets, where it fails in the same way by itself."""
-    if len(passes) == 1:
-        return None
-    captured = whole.capture()
-    inputs = captured.named(whole.inputs)
-    before, _ = run_on(captured.program, passes[:-1], PassContext(calibration=(inputs,)))
-    start = specimen_of(before, inputs, dynamic=whole.dynamic)
-    found = _examined(start, passes[-1:])
-    if found is None or (found.pass_name, found.kind) != (failure.pass_name, failure.kind):
-        return None
-    return start, tuple(passes[-1:]), found
-
-
-def _examined(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
-    try:
-        return examine(specimen, passes)
-    except UnfitError:
-        return None
-
-
-def _shrink(search: Search) -> None:
-    _shorten(search)
-    while not search.is_over():
-        before = len(search.best.calls)
-        _cut_chunks(search)
-        _bypass(search)
-        if len(search.best.calls) == before:
-            return
+                if last > 1:  # on the program that the last pass gets
+                    captured, alone = whole.capture(), tuple(passes[last - 1 : last])
+                    named = captured.named(whole.inputs)
+                    context = PassContext(calibration=(named,))
+                    before, _ = run_on(captured.program, passes[: last - 1], context)
+                    start = specimen_of(before, named, dynamic=dynamic)
+                    found = examine(start, alone)
+                    kind = failure.pass_name, failure.kind
+                    if found is not None and (found.pass_name, found.kind) == kind:
+                        yield start, alone, found
+                        continue
+                yield whole, tuple(passes[:last]), failure
 
 
 def _shorten(search: Search) -> None:
@@ -189,19 +167,15 @@ def _bypass(search: Search) -> None:
         values = search.best.values()
         node = next((one for one in search.best.calls if one.name == name), None)
         for source in [] if node is None else node.all_input_nodes:
-            if _fits(values[source.name], values[name]) and search.accepts(
-                search.best.bypassing(name, source.name)
-            ):
+            before, after = values[source.name], values[name]
+            if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+                continue
+            is_alike = before.shape == after.shape and before.dtype == after.dtype
+            if is_alike and search.accepts(search.best.bypassing(name, source.name)):
                 break
-
-
-def _fits(source: object, result: object) -> bool:
-    if not isinstance(source, Tensor) or not isinstance(result, Tensor):
-        return False
-    return source.shape == result.shape and source.dtype == result.dtype
 
 
 def fails_alike(reduced: Reduced, specimen: Specimen) -> bool:
     """Whether another specimen fails in the same way."""
     with torch.no_grad():
-        return reduced.failure.is_like(_examined(specimen, reduced.passes))
+        return reduced.failure.is_like(examine(specimen, reduced.passes))

@@ -22,7 +22,8 @@ class Specimen:
     """A module whose graph holds ops alone, and inputs for it."""
 
     module: GraphModule
-    """Its placeholders are the inputs, and it returns a tuple of tensors."""
+    """Its placeholders are the inputs, and it returns a tuple of tensors; what it holds are its own
+    attributes, without modules between."""
     inputs: tuple[Tensor, ...]
     dynamic: bool
     """Whether it is captured for other sizes, too."""
@@ -46,12 +47,29 @@ class Specimen:
         """Its ops, in order."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
+    @property
+    def placeholders(self) -> list[Node]:
+        """Its inputs, in order."""
+        return list(self.module.graph.find_nodes(op="placeholder"))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors that its ops read, by attribute."""
+        names = [str(node.target) for node in self.module.graph.find_nodes(op="get_attr")]
+        held = {name: getattr(self.module, name) for name in names}
+        return {name: each.detach() for name, each in held.items() if isinstance(each, Tensor)}
+
     def values(self) -> dict[str, Any]:
         """What every node gives for the inputs."""
-        runner = _Recorder(self.module)
+        found: dict[str, Any] = {}
+
+        class Recorder(Interpreter):
+            def run_node(self, n: Node) -> Any:
+                found[n.name] = super().run_node(n)
+                return found[n.name]
+
         with torch.no_grad():
-            runner.run(*self.inputs)
-        return runner.found
+            Recorder(self.module).run(*self.inputs)
+        return found
 
     def returning(self, name: str) -> "Specimen":
         """Only this node is computed and returned."""
@@ -86,10 +104,9 @@ class Specimen:
     def with_tensors(self, tensors: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> "Specimen":
         """The same ops on other weights and inputs."""
         graph, _ = self._copied()
-        made = GraphModule(self.module, graph)
-        for name, tensor in tensors.items():
-            _put(made, name, tensor)
-        return Specimen(made, tuple(inputs), self.dynamic)
+        names = [str(node.target) for node in graph.find_nodes(op="get_attr")]
+        held = {name: tensors.get(name, getattr(self.module, name)) for name in names}
+        return Specimen(GraphModule(held, graph), tuple(inputs), self.dynamic)
 
     def _copied(self) -> tuple[Graph, dict[str, Node]]:
         graph, known = Graph(), dict[Node, Node]()
@@ -122,43 +139,20 @@ def specimen_of(
     result = graph.graph_copy(module.graph, known)
     leaves = [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, Node)]
     graph.output(tuple(dict.fromkeys(leaves)))
+    held: dict[str, Any] = {}
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and _computes_nothing(node):
+        path = str(node.target)
+        computes = not has(node, Trait.WRITES) and not any(one in path for one in CHECKS)
+        if node.op == "get_attr":
+            node.target = path.replace(".", "_")
+            held[node.target] = operator.attrgetter(path)(module)
+        elif node.op == "call_function" and not node.users and not computes:
             graph.erase_node(node)
-    _drop_dead(graph)
     given = tuple(inputs[node.name] for node in module.graph.find_nodes(op="placeholder"))
-    whole = Specimen(GraphModule(module, graph), given, dynamic)
-    return whole._pruned(graph)
-
-
-class _Recorder(Interpreter):
-    """Keeps what every node gives."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[str, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        found = super().run_node(n)
-        self.found[n.name] = found
-        return found
-
-
-def _computes_nothing(node: Node) -> bool:
-    return has(node, Trait.WRITES) or any(one in str(node.target) for one in CHECKS)
+    return Specimen(GraphModule(held, graph), given, dynamic)._pruned(graph)
 
 
 def _drop_dead(graph: Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
-
-
-def _put(module: GraphModule, name: str, tensor: Tensor) -> None:
-    """Set a tensor in a module of its own: the other specimens keep theirs."""
-    path, _, leaf = name.rpartition(".")
-    owner = operator.attrgetter(path)(module) if path else module
-    kind = getattr(owner, leaf)
-    if isinstance(kind, torch.nn.Parameter):
-        tensor = torch.nn.Parameter(tensor, requires_grad=False)
-    setattr(owner, leaf, tensor)

@@ -1,36 +1,107 @@
 """The user's options for a TensorRT build, beyond precision and shapes."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from enginecast.errors import UsageError
+from enginecast.options import Option, require_choices
 
 Route = Literal["onnx", "torch"]
 Hardware = Literal["none", "ampere+", "same-capability"]
 ROUTES: tuple[Route, ...] = ("onnx", "torch")
 HARDWARE: tuple[Hardware, ...] = ("none", "ampere+", "same-capability")
 LEVELS = range(6)
+_SIZE = re.compile(r"(\d+) ?([KMG])i?B?", re.IGNORECASE)
+_build = partial(Option, commands=("export",))
+_POWERS = {"k": 10, "m": 20, "g": 30}
+
+
+def parse_workspace(text: str) -> int:
+    """Bytes, from a size such as "4GiB"."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise UsageError(f"--trt-workspace {text}: expected a size such as 4GiB or 512MiB")
+    return int(found[1]) << _POWERS[found[2].lower()]
+
+
+def parse_optimal(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names of inputs, from texts such as "ids=1x128"."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, shape = text.partition("=")
+        if not name or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+            raise UsageError(f"--opt-shape {text}: expected NAME=1x128")
+        if name in found:
+            first = "x".join(map(str, found[name]))
+            raise UsageError(f"--opt-shape {text}: {name} already has a shape, {first}")
+        found[name] = tuple(int(size) for size in shape.split("x"))
+    return found
 
 
 @dataclass(frozen=True)
 class TensorRTOptions:
     """Options of one build; the defaults are those of an engine for this machine alone."""
 
-    route: Route = "onnx"
+    HEADING: ClassVar[str] = "TensorRT"
+
+    route: Annotated[
+        Route,
+        Option(
+            "Go through ONNX or torch_tensorrt.", "onnx|torch", flag="trt-route", choices=ROUTES
+        ),
+    ] = "onnx"
     """"onnx": our ONNX through tensorrt.OnnxParser; "torch": torch_tensorrt."""
-    optimal: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The shape to tune an input for, by its name; others are tuned for the largest shape."""
-    workspace: int | None = None
-    """Bytes of GPU memory that a layer may take besides its tensors; None: TensorRT's default."""
-    timing_cache: Path | None = None
-    """Folder of timing caches; None: the user's cache folder."""
-    refit: bool = False
-    """The weights can be changed afterwards."""
-    strip_weights: bool = False
-    """The plan holds no weights; they are filled in from the bundle when it is loaded."""
-    version_compatible: bool = False
-    """Newer versions of TensorRT can load the plan, too."""
-    hardware: Hardware = "none"
-    """Which other GPUs can load the plan."""
-    level: int | None = None
-    """How long TensorRT searches, 0 to 5; None: its default, 3."""
+    optimal: Annotated[
+        Mapping[str, tuple[int, ...]],
+        Option(
+            "Shape to tune an input for; repeatable.",
+            "NAME=1x128",
+            flag="opt-shape",
+            parse=parse_optimal,
+        ),
+    ] = field(default_factory=dict)
+    """By name of the input; others are tuned for the largest shape."""
+    workspace: Annotated[
+        int | None,
+        _build(
+            "GPU memory per layer, such as 4GiB.",
+            "SIZE",
+            flag="trt-workspace",
+            parse=parse_workspace,
+        ),
+    ] = None
+    """Bytes that a layer may take besides its tensors; None: TensorRT's default."""
+    timing_cache: Annotated[
+        Path | None, _build("Folder for timing caches.", "DIR", flag="trt-timing-cache")
+    ] = None
+    """None: the user's cache folder."""
+    refit: Annotated[bool, _build("Let weights be changed later.", flag="trt-refit")] = False
+    strip_weights: Annotated[
+        bool, _build("Store the weights outside the plan.", flag="trt-strip-weights")
+    ] = False
+    """They are filled in from the bundle when it is loaded."""
+    version_compatible: Annotated[
+        bool, _build("Let newer TensorRT versions load the plan.", flag="trt-version-compatible")
+    ] = False
+    hardware: Annotated[
+        Hardware,
+        _build(
+            "Other GPUs that can load the plan.",
+            "|".join(HARDWARE),
+            flag="trt-hardware",
+            choices=HARDWARE,
+        ),
+    ] = "none"
+    level: Annotated[
+        int | None, _build("How hard to search for kernels.", "0..5", flag="trt-level")
+    ] = None
+    """None: TensorRT's default, 3."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        if self.level is not None and self.level not in LEVELS:
+            raise UsageError(f"--trt-level {self.level}: expected {LEVELS[0]} to {LEVELS[-1]}")

@@ -133,29 +133,29 @@ def _repeated(source: Value) -> Pattern:
 
 def split_heads(node: Node) -> Node | None:
     """The value, tokens first, that was split into heads to make this one, if any."""
-    found = _split.find(node)
-    if found is None:
+    match = _split.find(node)
+    if match is None:
         return None
-    batch, tokens, heads, size = shape_of(found.node("split"))
-    flat = found.node("flat")
+    batch, tokens, heads, size = shape_of(match.node("split"))
+    flat = match.node("flat")
     return flat if _is_flat(flat, batch, tokens, heads * size) else None
 
 
 def joined_output(node: Node) -> Node | None:
     """The node that joins this one's heads again, if all users lead there; else None."""
-    found = _joined.find(node)
-    if found is None:
+    match = _joined.find(node)
+    if match is None:
         return None
     batch, heads, tokens, size = shape_of(node)
-    return found.root if _is_flat(found.root, batch, tokens, heads * size) else None
+    return match.root if _is_flat(match.root, batch, tokens, heads * size) else None
 
 
 def unrepeated(node: Node) -> Node:
     """Keys or values before they were repeated for grouped-query attention."""
-    found = _repeated.find(node)
-    if found is None:
+    match = _repeated.find(node)
+    if match is None:
         return node
-    source, expanded = found.node("source"), found.node("expanded")
+    source, expanded = match.node("source"), match.node("expanded")
     if len(shape_of(source)) != 4 or len(shape_of(expanded)) != 5:
         return node
     batch, heads, tokens, size = shape_of(source)

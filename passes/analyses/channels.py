@@ -11,7 +11,6 @@ Attention mixes tokens and not channels, so a factor on a channel of its values 
 result. If query heads share a key-value head, their channels share a factor.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -89,9 +88,9 @@ class Fold:
 
     def spread(self, exponents: Tensor) -> Tensor:
         """Exponents of all of the node's channels; 0 for the other channels."""
-        found = torch.zeros(self.total, dtype=exponents.dtype)
-        found[self.start : self.start + len(exponents)] = exponents
-        return found
+        whole = torch.zeros(self.total, dtype=exponents.dtype)
+        whole[self.start : self.start + len(exponents)] = exponents
+        return whole
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,6 @@ def find_source(root: Node, weights: set[Node]) -> Source:
 
     Args:
         root: the value, [..., channels].
-        weights: every weight expression of the program.
 
     Raises:
         NoMatch: at the first op that does not commute with a channel factor.
@@ -145,7 +143,11 @@ class _Walk:
 
     def _on(self, source: Node, layout: Layout, reader: Node) -> Source:
         """Continue at the input of `reader`, unless something else reads it, too."""
-        reader = _reading(source, reader)
+        while source not in reader.all_input_nodes:  # repeating heads takes several nodes
+            inner = first_input(reader)
+            if real_users(inner) != [reader]:
+                raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
+            reader = inner
         given = [a for a in tree_leaves((reader.args, reader.kwargs)) if a is source]
         if real_users(source) != [reader] or len(given) != 1:
             raise NoMatch(source, f"{op_name(source)} is read elsewhere as well")
@@ -153,32 +155,49 @@ class _Walk:
 
     def _either(self, product: Node, layout: Layout) -> Source:
         """The scalable factor with the shorter path: the other one holds the activation."""
-        found: list[Source] = []
+        sources: list[Source] = []
         misses: list[NoMatch] = []
         for side in product.args[:2]:
             if not isinstance(side, Node) or not same_size(shape_of(side)[-1], layout.size):
                 raise NoMatch(product, "a product that broadcasts over the channels")
             try:
-                found.append(self._on(side, layout, product))
+                sources.append(self._on(side, layout, product))
             except NoMatch as miss:
                 misses.append(miss)
-        if not found:
+        if not sources:
             raise misses[-1]
-        return min(found, key=lambda source: len(source.members))
+        return min(sources, key=lambda source: len(source.members))
 
     def _fold(self, node: Node) -> Fold | None:
+        """The weights in which the channels of a node's result can be scaled."""
         if is_call(node, aten.rms_norm.default, aten.layer_norm.default):
             return self._norm(node, node)
         if is_call(node, aten.linear.default):
             return self._linear(node)
         if is_call(node, aten.mul.Tensor):
-            return self._product(node)
+            # With one weight per channel, as at the end of a decomposed norm.
+            places = [p for p in (0, 1) if node.args[p] in self._weights]
+            if len(places) != 1:
+                return None
+            weight, channels = arguments(node)[places[0]], shape_of(node)[-1]
+            if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
+                return None
+            return Fold(node, ((places[0], False),), 0, channels)
         if "getitem" not in op_name(node):
             return None
         source, index = arguments(node)
         if index == 0 and is_call(source, torch.ops.enginecast.skip_rms_norm.default):
             return self._norm(source, node)
-        return self._part(source, index) if is_call(source, *_SPLITS) else None
+        if not is_call(source, *_SPLITS):
+            return None
+        # One of the linears that were merged into one.
+        linear = first_input(source)
+        sizes = [part.shape[-1] for part in value(source)]
+        if not is_call(linear, aten.linear.default) or sum(sizes) != shape_of(linear)[-1]:
+            return None
+        if real_users(linear) != [source]:
+            raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
+        return replace(self._linear(linear), start=sum(sizes[:index]))
 
     def _norm(self, norm: Node, result: Node) -> Fold:
         sizes = norm.args[1]
@@ -199,79 +218,44 @@ class _Walk:
         places = ((1, True), (2, False))[: len(given)]
         return Fold(node, places, 0, shape_of(node)[-1])
 
-    def _part(self, split: Node, index: int) -> Fold | None:
-        """One of the linears that were merged into one."""
-        linear = first_input(split)
-        whole = sum(part.shape[-1] for part in value(split))
-        if not is_call(linear, aten.linear.default) or whole != shape_of(linear)[-1]:
-            return None
-        if real_users(linear) != [split]:
-            raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
-        start = sum(part.shape[-1] for part in value(split)[:index])
-        return replace(self._linear(linear), start=start)
-
-    def _product(self, node: Node) -> Fold | None:
-        """A product with one weight per channel, as at the end of a decomposed norm."""
-        places = [p for p in (0, 1) if node.args[p] in self._weights]
-        if len(places) != 1:
-            return None
-        weight, channels = arguments(node)[places[0]], shape_of(node)[-1]
-        if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
-            return None
-        return Fold(node, ((places[0], False),), 0, channels)
-
     def _step(self, node: Node, layout: Layout) -> tuple[Node, Layout]:
         """The input that `node` maps channel by channel."""
         scaled = scalar_operand(node, aten.mul.Tensor)
         if scaled is not None:
             return scaled[0], layout
+        args = arguments(node)
         if has(node, Trait.IDENTITY) or is_call(node, aten.relu.default):
-            return first_input(node), layout
-        steps = {"flat": _before_flat, "split": _before_split, "heads": _before_heads}
-        found = steps[layout.kind](node, layout)
-        if found is None:
+            return args[0], layout
+        reshapes = has(node, Trait.RESHAPES)
+        before, after = (shape_of(args[0]), shape_of(node)) if reshapes else ((), ())
+        # A view that joins or splits the last of [batch, tokens, ...].
+        views = reshapes and all(map(same_size, before[:2], after[:2]))
+        step: tuple[Node, Layout] | None = None
+        if layout.kind == "flat" and layout.heads == 1:
+            if is_call(node, torch.ops.enginecast.attention.default):
+                _, _, values, _, heads, shared, *_ = args
+                step = values, Layout("flat", shared, layout.size // heads, heads // shared)
+            elif views and len(before) == 4 and len(after) == 3:
+                step = args[0], Layout("split", before[2], before[3])
+        elif layout.kind == "split":
+            if swaps_heads_and_tokens(node):
+                step = args[0], replace(layout, kind="heads")
+            elif views and len(before) == 3:
+                step = args[0], replace(layout, kind="flat")
+        elif layout.kind == "heads":
+            if swaps_heads_and_tokens(node):
+                step = args[0], replace(layout, kind="split")
+            elif is_call(node, *_VALUE_OF):
+                step = _shared(args[_VALUE_OF[node.target]], layout)
+            elif is_call(node, aten.cat.default):
+                # The one value of a join whose others have no elements: a cache that is empty.
+                full = [each for each in args[0] if value(each).shape != (0,)]
+                step = (full[0], layout) if len(full) == 1 else None
+            elif (source := unrepeated(node)) is not node:
+                step = _shared(source, layout)
+        if step is None:
             raise NoMatch(node, f"no factor of a channel passes through {op_name(node)}")
-        return found
-
-
-def _before_flat(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if layout.heads != 1:
-        return None
-    if is_call(node, torch.ops.enginecast.attention.default):
-        _, _, values, _, heads, shared, *_ = arguments(node)
-        return values, Layout("flat", shared, layout.size // heads, heads // shared)
-    if not has(node, Trait.RESHAPES):
-        return None
-    source = first_input(node)
-    shape, joined = shape_of(source), shape_of(node)
-    if len(shape) != 4 or len(joined) != 3 or not all(map(same_size, shape[:2], joined[:2])):
-        return None
-    return source, Layout("split", shape[2], shape[3])
-
-
-def _before_split(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if swaps_heads_and_tokens(node):
-        return first_input(node), replace(layout, kind="heads")
-    if not has(node, Trait.RESHAPES):
-        return None
-    source = first_input(node)
-    shape, split = shape_of(source), shape_of(node)
-    if len(shape) != 3 or not all(map(same_size, shape[:2], split[:2])):
-        return None
-    return source, replace(layout, kind="flat")
-
-
-def _before_heads(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    if swaps_heads_and_tokens(node):
-        return first_input(node), replace(layout, kind="split")
-    if is_call(node, *_VALUE_OF):
-        return _shared(arguments(node)[_VALUE_OF[node.target]], layout)
-    if is_call(node, aten.cat.default):
-        # The one value of a join whose others have no elements: a cache that is empty.
-        full = [found for found in arguments(node)[0] if value(found).shape != (0,)]
-        return (full[0], layout) if len(full) == 1 else None
-    source = unrepeated(node)
-    return None if source is node else _shared(source, layout)
+        return step
 
 
 _VALUE_OF: dict[Any, int] = {
@@ -290,16 +274,6 @@ def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
     return values, Layout("heads", heads, layout.size, layout.repeats * (layout.heads // heads))
 
 
-def _reading(source: Node, node: Node) -> Node:
-    """The reader of `source` on the way to `node`: repeating heads takes several nodes."""
-    while source not in node.all_input_nodes:
-        inner = first_input(node)
-        if real_users(inner) != [node]:
-            raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
-        node = inner
-    return node
-
-
 @dataclass(frozen=True)
 class Readers:
     """The readers of a value [..., channels]."""
@@ -311,14 +285,14 @@ class Readers:
 
 def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
     """Each value that linears with a stored weight read, before reshapes."""
-    found: dict[Node, None] = {}
+    roots: dict[Node, None] = {}
     for node in program.graph.nodes:
         if is_call(node, aten.linear.default) and node.args[1] in weights and node not in weights:
             root = first_input(node)
             while _keeps_channels(root):
                 root = first_input(root)
-            found[root] = None
-    return sorted(found)
+            roots[root] = None
+    return sorted(roots)
 
 
 def find_readers(root: Node, weights: set[Node]) -> Readers:
@@ -332,8 +306,12 @@ def find_readers(root: Node, weights: set[Node]) -> Readers:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        for user in _tensor_users(node):
-            if is_call(user, aten.linear.default) and _reads_as_input(user, node, weights):
+        for user in real_users(node):
+            if user.op != "output" and not isinstance(value(user), Tensor | tuple | list):
+                continue  # it reads sizes
+            given = [argument for argument in tree_leaves(user.args) if argument is node]
+            is_linear = is_call(user, aten.linear.default) and user.args[1] in weights
+            if is_linear and user.args[0] is node and len(given) == 1:
                 linears.append(user)
             elif _keeps_channels(user) and user.args[0] is node:
                 members.append(user)
@@ -343,18 +321,6 @@ def find_readers(root: Node, weights: set[Node]) -> Readers:
             else:
                 raise NoMatch(user, f"{op_name(user)} reads it, too")
     return Readers(tuple(sorted(linears)), tuple(sorted(members)))
-
-
-def _tensor_users(node: Node) -> Iterator[Node]:
-    """The users that read more than sizes."""
-    for user in real_users(node):
-        if user.op == "output" or isinstance(value(user), Tensor | tuple | list):
-            yield user
-
-
-def _reads_as_input(linear: Node, node: Node, weights: set[Node]) -> bool:
-    given = [a for a in tree_leaves(linear.args) if a is node]
-    return linear.args[0] is node and len(given) == 1 and linear.args[1] in weights
 
 
 def _keeps_channels(node: Node) -> bool:

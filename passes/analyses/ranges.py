@@ -37,12 +37,12 @@ def interval(node: Any) -> Interval | None:
 
 def largest_size(size: Any) -> float:
     """The largest value that a size can have; infinity when nothing bounds it."""
-    found = value(size) if isinstance(size, Node) else size
-    if isinstance(found, int):
-        return float(found)
-    if not isinstance(found, torch.SymInt):
+    known = value(size) if isinstance(size, Node) else size
+    if isinstance(known, int):
+        return float(known)
+    if not isinstance(known, torch.SymInt):
         return math.inf
-    most = found.node.shape_env.bound_sympy(found.node.expr).upper
+    most = known.node.shape_env.bound_sympy(known.node.expr).upper
     return float(most) if most.is_number else math.inf
 
 

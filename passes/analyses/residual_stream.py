@@ -93,7 +93,6 @@ def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple
 
     Args:
         program: before its norms are fused, or after.
-        weights: every weight expression of the program.
     """
     search = _Streams(program, weights)
     seen: set[Node] = set()
@@ -110,8 +109,8 @@ def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
     """
     args = arguments(node)
     if is_call(node, aten.mul.Tensor):
-        found = tuple(a for a in args[:2] if a in weights)
-        return found if len(found) == 1 else ()
+        weighted = tuple(a for a in args[:2] if a in weights)
+        return weighted if len(weighted) == 1 else ()
     given = [args[p] for p in WEIGHTED.get(node.target, ()) if p < len(args)]
     given = [argument for argument in given if argument is not None]
     return tuple(given) if weights.issuperset(given) else ()
@@ -149,29 +148,23 @@ class _Streams:
         self.seeds: list[tuple[Node, Node]] = []
         """(where a norm stands, what it reads)"""
         for node in program.graph.nodes:
-            if is_statistic(node):
-                self._add_spelled(node)
-            elif is_call(node, aten.rms_norm.default, aten.layer_norm.default):
-                self._add_fused(node)
-
-    def _add_spelled(self, mean: Node) -> None:
-        square = first_input(mean)
-        try:
-            found = normalized.match(mean)
-            norm = Norm(found.node("plus"), found.number("epsilon"), _inner(found))
-        except NoMatch as miss:
-            self._reasons[square] = miss.reason
-            self.seeds.append((mean, first_input(square)))
-            return
-        self._norms[square] = self._norms[found.root] = norm
-        self.seeds.append((mean, found.node("measured")))
-
-    def _add_fused(self, node: Node) -> None:
-        source, sizes, _, epsilon = (*arguments(node), None, None)[:4]
-        if is_call(node, aten.rms_norm.default) and len(sizes) == 1:
-            # Without epsilon torch takes that of fp32, in which the program computes.
-            self._norms[node] = Norm(node, 2.0**-23 if epsilon is None else float(epsilon))
-        self.seeds.append((node, source))
+            if is_call(node, aten.rms_norm.default, aten.layer_norm.default):
+                source, sizes, _, epsilon = (*arguments(node), None, None)[:4]
+                if is_call(node, aten.rms_norm.default) and len(sizes) == 1:
+                    # Without epsilon torch takes that of fp32, in which the program computes.
+                    self._norms[node] = Norm(node, 2.0**-23 if epsilon is None else float(epsilon))
+                self.seeds.append((node, source))
+            elif is_statistic(node):
+                square = first_input(node)
+                try:
+                    match = normalized.match(node)
+                    norm = Norm(match.node("plus"), match.number("epsilon"), _inner(match))
+                except NoMatch as miss:
+                    self._reasons[square] = miss.reason
+                    self.seeds.append((node, first_input(square)))
+                    continue
+                self._norms[square] = self._norms[match.root] = norm
+                self.seeds.append((node, match.node("measured")))
 
     def can_carry(self, node: Node) -> bool:
         if node in self._weights or node.op != "call_function":
@@ -204,8 +197,11 @@ class _Streams:
                     norms[self._norms[user].node] = self._norms[user]
                 elif node in carried(user):
                     waiting.append(user)
-                elif not _reads_type(user, node):
-                    blockers[user] = self._reason(user)
+                elif isinstance(value(user), Tensor | tuple | list):
+                    # Of a value that it is like, dtype and size alone are read.
+                    like = has(user, Trait.MOVES, Trait.CASTS) and user.args[0] is not node
+                    if not like and not has(user, Trait.METADATA):
+                        blockers[user] = self._reason(user)
         return Stream(
             members=tuple(sorted(members)),
             entries=tuple(sorted(entries)),
@@ -245,14 +241,6 @@ def _inner(norm: Match) -> dict[Node, int]:
     return inner
 
 
-def _reads_type(user: Node, node: Node) -> bool:
-    """Whether a reader only reads size or dtype."""
-    if not isinstance(value(user), Tensor | tuple | list):
-        return True
-    like_it = has(user, Trait.MOVES, Trait.CASTS) and user.args[0] is not node
-    return like_it or has(user, Trait.METADATA)
-
-
 RANKS = (2, 3)
 """Ranks of a residual stream that the op supports; a normalized rotary query has rank 4."""
 
@@ -261,35 +249,31 @@ def residual_stream(program: ExportedProgram) -> set[Node]:
     """The residual sums, and what is computed from them up to the next weighted sum: norms, scales,
     clamps, activations, and the casts between them.
     """
-    found = residual_sums(program)
-    waiting = list(found)
+    stream = residual_sums(program)
+    waiting = list(stream)
     while waiting:
         for user in waiting.pop().users:
             if user.op == "call_function" and is_float(user) and not has(user, Trait.HEAVY):
-                waiting += [user] if user not in found else []
-                found.add(user)
-    return found
+                waiting += [user] if user not in stream else []
+                stream.add(user)
+    return stream
 
 
 def residual_sums(program: ExportedProgram) -> set[Node]:
     """Every sum of two values of one shape, one of them computed from the other by a layer."""
     weights = weight_expressions(program)
-    return {
-        node
-        for node in program.graph.nodes
-        if is_call(node, *SUMS)
-        and any(_is_layer(behind_casts(start), end) for start, end in _addends(node, weights))
-    }
-
-
-def _addends(total: Node, weights: set[Node]) -> Iterator[tuple[Node, Node]]:
-    """Both orders of the addends, if they could form a residual sum."""
-    left, right = total.args[:2]
-    if is_float(left) and is_float(right) and not {left, right} & weights:
+    sums = set()
+    for node in program.graph.nodes:
+        left, right = node.args[:2] if is_call(node, *SUMS) else (None, None)
+        if not (is_float(left) and is_float(right)) or {left, right} & weights:
+            continue
         assert isinstance(left, Node)
         assert isinstance(right, Node)
-        if same_shape(shape_of(left), shape_of(right)):
-            yield from ((left, right), (right, left))
+        if same_shape(shape_of(left), shape_of(right)) and (
+            _is_layer(behind_casts(left), right) or _is_layer(behind_casts(right), left)
+        ):
+            sums.add(node)
+    return sums
 
 
 def _is_layer(start: Node, end: Node) -> bool:
@@ -322,7 +306,6 @@ def find_branch(projection: Node, weights: set[Node]) -> Branch:
 
     Args:
         projection: a linear or matrix product whose weight is a weight expression.
-        weights: every weight expression of the program.
 
     Raises:
         NoMatch: at the first op that does not commute with a factor.
@@ -355,14 +338,14 @@ def _branch(node: Node, reader: Node, weights: set[Node]) -> Branch:
 
 def _either(product: Node, weights: set[Node]) -> Branch:
     """The factor with the shorter branch: the other one holds the activation."""
-    found: list[Branch] = []
+    branches: list[Branch] = []
     misses: list[NoMatch] = []
     for source in dict.fromkeys(product.args[:2]):
         try:
             if isinstance(source, Node):
-                found.append(_branch(source, product, weights))
+                branches.append(_branch(source, product, weights))
         except NoMatch as miss:
             misses.append(miss)
-    if not found:
+    if not branches:
         raise misses[0] if misses else NoMatch(product, "a value times a number that varies")
-    return min(found, key=lambda branch: len(branch.members))
+    return min(branches, key=lambda branch: len(branch.members))

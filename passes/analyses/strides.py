@@ -71,7 +71,8 @@ def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
     heapq.heapify(waiting)  # by their place in the graph: each comes after all that it reads
     while waiting:
         user = heapq.heappop(waiting)
-        if user in seen or user.op == "output" or _is_blind(user):
+        reads_sizes = has(user, Trait.METADATA) and not isinstance(value(user), Tensor)
+        if user in seen or user.op == "output" or reads_sizes:
             continue
         seen.add(user)
         if not _is_indifferent(user, changed):
@@ -110,11 +111,6 @@ def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
     return may_alias(node)
 
 
-def _is_blind(node: Node) -> bool:
-    """Whether a node reads nothing but sizes."""
-    return has(node, Trait.METADATA) and not isinstance(value(node), Tensor)
-
-
 def _is_complex(node: Node) -> bool:
     """Whether an op computes with complex numbers, whose products are sums."""
     dtypes = [dtype_of(source) for source in (node, *node.all_input_nodes)]
@@ -124,9 +120,9 @@ def _is_complex(node: Node) -> bool:
 def _without_guards(node: Node) -> AbstractContextManager[None]:
     """Within the block, sizes evaluate to those of the trace, without recording guards."""
     for source in node.all_input_nodes:
-        found = value(source)
-        if isinstance(found, FakeTensor) and found.fake_mode.shape_env is not None:
-            guards: AbstractContextManager[None] = found.fake_mode.shape_env.suppress_guards()
+        fake = value(source)
+        if isinstance(fake, FakeTensor) and fake.fake_mode.shape_env is not None:
+            guards: AbstractContextManager[None] = fake.fake_mode.shape_env.suppress_guards()
             return guards
     return nullcontext()
 

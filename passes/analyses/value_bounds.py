@@ -47,8 +47,6 @@ def largest_for_any_input(
 
     Args:
         program: with decomposed or fused norms.
-        weights: every weight expression of the program.
-        nodes: the values.
     """
     bounds = _Bounds(program, weights)
     largest = max((bounds.of(node).largest for node in nodes), default=math.inf)
@@ -67,14 +65,7 @@ class _Bounds:
 
     def of(self, node: Node) -> Bound:
         """The bound of a value; `UNKNOWN` where nothing is known."""
-        for source in self._needed(node):
-            bound = self._bound(source)
-            self._known[source] = bound if math.isfinite(bound.largest) else UNKNOWN
-        return self._known[node]
-
-    def _needed(self, node: Node) -> list[Node]:
-        """The node and those that its bound depends on, in graph order; a norm depends on none."""
-        needed: set[Node] = set()
+        needed: set[Node] = set()  # a norm depends on none
         waiting = [node]
         while waiting:
             here = waiting.pop()
@@ -85,7 +76,10 @@ class _Bounds:
                 waiting += [weight for weight in here.args[2:3] if isinstance(weight, Node)]
             elif here not in self._norms and here not in self._weights:
                 waiting += here.all_input_nodes
-        return sorted(needed)
+        for source in sorted(needed):  # in graph order
+            bound = self._bound(source)
+            self._known[source] = bound if math.isfinite(bound.largest) else UNKNOWN
+        return self._known[node]
 
     def _bound(self, node: Node) -> Bound:
         width = _width(node)
@@ -115,10 +109,6 @@ class _Bounds:
             found = self._at(args[0])
             # Rows may be cut otherwise.
             return Bound(found.largest, math.inf) if has(node, Trait.MOVES) else found
-        return self._of_op(node, width)
-
-    def _of_op(self, node: Node, width: int) -> Bound:
-        args = arguments(node)
         if is_call(node, aten.embedding.default):
             return self._at(args[0])
         if is_call(node, aten.linear.default):
@@ -155,8 +145,8 @@ class _Bounds:
 
 def _width(node: Node) -> int | None:
     """The size of the last dimension, if it is fixed."""
-    found = value(node)
-    last = found.shape[-1] if isinstance(found, Tensor) and found.ndim else None
+    fake = value(node)
+    last = fake.shape[-1] if isinstance(fake, Tensor) and fake.ndim else None
     return last if isinstance(last, int) else None
 
 
@@ -175,13 +165,12 @@ def largest_values(
 
     Args:
         program: computes in fp32, so that nothing is cut off.
-        cases: inputs by name.
         watched: nodes; those that give no tensor are left out of the result.
 
     Raises:
         PassError: a watched value is not finite.
     """
-    found: dict[Node, float] = {}
+    largest: dict[Node, float] = {}
 
     def keep(_: int, node: Node, tensor: Tensor) -> None:
         if node not in watched or not tensor.numel():
@@ -195,7 +184,7 @@ def largest_values(
                 hint="Look for inputs that the model cannot handle: no precision can represent"
                 " these values.",
             )
-        found[node] = max(found.get(node, 0.0), size)
+        largest[node] = max(largest.get(node, 0.0), size)
 
     interpret_cases(program, cases, watch=keep)
-    return found
+    return largest

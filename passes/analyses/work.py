@@ -67,9 +67,9 @@ class _Shapes(Interpreter):
     def run_node(self, n: Node) -> Any:
         if n.op == "placeholder":
             return self._shapes[n.name] if n.name in self._shapes else self._constants[n.name]
-        found = super().run_node(n)
+        result = super().run_node(n)
         held = (value for node, value in self.env.items() if node.name not in self._weights)
-        leaves = {id(each): each for each in tree_leaves([*held, found])}
+        leaves = {id(each): each for each in tree_leaves([*held, result])}
         tensors = (each for each in leaves.values() if isinstance(each, Tensor))
         self.most = max(self.most, sum(tensor.numel() for tensor in tensors))
-        return found
+        return result

@@ -61,12 +61,16 @@ class BlockView:
         specs: list[InputSpec] = []
         computed: dict[str, Callable[[], Tensor]] = {}
         lasting = lasting_positions(node)
+        stored = {s.arg.name: s for s in program.graph_signature.input_specs if s.target}
         pairs = zip(block.placeholders, operands(node), strict=True)
         for position, (placeholder, operand) in enumerate(pairs):
-            own = _spec(program, operand) if position in lasting else None
-            if own is None and position in lasting and operand in weights:
-                own = (InputKind.PARAMETER, f"{block.path} {placeholder.name}")
-                computed[own[1]] = partial(weight_value, program, operand)
+            own: tuple[InputKind, str] | None = None
+            if position in lasting and isinstance(operand, Node):
+                spec = stored.get(operand.name)
+                own = None if spec is None else (spec.kind, str(spec.target))
+                if own is None and operand in weights:
+                    own = (InputKind.PARAMETER, f"{block.path} {placeholder.name}")
+                    computed[own[1]] = partial(weight_value, program, operand)
             kind, target = own or (InputKind.USER_INPUT, None)
             persistent = True if kind is InputKind.BUFFER else None
             specs.append(InputSpec(kind, TensorArgument(placeholder.name), target, persistent))
@@ -93,19 +97,14 @@ def opened(program: ProgramView, node: Node, block: Block) -> Iterator[BlockView
                 found = graph.placeholder(name)
             found.meta["val"] = kept
         anchor.prepend(found)
-    for found in added:
-        _hand_in(program, node, block, seen, found)
+    for found in added:  # weights that the enclosing program is to pass in
+        spec = next(s for s in seen.graph_signature.input_specs if s.arg.name == found.name)
+        assert spec.target is not None
+        tensor = weight_tensor(seen, spec)
+        outer = add_weight(program, free_name(program, spec.target), tensor, spec.kind)
+        found.replace_all_uses_with(add_operand(node, outer)[block.path])
+        graph.erase_node(found)
     block.module.recompile()
-
-
-def _hand_in(program: ProgramView, node: Node, block: Block, seen: BlockView, added: Node) -> None:
-    """Add a weight that a block needs to the enclosing program, and pass it in as an operand."""
-    spec = next(s for s in seen.graph_signature.input_specs if s.arg.name == added.name)
-    assert spec.target is not None
-    tensor = weight_tensor(seen, spec)
-    outer = add_weight(program, free_name(program, spec.target), tensor, spec.kind)
-    added.replace_all_uses_with(add_operand(node, outer)[block.path])
-    block.module.graph.erase_node(added)
 
 
 def run_pass(pass_: Pass, program: ExportedProgram, context: PassContext) -> list[Site]:
@@ -134,10 +133,3 @@ def _after(sites: list[Site], context: PassContext) -> PassContext:
     """The context for a later graph, in which the numbering of sites continues."""
     counted = Counter((site.module, site.source) for site in sites)
     return replace(context, earlier=Counter(context.earlier) + counted)
-
-
-def _spec(program: ProgramView, operand: object) -> tuple[InputKind, str] | None:
-    for spec in program.graph_signature.input_specs:
-        if isinstance(operand, Node) and spec.arg.name == operand.name and spec.target:
-            return spec.kind, spec.target
-    return None

@@ -81,7 +81,7 @@ def blocks(node: Node) -> tuple[Block, ...]:
     """The graphs that a node runs; none for an op."""
     if not is_structured(node):
         return ()
-    found = []
+    inner = []
     for position, path in _PATHS[node.target]:
         attribute = node.args[position]
         assert isinstance(attribute, Node)
@@ -89,8 +89,8 @@ def blocks(node: Node) -> tuple[Block, ...]:
         assert owner is not None
         module = owner.get_submodule(str(attribute.target))
         assert isinstance(module, GraphModule)
-        found.append(Block(path, attribute, module))
-    return tuple(found)
+        inner.append(Block(path, attribute, module))
+    return tuple(inner)
 
 
 def operands(node: Node) -> tuple[Any, ...]:
@@ -211,7 +211,6 @@ def run_structured(
 
     Args:
         node: cond, while_loop or scan.
-        args: the values of its arguments.
         run: runs one block on the values of its placeholders.
         apply: calls an op on values.
 
@@ -240,8 +239,8 @@ def run_structured(
     rows: list[list[Any]] = []
     for index in range(count):
         slices = [apply(aten.select.int, value, 0, index) for value in xs]
-        found = run(step, [*state, *slices, *additional])
-        state, row = found[: len(state)], found[len(state) :]
+        results = run(step, [*state, *slices, *additional])
+        state, row = results[: len(state)], results[len(state) :]
         rows.append(row)
     stacked = [apply(aten.stack.default, list(column)) for column in zip(*rows, strict=True)]
     return (*state, *stacked)

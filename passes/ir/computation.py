@@ -56,8 +56,12 @@ def computation(program: ExportedProgram, cases: Sequence[Inputs] = ()) -> Compu
     checks: set[str] = set()
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.nodes:
-        if node.op == "get_attr":
-            return _whole(program)
+        if node.op == "get_attr":  # it runs other graphs
+            state = {**program.state_dict, **program.constants}
+            tensors = {name: held for name, held in state.items() if isinstance(held, Tensor)}
+            identities = [f"{name} {id(tensor)}" for name, tensor in tensors.items()]
+            whole = digest([print_ir(program), *identities])
+            return Computation(whole, frozenset(), tuple(tensors.values()))
         if node.op == "placeholder":
             known[node] = _placeholder(program, specs[node.name], held)
         elif node in light:
@@ -74,23 +78,14 @@ def computation(program: ExportedProgram, cases: Sequence[Inputs] = ()) -> Compu
     raise AssertionError("a graph without an output node")
 
 
-def _whole(program: ExportedProgram) -> Computation:
-    named = (*program.state_dict.items(), *program.constants.items())
-    held = [(name, found) for name, found in named if isinstance(found, Tensor)]
-    identities = [f"{name} {id(tensor)}" for name, tensor in held]
-    return Computation(
-        digest([print_ir(program), *identities]), frozenset(), tuple(t for _, t in held)
-    )
-
-
 def _gives_its_input(node: Node) -> bool:
     """Whether a node returns its input unchanged."""
     if not has(node, Trait.RESHAPES, Trait.CASTS) or len(node.all_input_nodes) < 1:
         return False
-    found, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    result, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
     if node.args[0] is not node.all_input_nodes[0] or not isinstance(given, Tensor):
         return False
-    return isinstance(found, Tensor) and _form(found) == _form(given)
+    return isinstance(result, Tensor) and _form(result) == _form(given)
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[str, ...]]:
@@ -109,7 +104,16 @@ def _call(
         light: values of the nodes that are light.
         masks: digests of masks that were met before.
     """
-    given = [source for source in _broadcast(node) if source in light]
+    broadcast: Sequence[object] = ()  # what it broadcasts
+    if isinstance(node.meta.get("val"), Tensor):
+        if has(node, Trait.ELEMENTWISE):
+            broadcast = node.args
+        elif node.target is MASKED:
+            mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
+            names = ("query", "key", "value")
+            others = [*node.args[:MASK], *(node.kwargs.get(name) for name in names)]
+            broadcast = [] if mask in others else [mask]
+    given = [source for source in broadcast if isinstance(source, Node) and source in light]
     if not given:
         return call_digest(node, known)
     for source in given:
@@ -119,19 +123,6 @@ def _call(
     return digest(
         [form, call_digest(node, {**known, **{source: masks[source] for source in given}})]
     )
-
-
-def _broadcast(node: Node) -> Sequence[Node]:
-    """The arguments of a call that it broadcasts."""
-    if not isinstance(node.meta.get("val"), Tensor):
-        return ()
-    if has(node, Trait.ELEMENTWISE):
-        return [argument for argument in node.args if isinstance(argument, Node)]
-    if node.target is not MASKED:
-        return ()
-    mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
-    others = [*node.args[:MASK], *(node.kwargs.get(name) for name in ("query", "key", "value"))]
-    return [mask] if isinstance(mask, Node) and mask not in others else []
 
 
 def _placeholder(program: ExportedProgram, spec: InputSpec, held: list[Tensor]) -> str:

@@ -46,11 +46,11 @@ def value(node: Node) -> Any:
 
 def dtype_of(node: object) -> torch.dtype | None:
     """The dtype of a tensor-valued node, or of a tuple's first float; None for anything else."""
-    found = value(node) if isinstance(node, Node) else None
-    if isinstance(found, tuple | list):
-        floats = [f for f in found if isinstance(f, Tensor) and f.is_floating_point()]
-        found = floats[0] if floats else None
-    return found.dtype if isinstance(found, Tensor) else None
+    fake = value(node) if isinstance(node, Node) else None
+    if isinstance(fake, tuple | list):
+        floats = [f for f in fake if isinstance(f, Tensor) and f.is_floating_point()]
+        fake = floats[0] if floats else None
+    return fake.dtype if isinstance(fake, Tensor) else None
 
 
 def is_float(node: object) -> bool:
@@ -61,8 +61,8 @@ def is_float(node: object) -> bool:
 
 def is_complex(node: object) -> bool:
     """Whether a node is a complex tensor."""
-    found = value(node) if isinstance(node, Node) else None
-    return isinstance(found, Tensor) and found.is_complex()
+    fake = value(node) if isinstance(node, Node) else None
+    return isinstance(fake, Tensor) and fake.is_complex()
 
 
 def first_input(node: Node) -> Node:
@@ -109,9 +109,9 @@ def weight_tensor(program: ProgramView, spec: InputSpec) -> Tensor:
     deferred = deferred_weight(program, spec.target)
     if deferred is not None:
         return deferred.compute()
-    found = program.state_dict.get(spec.target, program.constants.get(spec.target))
-    assert isinstance(found, Tensor)
-    return found
+    tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def input_names(program: ExportedProgram) -> list[str]:
@@ -130,17 +130,17 @@ def weight_expressions(program: ProgramView) -> set[Node]:
     quantized weight.
     """
     weights = weight_specs(program)
-    found: set[Node] = set()
+    expressions: set[Node] = set()
     for node in program.graph.nodes:
         sources = node.all_input_nodes
         if node.name in weights or (
             sources
-            and found.issuperset(sources)
+            and expressions.issuperset(sources)
             and is_pure(node)
             and not has(node, Trait.UNFOLDABLE)
         ):
-            found.add(node)
-    return found
+            expressions.add(node)
+    return expressions
 
 
 def fake_mode(program: ProgramView) -> Any:
@@ -201,13 +201,13 @@ def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) 
             return node.target(*args, **kwargs)
 
 
-def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
+def erase_dead(graph: Graph) -> int:
     """Erase unused pure nodes, and metadata assertions that would keep a dead value alive."""
     erased = 0
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:  # the block of an op that went
             graph.erase_node(node)
-        if node.op != "call_function" or node in keep:
+        if node.op != "call_function":
             continue
         if is_pure(node) and all(map(is_metadata_check, node.users)):
             for user in list(node.users):

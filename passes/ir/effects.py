@@ -1,6 +1,7 @@
 """Which nodes may be removed if unused, or merged with equal ones."""
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -26,8 +27,8 @@ def is_pure(node: Node) -> bool:
     if node.op != "call_function" or has(node, Trait.CHECKS, Trait.WRITES):
         return False
     if is_structured(node):
-        inner = (found for block in blocks(node) for found in block.module.graph.nodes)
-        return all(is_pure(found) for found in inner if found.op == "call_function")
+        inner = (each for block in blocks(node) for each in block.module.graph.nodes)
+        return all(is_pure(each) for each in inner if each.op == "call_function")
     # fx calls every op that can draw random numbers impure, whether or not this call draws any.
     draws_nothing = _draws_nothing(node) or has(node, Trait.UNFOLDABLE)
     return draws_nothing or node.target is operator.getitem or not node.is_impure()
@@ -40,10 +41,8 @@ def is_random(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers that an output of its graph depends on."""
-    return is_random(node) and not _draws_nothing(node) and _is_read(node)
-
-
-def _is_read(node: Node) -> bool:
+    if not is_random(node) or _draws_nothing(node):
+        return False
     waiting, seen = [node], {node}
     while waiting:
         users = [user for user in waiting.pop().users if user not in seen]
@@ -54,14 +53,20 @@ def _is_read(node: Node) -> bool:
     return False
 
 
+def named_arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call by name, in the order of its op, with the op's defaults."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]  # of an OpOverload
+    names = [each.name for each in schema]
+    defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+    given = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: given[name] for name in names if name in given}
+
+
 def _draws_nothing(node: Node) -> bool:
     """Whether a call of a random op draws nothing: dropout in eval mode, or with rate 0."""
     if not is_random(node):
         return False
-    schema = node.target._schema  # type: ignore[union-attr]  # only an OpOverload is random
-    names = [argument.name for argument in schema.arguments]
-    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given |= {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = named_arguments(node)
     in_training = given.get("train", given.get("training", True))
     return in_training is False or 0.0 in (given.get("p"), given.get("dropout_p"))
 

@@ -115,7 +115,7 @@ def interpret_cases(
 
 def named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tensor]:
     """The tensors among a case's outputs, by name."""
-    tensors = [found for found in results if isinstance(found, Tensor)]
+    tensors = [result for result in results if isinstance(result, Tensor)]
     wanted = output_names(len(tensors)) if names is None else tuple(names)
     if len(wanted) != len(tensors):
         raise InputError(
@@ -166,7 +166,13 @@ class Run(Interpreter):
         for node in order:
             if node.op == "output":
                 return [self.user_outputs(node, own) for own in self._own]
-            self._compute(node)
+            if node in self._weights:
+                self.env = self._shared
+                self._shared[node] = self.evaluate(node, 0)
+            else:
+                for case, own in enumerate(self._own):
+                    self.env = ChainMap(own, self._shared)  # type: ignore[assignment]  # a mapping
+                    own[node] = self.evaluate(node, case)
             for source in (node, *node.all_input_nodes):
                 pending[source] -= source is not node
                 if pending[source] == 0:
@@ -174,34 +180,36 @@ class Run(Interpreter):
                         values.pop(source, None)
         raise AssertionError("a graph without an output node")
 
-    def _compute(self, node: Node) -> None:
-        if node in self._weights:
-            self.env = self._shared
-            self._shared[node] = self.evaluate(node, 0)
-            return
-        for case, own in enumerate(self._own):
-            self.env = ChainMap(own, self._shared)  # type: ignore[assignment]  # it is a mapping
-            own[node] = self.evaluate(node, case)
-
     def evaluate(self, node: Node, case: int) -> Any:
         """The value of one node from the values in `self.env`."""
         if node.op == "placeholder":
-            found = self._given(node, case)
-            if node in self._weights and not all(_reads_alone(node, user) for user in node.users):
-                return _aligned(found)
-            return found
+            result = self._given(node, case)
+            # Whoever makes a new tensor of a weight, element by element, reads it wherever it is.
+            copied = all(
+                has(user, Trait.GATHERS)
+                or (has(user, Trait.CASTS) and dtype_of(user) != dtype_of(node))
+                for user in node.users
+            )
+            is_weight = node in self._weights and isinstance(result, Tensor) and result.numel()
+            if is_weight and not copied and result.data_ptr() % ALIGNMENT:
+                # A tensor of a mapped file may be unaligned, and a product with one row then sums
+                # in another order: two equal programs would differ in their last bits.
+                return result.clone()
+            return result
         if is_structured(node):
             args, _ = self.fetch_args_kwargs_from_env(node)
-            return run_structured(node, args, partial(self.run_block, case=case), _call)
+            return run_structured(
+                node, args, partial(self.run_block, case=case), lambda op, *values: op(*values)
+            )
         if has(node, Trait.CHECKS):
             return run_check(node, case, partial(self.run_node, node))
-        found = run_number(node, case, partial(self.run_node, node))
-        if isinstance(found, Tensor) and node not in self._weights:
+        result = run_number(node, case, partial(self.run_node, node))
+        if isinstance(result, Tensor) and node not in self._weights:
             if self._watch is not None:
-                self._watch(case, node, found)
+                self._watch(case, node, result)
             if self._replace is not None and node.graph is self._program.graph:
-                return self._replace(case, node, found)
-        return found
+                return self._replace(case, node, result)
+        return result
 
     def _given(self, node: Node, case: int) -> Any:
         """The value of a placeholder; a deferred weight is computed when it is needed."""
@@ -211,23 +219,17 @@ class Run(Interpreter):
         if spec is None:
             return self._feeds[case][node.name]
         if spec.target in self._deferred:
-            found = self._expressed(self._deferred[spec.target].compute.nodes)
-            if not isinstance(found, Tensor) or _is_multiplied(node, found):
-                return found
-            return found.contiguous()
+            outer, env = self.env, dict[Node, Any]()
+            self.env = env
+            try:
+                for inner in self._deferred[spec.target].compute.nodes:
+                    env[inner] = result = self.evaluate(inner, 0)
+            finally:
+                self.env = outer
+            if not isinstance(result, Tensor) or _is_multiplied(node, result):
+                return result
+            return result.contiguous()
         return weight_tensor(self._program, spec)
-
-    def _expressed(self, nodes: Sequence[Node]) -> Any:
-        """The value of the last of some nodes that depend only on weights."""
-        outer = self.env
-        env: dict[Node, Any] = {}
-        self.env = env
-        try:
-            for node in nodes:
-                env[node] = self.evaluate(node, 0)
-        finally:
-            self.env = outer
-        return env[nodes[-1]]
 
     def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
         """The results of one block in a case.
@@ -240,7 +242,9 @@ class Run(Interpreter):
         pending = Counter(source for n in block.module.graph.nodes for source in n.all_input_nodes)
         for node in block.module.graph.nodes:
             if node.op == "output":
-                return [env[found] if isinstance(found, Node) else found for found in block.results]
+                return [
+                    env[result] if isinstance(result, Node) else result for result in block.results
+                ]
             if node.op == "get_attr":
                 env[node] = getattr(block.module, str(node.target))
             elif node.op == "call_function":
@@ -264,27 +268,14 @@ class Run(Interpreter):
         ]
 
 
-def _call(op: Callable[..., Any], *values: Any) -> Any:
-    return op(*values)
-
-
-def _reads_alone(weight: Node, user: Node) -> bool:
-    """Whether a node is elementwise with a new result tensor, so that the input's layout does not
-    matter.
-    """
-    return has(user, Trait.GATHERS) or (
-        has(user, Trait.CASTS) and dtype_of(user) != dtype_of(weight)
-    )
-
-
-def _is_multiplied(weight: Node, found: Tensor) -> bool:
+def _is_multiplied(weight: Node, tensor: Tensor) -> bool:
     """Whether a weight is a transposed view that only products read, as their second factor.
 
     It stays a view then.  A product of one to three rows with a contiguous one may be summed term
     by term (seen with MKL on AMD: 3.5 times eager's error for 1536 terms), which no engine does:
     they order weights as their kernels like it.
     """
-    if found.dim() < 2 or found.is_contiguous() or not found.mT.is_contiguous():
+    if tensor.dim() < 2 or tensor.is_contiguous() or not tensor.mT.is_contiguous():
         return False
     return all(
         user.target in _SECOND_FACTOR
@@ -292,17 +283,6 @@ def _is_multiplied(weight: Node, found: Tensor) -> bool:
         == [_SECOND_FACTOR[user.target]]
         for user in weight.users
     )
-
-
-def _aligned(weight: Any) -> Any:
-    """The weight at an address aligned like that of a computed tensor.
-
-    A tensor of a mapped file may be unaligned, and a product with one row then sums in another
-    order: two equal programs would differ in their last bits.
-    """
-    if isinstance(weight, Tensor) and weight.numel() and weight.data_ptr() % ALIGNMENT:
-        return weight.clone()
-    return weight
 
 
 def _feed(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:

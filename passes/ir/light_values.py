@@ -34,49 +34,41 @@ def light_values(program: ExportedProgram, cases: Sequence[Inputs]) -> dict[Node
     size of an input.
     """
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    found: dict[Node, list[Any]] = {}
+    values_of: dict[Node, list[Any]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             spec = kinds[node.name]
             is_input = spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
             if is_input and all(node.name in case for case in cases):
-                found[node] = [case[node.name] for case in cases]
+                values_of[node] = [case[node.name] for case in cases]
             elif spec.kind in WEIGHT_KINDS and deferred_weight(program, str(spec.target)) is None:
                 tensor = weight_tensor(program, spec)
                 if tensor.numel() <= LARGEST_CONSTANT:
-                    found[node] = [tensor] * len(cases)
-        elif node.op == "call_function" and _may_be_light(node):
+                    values_of[node] = [tensor] * len(cases)
+        elif node.op == "call_function":
+            if is_random(node) or has(node, Trait.CHECKS, Trait.WRITES):
+                continue
+            reads_size = node.target is aten.sym_size.int
             sources = node.all_input_nodes
-            if all(_is_light(source, found) or _is_size(node, source, found) for source in sources):
-                values = _evaluated(node, found, len(cases))
+            if all(s in values_of if reads_size else _is_light(s, values_of) for s in sources):
+                values = _evaluated(node, values_of, len(cases))
                 if values is not None:
-                    found[node] = values
-    return {node: values for node, values in found.items() if _is_light(node, found)}
+                    values_of[node] = values
+    return {node: values for node, values in values_of.items() if _is_light(node, values_of)}
 
 
-def _may_be_light(node: Node) -> bool:
-    return not (is_random(node) or has(node, Trait.CHECKS) or has(node, Trait.WRITES))
-
-
-def _is_light(node: Node, found: Mapping[Node, list[Any]]) -> bool:
-    return node in found and not any(
+def _is_light(node: Node, values_of: Mapping[Node, list[Any]]) -> bool:
+    return node in values_of and not any(
         isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        for value in found[node]
+        for value in values_of[node]
     )
-
-
-def _is_size(node: Node, source: Node, found: Mapping[Node, list[Any]]) -> bool:
-    return source in found and node.target is aten.sym_size.int
 
 
 def _evaluated(node: Node, found: Mapping[Node, list[Any]], count: int) -> list[Any] | None:
     values: list[Any] = []
     for case in range(count):
-
-        def given(source: Node, case: int = case) -> Any:
-            return found[source][case]
-
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given)
+        known = {source: found[source][case] for source in node.all_input_nodes}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
         try:
             with torch.no_grad():
                 value = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -101,7 +93,13 @@ def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
     digest = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
-            tensor = _collapsed(value) if broadcast else value
+            tensor = value
+            for dim, size in enumerate(value.shape if broadcast else ()):
+                first = tensor.narrow(dim, 0, min(size, 1))
+                if size > 1 and (tensor.stride(dim) == 0 or bool((tensor == first).all())):
+                    tensor = first
+            while broadcast and tensor.ndim and tensor.shape[0] == 1:
+                tensor = tensor[0]
             digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
             # A single item is contiguous with any stride.
             flat = tensor.contiguous().cpu().as_strided([tensor.numel()], [1])
@@ -109,16 +107,3 @@ def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
         else:
             digest.update(f"{type(value).__name__} {value!r} ".encode())
     return digest.hexdigest()
-
-
-def _collapsed(tensor: Tensor) -> Tensor:
-    for dim, size in enumerate(tensor.shape):
-        if size > 1 and (tensor.stride(dim) == 0 or _is_constant(tensor, dim)):
-            tensor = tensor.narrow(dim, 0, 1)
-    while tensor.ndim and tensor.shape[0] == 1:
-        tensor = tensor[0]
-    return tensor
-
-
-def _is_constant(tensor: Tensor, dim: int) -> bool:
-    return bool((tensor == tensor.narrow(dim, 0, 1)).all())

@@ -60,9 +60,20 @@ def pass_from_spec(cls: type[P], located: Located) -> P:
     chosen: dict[str, Any] = {}
     for key, values in located.spec.options:
         if key not in known:
-            raise _unknown_option(cls, key, list(known), located.keys[key])
-        annotation, _ = known[key]
-        chosen[key] = _convert(annotation, values, key, located.values[key])
+            close = difflib.get_close_matches(key, known, n=1)
+            meant = f"Did you mean '{close[0]}'?  " if close else ""
+            options = f"Its options: {', '.join(known)}." if known else "It has no options."
+            message = f"pass '{cls.name}' has no option '{key}'"
+            raise located.keys[key].error(message, hint=meant + options)
+        annotation, places = _without_none(known[key][0]), located.values[key]
+        if get_origin(annotation) is tuple:
+            element = get_args(annotation)[0]
+            pairs = zip(values, places, strict=True)
+            chosen[key] = tuple(_scalar(element, given, place, key) for given, place in pairs)
+        elif len(values) > 1:
+            raise places[1].error(f"option '{key}' takes one value, got {len(values)}")
+        else:
+            chosen[key] = _scalar(annotation, values[0], places[0], key)
     for key, (annotation, field) in known.items():
         if key not in chosen and _is_required(field):
             raise located.place.error(
@@ -84,26 +95,17 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
     options = []
     for key, (_, field) in option_fields(type(pass_)).items():
         value = getattr(pass_, key)
-        if not _is_required(field) and value == _default(field):
-            continue
+        if not _is_required(field):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            if value == default:
+                continue
         if value is None or value == ():
             raise SpecError(
                 f"option '{key}' of pass '{pass_.name}': {value!r} cannot be written in a spec"
             )
         options.append((key, value if isinstance(value, tuple) else (value,)))
     return PassSpec(pass_.name, tuple(options))
-
-
-def _convert(
-    annotation: Any, values: tuple[Value, ...], key: str, places: tuple[TextPosition, ...]
-) -> Any:
-    annotation = _without_none(annotation)
-    if get_origin(annotation) is tuple:
-        element = get_args(annotation)[0]
-        return tuple(_scalar(element, *pair, key) for pair in zip(values, places, strict=True))
-    if len(values) > 1:
-        raise places[1].error(f"option '{key}' takes one value, got {len(values)}")
-    return _scalar(annotation, values[0], places[0], key)
 
 
 def _scalar(annotation: Any, value: Value, place: TextPosition, key: str) -> Any:
@@ -125,13 +127,6 @@ def _scalar(annotation: Any, value: Value, place: TextPosition, key: str) -> Any
     )
 
 
-def _unknown_option(cls: type[Pass], key: str, known: list[str], place: TextPosition) -> SpecError:
-    close = difflib.get_close_matches(key, known, n=1)
-    meant = f"Did you mean '{close[0]}'?  " if close else ""
-    options = f"Its options: {', '.join(known)}." if known else "It has no options."
-    return place.error(f"pass '{cls.name}' has no option '{key}'", hint=meant + options)
-
-
 def _without_none(annotation: Any) -> Any:
     """T of `T | None`; other annotations as they are."""
     if get_origin(annotation) not in (Union, types.UnionType):
@@ -142,12 +137,6 @@ def _without_none(annotation: Any) -> Any:
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _spell(value: Any) -> str:

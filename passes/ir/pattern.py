@@ -182,10 +182,10 @@ class Pattern(ABC):
     def has_site(self) -> bool:
         return self.is_site or any(part.has_site for part in self.parts)
 
-    def downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
+    def downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
         """Every way in which `found` and what it reads match."""
-        for after in self._downward(found, state, search):
-            yield from self._bound(found, after, search)
+        for after in self._downward(candidate, state, search):
+            yield from self._bound(candidate, after, search)
 
     def upward(self, site: Node, state: _State, search: _Search) -> Iterator[tuple[Node, _State]]:
         """Every node at which this matches, when the site within it is `site`."""
@@ -196,23 +196,25 @@ class Pattern(ABC):
             yield from ((root, last) for last in self._bound(root, after, search))
 
     @abstractmethod
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]: ...
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]: ...
 
     def _upward(self, site: Node, state: _State, search: _Search) -> Iterator[tuple[Node, _State]]:
         for part in self.parts:
             if part.has_site:
                 yield from part.upward(site, state, search)
 
-    def _bound(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
+    def _bound(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
         """Yield the state with the label bound, unless it is bound to something else."""
         if not self.label:
             yield state
         elif self.repeats:
-            yield state.bind(self.label, (*state.bound.get(self.label, ()), found))
-        elif state.bound.get(self.label, found) == found:
-            yield state.bind(self.label, found)
+            yield state.bind(self.label, (*state.bound.get(self.label, ()), candidate))
+        elif state.bound.get(self.label, candidate) == candidate:
+            yield state.bind(self.label, candidate)
         else:
-            search.fail(state, found, self.reason or f"{{op}} is another value than {self.label}")
+            search.fail(
+                state, candidate, self.reason or f"{{op}} is another value than {self.label}"
+            )
 
     def _holds(self, node: Node, state: _State, search: _Search) -> bool:
         """Whether the predicates hold and no other node reads it."""
@@ -232,10 +234,10 @@ class Pattern(ABC):
 class Value(Pattern):
     """A placeholder for a node."""
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
-        if not isinstance(found, Node):
-            search.fail(state, found, self.reason or f"a number stands for {self.label}")
-        elif self._holds(found, state, search):
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
+        if not isinstance(candidate, Node):
+            search.fail(state, candidate, self.reason or f"a number stands for {self.label}")
+        elif self._holds(candidate, state, search):
             yield state
 
 
@@ -245,8 +247,8 @@ class Number(Pattern):
 
     exactly: float | None = None
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
-        if isinstance(found, int | float) and self.is_near(found):
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
+        if isinstance(candidate, int | float) and self.is_near(candidate):
             yield state
 
     def is_near(self, found: float) -> bool:
@@ -257,7 +259,7 @@ class Number(Pattern):
 class Anything(Pattern):
     """An argument of any kind, such as a list of dims: predicates look at it."""
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
         yield state
 
 
@@ -274,11 +276,11 @@ class Call(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return self.operands
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
-        if _calls(found, self.targets):
-            yield from self._matched(found, state, search)
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
+        if _calls(candidate, self.targets):
+            yield from self._matched(candidate, state, search)
         else:
-            search.fail(state, found, self._expected)
+            search.fail(state, candidate, self._expected)
 
     def _upward(self, site: Node, state: _State, search: _Search) -> Iterator[tuple[Node, _State]]:
         for operand in self.operands:
@@ -332,13 +334,13 @@ class Call(Pattern):
         if not pairs:
             yield state
             return
-        (pattern, found), *rest = pairs
-        if isinstance(pattern, Number) and not isinstance(found, int | float):
+        (pattern, argument), *rest = pairs
+        if isinstance(pattern, Number) and not isinstance(argument, int | float):
             search.fail(state, node, pattern.reason or self._expected)
-        elif isinstance(pattern, Number) and not pattern.is_near(found):
-            text = f"{{op}} {self.place} has {found:.10g}, expected {pattern.exactly:.10g}"
+        elif isinstance(pattern, Number) and not pattern.is_near(argument):
+            text = f"{{op}} {self.place} has {argument:.10g}, expected {pattern.exactly:.10g}"
             search.fail(state, node, text)
-        for after in pattern.downward(found, state, search):
+        for after in pattern.downward(argument, state, search):
             yield from self._operands(node, rest, after, search)
 
     @property
@@ -359,10 +361,10 @@ class Either(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return self.options
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
         for option in self.options:
-            for after in option.downward(found, state, search):
-                if not isinstance(found, Node) or self._holds(found, after, search):
+            for after in option.downward(candidate, state, search):
+                if not isinstance(candidate, Node) or self._holds(candidate, after, search):
                     yield after
 
     def _upward(self, site: Node, state: _State, search: _Search) -> Iterator[tuple[Node, _State]]:
@@ -382,12 +384,12 @@ class Through(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return (self.inner,)
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
-        while isinstance(found, Node) and self.passes(found):
-            if not self._holds(found, state, search):
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
+        while isinstance(candidate, Node) and self.passes(candidate):
+            if not self._holds(candidate, state, search):
                 return
-            found = found.args[0]
-        yield from self.inner.downward(found, state, search)
+            candidate = candidate.args[0]
+        yield from self.inner.downward(candidate, state, search)
 
     def _upward(self, site: Node, state: _State, search: _Search) -> Iterator[tuple[Node, _State]]:
         waiting = list(self.inner.upward(site, state, search))
@@ -406,9 +408,9 @@ class Repeat(Pattern):
     base: Pattern
     step: Callable[[Pattern], Pattern]
 
-    def _downward(self, found: object, state: _State, search: _Search) -> Iterator[_State]:
+    def _downward(self, candidate: object, state: _State, search: _Search) -> Iterator[_State]:
         for option in (self.step(self), self.base):
-            yield from option.downward(found, state, search)
+            yield from option.downward(candidate, state, search)
 
 
 ANYTHING = Anything()

@@ -50,9 +50,7 @@ def run_pipeline(
     """Run the passes over the program, in place, and check the program after each.
 
     Args:
-        passes: in the order in which they run.
         program: rewritten in place; after an error it is in an undefined state.
-        context: given to every pass.
         observe: called in order after each pass that succeeded.
         leave: for each pass, the sites that it skips besides those of the context; empty: none.
             Keys are per pass: two passes may use one key for different places.
@@ -63,13 +61,24 @@ def run_pipeline(
         PassDefectError: a pass or an observer failed, or the program is not valid after a pass:
             names the pass and those before it, and the line of the pass.
     """
-    _require_values(program)
+    for node in all_nodes(program):
+        if has(node, Trait.WRITES):  # a pass could move a read past a write
+            place = source_line(node) or node.name
+            raise PassError(
+                f"{node.target} at {place} writes in place, and passes expect a functional program",
+                hint="enginecast.passes.captured.functionalize makes a program functional;"
+                " every capture calls it.",
+            )
     runs: list[PassRun] = []
     for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
         before = [run.pass_.name for run in runs]
         own = replace(context, skip=context.skip | skip)
         with _blame(pass_, f"pass '{pass_.name}'", before):
-            runs.append(_run_one(pass_, program, own))
+            start = time.perf_counter()
+            pass_.requires(program)
+            with _checked(program):
+                sites = number(run_pass(pass_, program, own))
+            runs.append(PassRun(pass_, tuple(sites), time.perf_counter() - start))
         for observer in observe:
             with _blame(pass_, f"looking at the program after pass '{pass_.name}'", before):
                 observer(pass_, program, runs[-1])
@@ -80,54 +89,33 @@ def run_pipeline(
     return runs
 
 
-def _require_values(program: ExportedProgram) -> None:
-    """Refuse a program that writes in place: a pass could move a read past a write."""
-    for node in all_nodes(program):
-        if has(node, Trait.WRITES):
-            place = source_line(node) or node.name
-            raise PassError(
-                f"{node.target} at {place} writes in place, and passes expect a functional program",
-                hint="enginecast.passes.captured.functionalize makes a program functional;"
-                " every capture calls it.",
-            )
-
-
-def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> PassRun:
-    start = time.perf_counter()
-    pass_.requires(program)
-    with _tracked_edit(program), _unwritten_weights(program), _varying_sizes(program):
-        sites = run_pass(pass_, program, context)
-    return PassRun(pass_, tuple(number(sites)), time.perf_counter() - start)
-
-
-@contextmanager
-def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
-    """Keep the signature in sync with the graph while it is edited, and check both afterwards.
-
-    torch's `validate` is undocumented, but the only check that signature, graph and state agree.
-    """
-    with tracked_outputs(program):
-        yield
-    program.graph.lint()
-    program.validate()
-
-
 SAMPLES = 256
 """Elements of a weight that are compared before and after a pass."""
 
 
 @contextmanager
-def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
-    """Refuse a pass that writes to a weight: the reference shares the tensor and would change with
-    it.
+def _checked(program: ExportedProgram) -> Iterator[None]:
+    """Keep the signature in sync with the graph while it is edited, and check both afterwards.
+
+    A pass may not write to a weight: the reference shares the tensor and would change with it.  Nor
+    may it fix a size: code that reads a symbolic size as a number specializes it in every program
+    that shares the symbol.
 
     Raises:
-        PassDefectError: names the weight.
+        PassDefectError: names the weight or the size.
     """
     weights = {**program.state_dict, **program.constants}
     tensors = {name: found for name, found in weights.items() if isinstance(found, Tensor)}
     before = {name: _state_of(tensor) for name, tensor in tensors.items()}
-    yield
+    sizes = fixed_sizes(program)
+    with tracked_outputs(program):
+        yield
+    for symbol, size in fixed_sizes(program).items() - sizes.items():
+        bounds = program.range_constraints[symbol]
+        raise PassDefectError(
+            f"it specializes a size from {bounds.lower}..{bounds.upper} to {size}",
+            hint="Compute fake values with enginecast.passes.ir.edit.insert, which reads no size.",
+        )
     for name, tensor in tensors.items():
         version, samples = _state_of(tensor)
         if version != before[name][0] or not torch.equal(samples, before[name][1]):
@@ -135,24 +123,9 @@ def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
                 f"it writes to the weight '{name}', which other programs share",
                 hint="Leave a new tensor in its place: enginecast.passes.ir.edit.add_weight.",
             )
-
-
-@contextmanager
-def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
-    """Refuse a pass that fixes a size: code that reads a symbolic size as a number specializes it
-    in every program that shares the symbol.
-
-    Raises:
-        PassDefectError: names the size.
-    """
-    before = fixed_sizes(program)
-    yield
-    for symbol, size in fixed_sizes(program).items() - before.items():
-        low, high = program.range_constraints[symbol].lower, program.range_constraints[symbol].upper
-        raise PassDefectError(
-            f"it specializes a size from {low}..{high} to {size}",
-            hint="Compute fake values with enginecast.passes.ir.edit.insert, which reads no size.",
-        )
+    program.graph.lint()
+    # Undocumented, but the only check that signature, graph and state agree.
+    program.validate()
 
 
 def _state_of(tensor: Tensor) -> tuple[int, Tensor]:

@@ -103,9 +103,9 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
 
 def plan_of(program: ExportedProgram) -> QuantizationPlan | None:
     """The plan that is attached to a program."""
-    found = program.graph_module.meta.get(PLAN_KEY)
-    assert found is None or isinstance(found, QuantizationPlan)
-    return found
+    plan = program.graph_module.meta.get(PLAN_KEY)
+    assert plan is None or isinstance(plan, QuantizationPlan)
+    return plan
 
 
 def attach_plan(program: ExportedProgram, plan: QuantizationPlan) -> None:

@@ -91,6 +91,6 @@ def _results(
     states = [start] if isinstance(start, Tensor) else list(start)
     width = states[0].shape[-1] * (2 if both_ways else 1)
     rows = x.transpose(0, 1) if batch_first else x
-    found = x.new_empty(*rows.shape[:2], width)
+    outputs = x.new_empty(*rows.shape[:2], width)
     ends = (torch.empty_like(each, memory_format=torch.contiguous_format) for each in states)
-    return (found.transpose(0, 1) if batch_first else found, *ends)
+    return (outputs.transpose(0, 1) if batch_first else outputs, *ends)

@@ -14,7 +14,7 @@ after `canonicalize`, the first region often computes values that the others sha
 
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,30 +65,27 @@ def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
     """
     carver = Carver(program)
     waiting = [node for node in program.graph.nodes if carver.counts(node)]
-    found: list[tuple[Region, ...]] = []
+    groups_of_equals: list[tuple[Region, ...]] = []
     depth = 0
-    while calls := _calls(waiting, depth):
+    while True:
+        calls: dict[str, list[Node]] = {}
+        for node in waiting:
+            is_item = node.target is operator.getitem
+            stack = module_calls(first_input(node) if is_item else node)
+            if len(stack) > depth:
+                calls.setdefault(stack[depth], []).append(node)
+        if not calls:
+            return groups_of_equals
         groups: dict[str, list[Region]] = defaultdict(list)
         for module, nodes in calls.items():
             region = carver.region(module, nodes)
             if region is not None:
                 groups[region.digest].append(region)
         repeated = [tuple(group) for group in groups.values() if len(group) > 1]
-        found += repeated
+        groups_of_equals += repeated
         taken = {node for group in repeated for region in group for node in region.nodes}
         waiting = [node for node in waiting if node not in taken]
         depth += 1
-    return found
-
-
-def _calls(nodes: Iterable[Node], depth: int) -> dict[str, list[Node]]:
-    """Nodes by the module call that they belong to, at the given depth."""
-    found: dict[str, list[Node]] = {}
-    for node in nodes:
-        stack = module_calls(first_input(node) if node.target is operator.getitem else node)
-        if len(stack) > depth:
-            found.setdefault(stack[depth], []).append(node)
-    return found
 
 
 class Carver:
@@ -114,7 +111,18 @@ class Carver:
         """The region of one module call; None if it is too small or cannot stand alone."""
         if not all(map(is_plain, nodes)):
             return None
-        inside = self._without_shared(nodes)
+        # Without what is read elsewhere and depends on no weight, and without its inputs.
+        whole = set(nodes)
+        own: set[Node] = set()  # depend on weights
+        for node in nodes:
+            sources = node.all_input_nodes
+            if not own.isdisjoint(sources) or not self._weights.isdisjoint(sources):
+                own.add(node)
+        shared: set[Node] = set()
+        for node in reversed(nodes):
+            if node not in own and any(u in shared or _reads(u, whole) for u in node.users):
+                shared.add(node)
+        inside = [node for node in nodes if node not in shared]
         products = sum(has(node, Trait.HEAVY) for node in inside)
         return None if products < LEAST_PRODUCTS else self.carve(module, inside)
 
@@ -149,22 +157,6 @@ class Carver:
         graph = _graph(inside, (*inputs, *weights), results, roots)
         return Region(module, tuple(inside), tuple(inputs), weights, results, graph, _digest(graph))
 
-    def _without_shared(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes without those that are read elsewhere and depend on no weight, and without
-        their inputs.
-        """
-        inside = set(nodes)
-        own: set[Node] = set()  # depend on weights
-        for node in nodes:
-            sources = node.all_input_nodes
-            if not own.isdisjoint(sources) or not self._weights.isdisjoint(sources):
-                own.add(node)
-        shared: set[Node] = set()
-        for node in reversed(nodes):
-            if node not in own and any(u in shared or _reads(u, inside) for u in node.users):
-                shared.add(node)
-        return [node for node in nodes if node not in shared]
-
     def _find_roots(
         self, size: Node, inputs: list[Node], roots: dict[Any, tuple[Node, int]]
     ) -> bool:
@@ -175,8 +167,8 @@ class Carver:
         if wanted in roots or not isinstance(value(size), SYMBOLIC):
             return True
         for node in (*inputs, *self._inputs):
-            for dim, found in enumerate(getattr(value(node), "shape", ())):
-                if isinstance(found, SymInt) and found.node.expr == wanted:
+            for dim, length in enumerate(getattr(value(node), "shape", ())):
+                if isinstance(length, SymInt) and length.node.expr == wanted:
                     if node not in inputs:
                         inputs.append(node)
                     roots[wanted] = node, dim
@@ -206,16 +198,16 @@ def is_size(node: Node) -> bool:
 
 def is_tensors(node: Node) -> bool:
     """Whether a value is a tensor, or several."""
-    found = value(node)
-    return isinstance(found, Tensor) or (
-        isinstance(found, tuple | list) and any(isinstance(each, Tensor) for each in found)
+    fake = value(node)
+    return isinstance(fake, Tensor) or (
+        isinstance(fake, tuple | list) and any(isinstance(each, Tensor) for each in fake)
     )
 
 
 def expression(size: Node) -> Any:
     """The symbolic expression of a size or of arithmetic on sizes; a number if nothing varies."""
-    found = value(size)
-    return found.node.expr if isinstance(found, SYMBOLIC) else found
+    fake = value(size)
+    return fake.node.expr if isinstance(fake, SYMBOLIC) else fake
 
 
 def _reads(user: Node, inside: Collection[Node]) -> bool:
@@ -267,12 +259,10 @@ def _digest(graph: Graph) -> str:
     parts = []
     for number, node in enumerate(graph.nodes):
         names[node] = f"%{number}"
-        parts.append(
-            " ".join(_memory(value(node))) if node.op == "placeholder" else call_digest(node, names)
-        )
+        if node.op == "placeholder":
+            fake = value(node)
+            memory = (fake.dtype, fake.device, fake.layout, tuple(fake.shape), fake.stride())
+            parts.append(" ".join(map(str, memory)))
+        else:
+            parts.append(call_digest(node, names))
     return digest(parts)
-
-
-def _memory(tensor: Tensor) -> Iterator[str]:
-    yield from (str(tensor.dtype), str(tensor.device), str(tensor.layout))
-    yield from (str(tuple(tensor.shape)), str(tensor.stride()))

@@ -1,4 +1,4 @@
-"""Rewrite every node that has a rule; most lowering passes work this way.
+"""Rewrite every node that a pass looks for, or that has a rule: most passes work this way.
 
 RULES: Rules[Rewrite] = Rules()
 
@@ -19,7 +19,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from enginecast.passes.ir.base import PassContext, ProgramView, Site
-from enginecast.passes.ir.edit import dtype_of, take_place, value
+from enginecast.passes.ir.edit import dtype_of, erase_dead, take_place, value
+from enginecast.passes.ir.match import NoMatch
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 
@@ -37,7 +38,6 @@ def apply_rules(
     """Apply the rules in place to all nodes that exist at the start.
 
     Args:
-        rules: by op.
         unfit: whether a call needs rewriting, if that depends on the call; others are not sites.
     """
     log = SiteLog(context)
@@ -53,6 +53,30 @@ def apply_rules(
         if result is not None:
             node.replace_all_uses_with(result)
             program.graph.erase_node(node)
+    return log.sites
+
+
+def rewrite_sites(
+    program: ProgramView,
+    context: PassContext,
+    is_site: Callable[[Node], bool],
+    rewrite: Callable[[Node], str],
+) -> list[Site]:
+    """Rewrite, in graph order, the sites among the nodes that exist at the start.
+
+    Args:
+        rewrite: puts other nodes in the place of a site, and gives a note on it.  `NoMatch` leaves
+            the site alone, for its reason.
+    """
+    log = SiteLog(context)
+    for node in list(program.graph.nodes):
+        if not is_site(node) or log.skipped(node):
+            continue
+        try:
+            log.done(node, rewrite(node))
+        except NoMatch as miss:
+            log.refused(node, miss.reason)
+    erase_dead(program.graph)
     return log.sites
 
 

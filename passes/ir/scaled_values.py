@@ -19,9 +19,14 @@ def scale_of(node: Node) -> Exponents:
     """The exponents e of a value that is 2^e times the captured program's; 0 if inherited exponents
     do not fit its shape.
     """
-    found = node.meta.get(SCALE, 0)
-    assert isinstance(found, int | Tensor)
-    return found if isinstance(found, int) or _fits(found, node) else 0
+    exponents: Exponents = node.meta.get(SCALE, 0)
+    if isinstance(exponents, int):
+        return exponents
+    fake = value(node)
+    if not isinstance(fake, Tensor) or fake.dim() < exponents.dim():
+        return 0
+    pairs = zip(exponents.shape, fake.shape[fake.dim() - exponents.dim() :], strict=True)
+    return exponents if all(own == 1 or same_size(own, size) for own, size in pairs) else 0
 
 
 def mark_scaled(node: Node, exponents: Exponents) -> None:
@@ -51,13 +56,3 @@ def without_scale(tensor: Tensor, exponents: Exponents) -> Tensor:
     if isinstance(exponents, int):
         return wide * 2.0**-exponents
     return wide * factors(-exponents, wide.dtype)
-
-
-def _fits(exponents: Tensor, node: Node) -> bool:
-    """Whether exponents broadcast to the shape of the node's value without enlarging it."""
-    found = value(node)
-    if not isinstance(found, Tensor) or found.dim() < exponents.dim():
-        return False
-    trailing = found.shape[found.dim() - exponents.dim() :]
-    pairs = zip(exponents.shape, trailing, strict=True)
-    return all(own == 1 or same_size(own, size) for own, size in pairs)

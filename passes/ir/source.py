@@ -24,8 +24,7 @@ def module_path(node: Node) -> str:
 
     Nodes that torch.export adds itself carry a module stack with a made-up name: no module.
     """
-    stack = node.meta.get("nn_module_stack") or {}
-    return _path(list(stack.values())[-1][0]) if stack else ""
+    return _innermost(node.meta.get("nn_module_stack") or {})
 
 
 def layer_stack(node: Node) -> Mapping[str, tuple[str, Any]]:
@@ -36,7 +35,10 @@ def layer_stack(node: Node) -> Mapping[str, tuple[str, Any]]:
 
 def layer_path(node: Node) -> str:
     """Like `module_path`, for the layer that a node computes."""
-    stack = layer_stack(node)
+    return _innermost(layer_stack(node))
+
+
+def _innermost(stack: Mapping[str, tuple[str, Any]]) -> str:
     return _path(list(stack.values())[-1][0]) if stack else ""
 
 

@@ -13,9 +13,9 @@ and before nothing else, so that a regular expression never changes its meaning 
 shell, quote the whole text: bash expands braces.
 """
 
-import math
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple, NoReturn
 
 from enginecast.errors import SpecError
@@ -71,7 +71,8 @@ class PassSpec:
                 raise SpecError(f"option '{key}' of pass '{self.name}' is given twice")
             if not values:
                 raise SpecError(f"option '{key}' of pass '{self.name}' has no value")
-            if not all(map(_has_text, values)):
+            numbers = [value for value in values if not isinstance(value, str)]
+            if not all(abs(n) < 10**40 if isinstance(n, int) else isfinite(n) for n in numbers):
                 raise SpecError(f"option '{key}' of pass '{self.name}': number without a text form")
 
     def __str__(self) -> str:
@@ -111,13 +112,6 @@ def parse_located(text: str) -> tuple[Located, ...]:
 def render(specs: tuple[PassSpec, ...] | list[PassSpec]) -> str:
     """The canonical text: `parse(render(specs)) == tuple(specs)`."""
     return ",".join(map(str, specs))
-
-
-def _has_text(value: Value) -> bool:
-    """Whether `_number` can read the number back: finite, and short enough."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return not isinstance(value, int) or abs(value) < 10**40
 
 
 def _render_value(value: Value) -> str:
@@ -162,17 +156,13 @@ class _Reader:
                     raise at.error(f"option '{key}' is given twice")
                 if not self.accept("="):
                     self.fail(f"expected '=' after option '{key}'")
-                found = self.value_list()
+                chosen = [(self.here(), self.value())]
+                while self.accept(","):
+                    chosen.append((self.here(), self.value()))
                 keys[key] = at
-                values[key] = tuple(where for where, _ in found)
-                options.append((key, tuple(value for _, value in found)))
+                values[key] = tuple(where for where, _ in chosen)
+                options.append((key, tuple(value for _, value in chosen)))
         return Located(PassSpec(name, tuple(options)), place, keys, values)
-
-    def value_list(self) -> list[tuple[TextPosition, Value]]:
-        found = [(self.here(), self.value())]
-        while self.accept(","):
-            found.append((self.here(), self.value()))
-        return found
 
     def name(self, expected: str) -> str:
         word = _WORD.match(self.text, self.position)
@@ -231,6 +221,6 @@ class _Reader:
 def _number(word: str) -> int | float | None:
     if _INTEGER.fullmatch(word):
         return int(word)
-    if _FLOAT.fullmatch(word) and not word.lstrip("-").isdigit() and math.isfinite(float(word)):
+    if _FLOAT.fullmatch(word) and not word.lstrip("-").isdigit() and isfinite(float(word)):
         return float(word)
     return None

@@ -76,10 +76,10 @@ def print_ir(program: ExportedProgram) -> str:
     return "\n".join(_Printer().graph(program.graph, inputs, returns)) + "\n"
 
 
-def diff_ir(before: str, after: str, *, context: int = 1) -> str:
+def diff_ir(before: str, after: str) -> str:
     """A unified diff of two texts; "" if they are equal."""
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), "before", "after", n=context, lineterm=""
+        before.splitlines(), after.splitlines(), "before", "after", n=1, lineterm=""
     )
     return "".join(f"{line}\n" for line in lines)
 
@@ -95,20 +95,19 @@ class _Printer:
         for node in graph.nodes:
             lines.append(self._line(node, inputs, returns))
             if node.op == "get_attr":
-                lines += self._nested(node)
+                # The subgraph of a control-flow op, indented under the node that names it.
+                owner: Any = node.graph.owning_module
+                inner = getattr(owner, str(node.target), None)
+                if isinstance(inner, GraphModule):
+                    lines += [f"    {line}" for line in self.graph(inner.graph, {}, [])]
         return lines
-
-    def _nested(self, node: Node) -> list[str]:
-        """The subgraph of a control-flow op, indented under the node that names it."""
-        owner: Any = node.graph.owning_module
-        found = getattr(owner, str(node.target), None)
-        if not isinstance(found, GraphModule):
-            return []
-        return [f"    {line}" for line in self.graph(found.graph, {}, [])]
 
     def _line(self, node: Node, inputs: dict[str, str], returns: list[str]) -> str:
         if node.op == "output":
-            return self._return(node, returns)
+            results: Any = node.args[0]
+            results = results if isinstance(results, list | tuple) else (results,)
+            pairs = zip(results, returns or [""] * len(results), strict=True)
+            return "return " + ", ".join(self._value(result) + note for result, note in pairs)
         kind = self._type(node.meta.get("val"))
         head = f"%{node.name}: {kind}" if kind else f"%{node.name}"
         if node.op == "placeholder":
@@ -120,13 +119,6 @@ class _Printer:
         source = source_line(node)
         comment = f"  # {source}" if source else ""
         return f"{head} = {_target(node.target)}({', '.join(arguments)}){comment}"
-
-    def _return(self, node: Node, returns: list[str]) -> str:
-        values: Any = node.args[0]
-        values = values if isinstance(values, list | tuple) else (values,)
-        notes = returns or [""] * len(values)
-        pairs = zip(values, notes, strict=True)
-        return "return " + ", ".join(self._value(value) + note for value, note in pairs)
 
     def _type(self, value: object) -> str:
         if isinstance(value, Tensor):

@@ -32,7 +32,8 @@ _ROWS = (
     (MOVES | Trait.RESHAPES, "unsqueeze view_as view_copy squeeze_copy unsqueeze_copy"),
     (MOVES | Trait.RESHAPES | Trait.STRIDE_BOUND, "view _unsafe_view"),
     (MOVES | Trait.STRIDE_BOUND, "as_strided"),
-    (MOVES, "mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t transpose"),
+    (MOVES | Trait.PERMUTES, "mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t"),
+    (MOVES | Trait.PERMUTES, "transpose"),
     (MOVES, "broadcast_to expand expand_as expand_copy repeat tile diagonal flip roll rot90"),
     (MOVES, "chunk narrow select slice split split_with_sizes tensor_split unbind unfold"),
     (MOVES, "channel_shuffle hsplit pixel_shuffle pixel_unshuffle real imag view_as_real"),
@@ -76,9 +77,20 @@ _ROWS = (
     (SENSITIVE, "_log_softmax _softmax cumsum log_softmax softmax"),
     (SENSITIVE, "group_norm layer_norm native_group_norm native_layer_norm rms_norm"),
     (Trait.HEAVY, "addbmm addmm addmv baddbmm bilinear bmm dot einsum linear matmul mm mv"),
-    (Trait.HEAVY, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Trait.HEAVY | Trait.CONVOLVES, "conv1d conv2d conv3d"),
+    (
+        Trait.HEAVY | Trait.CONVOLVES | Trait.TRANSPOSED,
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+    ),
+    (Trait.RECURS, "gru.input lstm.input rnn_relu.input rnn_tanh.input"),
     (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
     (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
+    (Trait.GROWS, "exp exp2 expm1 log log10 log1p log2 logit pow reciprocal rsqrt tan"),
+    # Along some dimensions.
+    (Trait.ALONG, "_log_softmax _softmax all amax amin any argmax argmin argsort cat chunk cummax"),
+    (Trait.ALONG, "cumprod cumsum flip glu linalg_vector_norm log_softmax logsumexp max mean min"),
+    (Trait.ALONG, "narrow norm prod roll select slice softmax sort split split_with_sizes stack"),
+    (Trait.ALONG, "std sum topk unbind unsafe_chunk unsafe_split var"),
     # Torch's kernels take fp32 and fp64 alone, on the CPU or at all.
     (Trait.WIDE, "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh"),
     (Trait.WIDE, "_linalg_slogdet _linalg_solve_ex _linalg_svd avg_pool3d cdist cholesky"),
@@ -115,15 +127,10 @@ _ROWS = (
 )
 
 
-def _table() -> dict[str, Trait]:
-    found: dict[str, Trait] = {}
-    for traits, names in _ROWS:
-        for name in names.split():
-            found[name] = found.get(name, NONE) | traits
-    return found
-
-
-_TABLE = _table()
+_TABLE: dict[str, Trait] = {}
+for _traits, _names in _ROWS:
+    for _name in _names.split():
+        _TABLE[_name] = _TABLE.get(_name, NONE) | _traits
 _IMPLIED = (
     (MOVES, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),
     (Trait.GATHERS, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),
@@ -153,21 +160,21 @@ def listed(op: Any) -> Trait | None:
 @cache
 def traits_of(op: Any) -> Trait:
     """All traits of an op, from the table and from torch's schema and tags."""
-    found = listed(op) or NONE
+    traits = listed(op) or NONE
     for trait, implied in _IMPLIED:
-        if trait in found:
-            found |= implied
+        if trait in traits:
+            traits |= implied
     if not isinstance(op, torch._ops.OpOverload):
-        return found
+        return traits
     if torch.Tag.pointwise in op.tags:
-        found |= Trait.ELEMENTWISE
-    if torch.Tag.nondeterministic_seeded in op.tags and Trait.UNFOLDABLE not in found:
-        found |= Trait.RANDOM
+        traits |= Trait.ELEMENTWISE
+    if torch.Tag.nondeterministic_seeded in op.tags and Trait.UNFOLDABLE not in traits:
+        traits |= Trait.RANDOM
     if any(result.alias_info is not None for result in op._schema.returns):
-        found |= ALIASES
+        traits |= ALIASES
     if op._schema.is_mutable and op is not aten.detach_.default:
-        found |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
-    return found
+        traits |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
+    return traits
 
 
 def has(node: object, *traits: Trait) -> TypeGuard[Node]:

@@ -61,9 +61,9 @@ def may_be_zero(size: Any) -> bool:
     return bool(bound_sympy(size.node.expr, ranges).lower <= 0)
 
 
-def _least(found: Any) -> Any:
+def _least(bounds: Any) -> Any:
     """The smallest size of an input; torch reports 2 where it may be 1."""
-    return 1 if found is None or found.lower <= 2 else found.lower
+    return 1 if bounds is None or bounds.lower <= 2 else bounds.lower
 
 
 def _environment(program: ExportedProgram) -> Any:

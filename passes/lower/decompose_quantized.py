@@ -72,8 +72,14 @@ class DecomposeQuantized(Pass):
         form = FORMS[node.target]
         if node.target is own.quantized_linear.default:
             x, _, weight, *_ = arguments(node)
-            if self.device == "cuda" and dtype_of(x) == torch.int8:
-                _check_integer_sizes(node, *shape_of(weight))
+            n, k = shape_of(weight)
+            is_integer = self.device == "cuda" and dtype_of(x) == torch.int8
+            if is_integer and (n % _MULTIPLE or k % _MULTIPLE):
+                raise LoweringError(
+                    f"{module_path(node)}: CUDA multiplies int8 where K and N are multiples of"
+                    f" {_MULTIPLE}, got K={k} and N={n}",
+                    hint="Keep this layer in the plan.",
+                )
             form = partial(form, cuda=self.device == "cuda")
         found: Node = insert_traced(program, node, form)
         return found
@@ -90,8 +96,8 @@ def _quantized_linear(
     cuda: bool,
 ) -> Tensor:
     form = _int_mm if x.dtype == torch.int8 else _scaled_mm
-    found = form(_rows(x), x_scale, weight, weight_scale, bias, dtype, cuda)
-    return found if x.dim() == 2 else found.reshape(*x.shape[:-1], weight.shape[0])
+    product = form(_rows(x), x_scale, weight, weight_scale, bias, dtype, cuda)
+    return product if x.dim() == 2 else product.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _scaled_mm(
@@ -108,8 +114,8 @@ def _scaled_mm(
         weight_scale = _column(weight_scale, weight.shape[0]).reshape(1, -1)
     inside = bias.to(dtype) if bias is not None and dtype != torch.float32 else None
     columns = weight.t()  # column-major
-    found = torch._scaled_mm(x, columns, x_scale, weight_scale, inside, None, dtype, cuda)
-    return found if bias is None or inside is not None else found + bias
+    product = torch._scaled_mm(x, columns, x_scale, weight_scale, inside, None, dtype, cuda)
+    return product if bias is None or inside is not None else product + bias
 
 
 def _int_mm(
@@ -128,8 +134,8 @@ def _int_mm(
         product = torch._int_mm(x, weight.t())
     x_scale = _rows(x_scale) if x_scale.dim() else x_scale
     weight_scale = weight_scale.reshape(1, -1) if weight_scale.dim() else weight_scale
-    found = product.float() * x_scale * weight_scale
-    return (found if bias is None else found + bias.float()).to(dtype)
+    scaled = product.float() * x_scale * weight_scale
+    return (scaled if bias is None else scaled + bias.float()).to(dtype)
 
 
 @FORMS.rule(own.blockwise_linear.default)
@@ -159,12 +165,3 @@ def _rows(x: Tensor) -> Tensor:
 def _column(scale: Tensor, rows: int | torch.SymInt) -> Tensor:
     """A scale for each row, [rows, 1], contiguous."""
     return _rows(scale) if scale.dim() else scale.reshape(1, 1).repeat(rows, 1)
-
-
-def _check_integer_sizes(at: Node, n: int, k: int) -> None:
-    if n % _MULTIPLE or k % _MULTIPLE:
-        raise LoweringError(
-            f"{module_path(at)}: CUDA multiplies int8 where K and N are multiples of {_MULTIPLE}, "
-            f"got K={k} and N={n}",
-            hint="Keep this layer in the plan.",
-        )

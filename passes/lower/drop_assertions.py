@@ -12,9 +12,10 @@ from typing import ClassVar
 from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.edit import aten, erase_dead
+from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.effects import is_metadata_check
-from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.source import checked, source_line
 from enginecast.passes.ir.traits import Trait, has
 
@@ -29,36 +30,34 @@ class DropAssertions(GraphPass):
     promise: ClassVar[Promise] = "exact"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        log = SiteLog(context)
-        for node in list(program.graph.nodes):
-            is_check = has(node, Trait.CHECKS) and not is_metadata_check(node)
-            if not is_check or log.skipped(node):
-                continue
-            log.done(node, "" if _is_derived(node) else _lost(node))
+        def is_assertion(node: Node) -> bool:
+            return has(node, Trait.CHECKS) and not is_metadata_check(node)
+
+        def drop(node: Node) -> str:
+            said = [argument for argument in node.args if isinstance(argument, str)]
+            condition = f" ({checked(said[0])})" if said else ""
+            place = source_line(node) or node.name
+            note = f"the assertion at {place}{condition} is not in the engine"
+            note = "" if _is_derived(node) else note
             program.graph.erase_node(node)
-        erase_dead(program.graph)
-        return log.sites
+            return note
 
-
-def _lost(node: Node) -> str:
-    said = [argument for argument in node.args if isinstance(argument, str)]
-    condition = f" ({checked(said[0])})" if said else ""
-    return f"the assertion at {source_line(node) or node.name}{condition} is not in the engine"
+        return rewrite_sites(program, context, is_assertion, drop)
 
 
 def _is_derived(node: Node) -> bool:
     """Whether a check is of sizes alone: nothing that the input's values decide directly."""
-    if node.target not in (aten._assert_scalar.default, aten.sym_constrain_range.default):
-        return node.target is not aten._assert_async.msg and (
-            node.target is not aten._assert_async.default
-        )
+    if is_call(node, aten._assert_async.msg, aten._assert_async.default):
+        return False
+    if not is_call(node, aten._assert_scalar.default, aten.sym_constrain_range.default):
+        return True
     waiting, seen = list(node.all_input_nodes), set()
     while waiting:
-        found = waiting.pop()
-        if found in seen or found.target is aten.sym_size.int:
+        source = waiting.pop()
+        if source in seen or source.target is aten.sym_size.int:
             continue
-        seen.add(found)
-        if found.target in (aten.item.default, aten._local_scalar_dense.default):
+        seen.add(source)
+        if source.target in (aten.item.default, aten._local_scalar_dense.default):
             return False
-        waiting += found.all_input_nodes
+        waiting += source.all_input_nodes
     return True

@@ -16,9 +16,9 @@ Promises `reordered`: values stay, but a product with a contiguous weight may ad
 than with the transposed view of one.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -43,7 +43,6 @@ from enginecast.passes.ir.edit import (
     erase_dead,
     free_names,
     insert,
-    shape_of,
     value,
     weight_expressions,
     weight_specs,
@@ -73,14 +72,23 @@ class HoistWeights(Pass):
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         """Replace every maximal weight expression by a placeholder without data."""
         log = SiteLog(context)
-        _erase_asserts(program)
+        # An assert about a weight would count as a reader of it, beside the expression.
+        for node in weight_expressions(program):
+            for user in list(node.users):
+                if is_metadata_check(user):
+                    program.graph.erase_node(user)
         stored = _stored(program, log)
         _store_pairs(program, stored, log)
         specs = weight_specs(program)
         roots = [
             node
             for node in program.graph.nodes
-            if _is_root(node, stored) and not _is_deferred(program, specs.get(node.name))
+            if _is_root(node, stored)
+            # An earlier run of this pass may have left some.
+            and (
+                node.name not in specs
+                or deferred_weight(program, str(specs[node.name].target)) is None
+            )
         ]
         # Names and values come from the graph as it is now.
         found = [
@@ -88,7 +96,7 @@ class HoistWeights(Pass):
             for root in roots
         ]
         # Flat targets: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
-        targets = list(islice(free_names(program, "hoisted"), len(roots)))
+        targets = list(itertools.islice(free_names(program, "hoisted"), len(roots)))
         empty = {target: _without_data(root) for target, root in zip(targets, roots, strict=True)}
         nodes = add_weights(program, empty, InputKind.PARAMETER)
         hoisted: dict[str, DeferredWeight] = {}
@@ -106,8 +114,13 @@ class HoistWeights(Pass):
         drop_unused_weights(program)
         # A weight that only an expression too large to store reads goes with that expression.
         taken: set[str] = set()
-        left = deferred_weights(program).items()
-        named = {target: replace(w, name=_unique(w.name, taken)) for target, w in left}
+        named = {}
+        for target, weight in deferred_weights(program).items():
+            # name.1, name.2 where one weight is stored in several forms.
+            numbered = (f"{weight.name}.{count}" for count in itertools.count(1))
+            free = next(n for n in itertools.chain([weight.name], numbered) if n not in taken)
+            taken.add(free)
+            named[target] = replace(weight, name=free)
         defer_weights(program, named)
         return log.sites
 
@@ -116,11 +129,15 @@ def _stored(program: ExportedProgram, log: SiteLog) -> set[Node]:
     """The nodes whose values may be stored in the engine."""
     weights, stored = weight_expressions(program), set()
     for node in program.graph.nodes:
-        if node not in weights or not _is_constant(node):
+        found = value(node)
+        if node not in weights or not isinstance(found, Tensor):
+            continue
+        if not all(isinstance(size, int) for size in found.shape):
             continue
         if is_call(node, aten.view_as_complex.default):
             continue  # what is stored is the pairs
-        if _is_small(node):
+        read = sum(value(leaf).numel() for leaf in _leaves(node))
+        if found.numel() - read <= max(GROWTH, read // SHARE):
             stored.add(node)
         elif any(user not in weights for user in node.users):
             log.refused(node, "it is much larger than the weights that it is computed from")
@@ -150,46 +167,18 @@ def _is_root(node: Node, stored: set[Node]) -> bool:
     return node in stored and any(user not in stored for user in node.users)
 
 
-def _is_deferred(program: ExportedProgram, spec: InputSpec | None) -> bool:
-    """Whether a weight is what an earlier run of this pass left."""
-    return spec is not None and deferred_weight(program, str(spec.target)) is not None
-
-
-def _is_constant(node: Node) -> bool:
-    return isinstance(value(node), Tensor) and all(isinstance(s, int) for s in shape_of(node))
-
-
-def _is_small(node: Node) -> bool:
-    elements: int = value(node).numel()
-    stored: int = sum(value(leaf).numel() for leaf in _leaves(node))
-    return elements - stored <= max(GROWTH, stored // SHARE)
-
-
 def _without_data(root: Node) -> Tensor:
     """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0).
 
     What a loop carries is a tensor of its own: torch compares its strides with those that the body
     returns.  Pairs of complex numbers lie side by side.
     """
-    found = value(root)
+    fake = value(root)
     for user in root.users:
         is_carried = is_structured(user) and root in operands(user)[: carried(user)]
         if is_carried or is_call(user, aten.view_as_complex.default):
-            return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
-    return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
-
-
-def _erase_asserts(program: ExportedProgram) -> None:
-    """An assert about a weight would count as a reader of it, beside the expression."""
-    for node in weight_expressions(program):
-        for user in list(node.users):
-            if is_metadata_check(user):
-                program.graph.erase_node(user)
-
-
-def _leaves(root: Node) -> list[Node]:
-    """The weights that an expression reads, in the order of reading."""
-    return [node for node in _in_order(root) if node.op == "placeholder"]
+            return nn.Parameter(torch.zeros(fake.shape, dtype=fake.dtype), False)
+    return nn.Parameter(torch.zeros((), dtype=fake.dtype).expand(fake.shape), False)
 
 
 def _in_order(root: Node) -> list[Node]:
@@ -205,6 +194,11 @@ def _in_order(root: Node) -> list[Node]:
 
     visit(root)
     return list(order)
+
+
+def _leaves(root: Node) -> list[Node]:
+    """The weights that an expression reads, in the order of reading."""
+    return [node for node in _in_order(root) if node.op == "placeholder"]
 
 
 def _expression(program: ExportedProgram, specs: Mapping[str, InputSpec], root: Node) -> Expression:
@@ -242,13 +236,3 @@ def _base_name(program: ExportedProgram, specs: Mapping[str, InputSpec], root: N
         joined = "+".join(p[-2] for p in parts)
         return ".".join([*parts[0][:-2], joined, parts[0][-1]])
     return names[0] + "+"
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """The name, or name.1, name.2 where one weight is stored in several forms."""
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}.{count}"
-    taken.add(candidate)
-    return candidate

@@ -51,19 +51,20 @@ def lift_weights(program: ProgramView, log: SiteLog) -> None:
             # What came out of a block within this one is not an operand of it yet.
             _lift(program, node, block, log)
             block.module.recompile()
-        if blocks(node):
-            _drop_unread(node)
+        for position in sorted(lasting_positions(node), reverse=True) if blocks(node) else ():
+            if not any(block.placeholders[position].users for block in blocks(node)):
+                drop_operand(node, position)
 
 
 def _lift(program: ProgramView, node: Node, block: Block, log: SiteLog) -> None:
     weights = weight_expressions(BlockView(program, node, block))
     outside = dict(zip(block.placeholders, operands(node), strict=True))
     roots = [
-        found
-        for found in block.module.graph.nodes
-        if found in weights
-        and found.op == "call_function"
-        and any(user not in weights for user in found.users)
+        inner
+        for inner in block.module.graph.nodes
+        if inner in weights
+        and inner.op == "call_function"
+        and any(user not in weights for user in inner.users)
     ]
     for root in roots:
         if log.skipped(root):
@@ -75,9 +76,9 @@ def _lift(program: ProgramView, node: Node, block: Block, log: SiteLog) -> None:
         for user in list(root.users):
             if user not in weights:
                 user.replace_input_with(root, inside)
-    for found in reversed(block.module.graph.nodes):
-        if found in weights and found.op == "call_function" and not found.users:
-            block.module.graph.erase_node(found)
+    for inner in reversed(block.module.graph.nodes):
+        if inner in weights and inner.op == "call_function" and not inner.users:
+            block.module.graph.erase_node(inner)
 
 
 def _copy_out(program: ProgramView, node: Node, root: Node, outside: dict[Node, Node]) -> Node:
@@ -93,10 +94,3 @@ def _copy_out(program: ProgramView, node: Node, root: Node, outside: dict[Node, 
         moved._rename(outside[first].name + root.name.removeprefix(first.name))
     outside[root] = moved
     return moved
-
-
-def _drop_unread(node: Node) -> None:
-    """Operands that last and that no block reads."""
-    for position in sorted(lasting_positions(node), reverse=True):
-        if not any(block.placeholders[position].users for block in blocks(node)):
-            drop_operand(node, position)

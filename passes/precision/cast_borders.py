@@ -63,16 +63,15 @@ def check_casts(program: ExportedProgram) -> None:
         PassError: lists every cast without a border: node, module, line, from and to.
     """
     found = unexplained_casts(program)
-    if found:
-        raise PassError(
-            f"{len(found)} unexpected casts between float dtypes are left:\n"
-            + "\n".join(map(_described, found)),
-            hint="A pass that has to cast says why: cast_borders.mark_border(node, text).",
-        )
-
-
-def _described(cast: Node) -> str:
-    source = first_input(cast)
-    place = f"{module_path(cast)} {source_line(cast)}".strip() or "no place in the source"
-    dtypes = f"{dtype_text(dtype_of(source))} -> {dtype_text(dtype_of(cast))}"
-    return f"  {cast.name} casts {source.name} {dtypes} ({place})"
+    if not found:
+        return
+    lines = []
+    for cast in found:
+        source = first_input(cast)
+        place = f"{module_path(cast)} {source_line(cast)}".strip() or "no place in the source"
+        dtypes = f"{dtype_text(dtype_of(source))} -> {dtype_text(dtype_of(cast))}"
+        lines.append(f"  {cast.name} casts {source.name} {dtypes} ({place})")
+    raise PassError(
+        f"{len(found)} unexpected casts between float dtypes are left:\n" + "\n".join(lines),
+        hint="A pass that has to cast says why: cast_borders.mark_border(node, text).",
+    )

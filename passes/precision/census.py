@@ -91,14 +91,26 @@ def take_census(program: ExportedProgram) -> Census:
     """Count every weight and every value of a program, and find where float dtypes meet."""
     counts: Counter[tuple[Kind, str, str]] = Counter()
     elements: Counter[tuple[Kind, str, str]] = Counter()
-    for kind, dtype, module, size in (*_weights(program), *_edges(program)):
-        key = kind, dtype, module
+    weights = weight_specs(program)
+    for spec in weights.values():
+        tensor = weight_tensor(program, spec)
+        key = _KINDS[spec.kind], dtype_text(tensor.dtype), str(spec.target).rpartition(".")[0]
         counts[key] += 1
-        elements[key] += size
+        elements[key] += tensor.numel()
+    for node in all_nodes(program):
+        if node.op not in ("placeholder", "call_function") or node.name in weights:
+            continue
+        fake = value(node)
+        for each in fake if isinstance(fake, tuple | list) else (fake,):
+            if isinstance(each, Tensor):
+                counts["edge", dtype_text(each.dtype), module_path(node)] += 1
     met: dict[tuple[str, str, str], list[str]] = {}
     for node in all_nodes(program):
         for what, by in _meetings(node):
-            met.setdefault((what, by, source_line(node)), []).append(_place(node))
+            # Of a cast of a weight, the module of the weight's readers.
+            readers = (path for user in node.users if (path := module_path(user)))
+            place = module_path(node) or next(readers, "")
+            met.setdefault((what, by, source_line(node)), []).append(place)
     return Census(
         held=tuple(Held(*key, count, elements[key]) for key, count in counts.items()),
         meetings=tuple(
@@ -111,43 +123,16 @@ def take_census(program: ExportedProgram) -> Census:
     )
 
 
-def _weights(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
-    for spec in weight_specs(program).values():
-        tensor = weight_tensor(program, spec)
-        module = str(spec.target).rpartition(".")[0]
-        yield _KINDS[spec.kind], dtype_text(tensor.dtype), module, tensor.numel()
-
-
-def _edges(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
-    weights = weight_specs(program)
-    for node in all_nodes(program):
-        found = value(node) if node.op in ("placeholder", "call_function") else None
-        if node.name in weights:
-            continue
-        for each in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(each, Tensor):
-                yield "edge", dtype_text(each.dtype), module_path(node), 0
-
-
 def _meetings(node: Node) -> Iterator[tuple[str, str]]:
     if node.op != "call_function" or is_structured(node):
         return
     if is_float_cast(node):
         source, wanted = dtype_text(dtype_of(first_input(node))), dtype_text(dtype_of(node))
         same = f"cast to {wanted} of what is {wanted}"
-        yield (same if source == wanted else f"cast {source} -> {wanted}"), _author(node)
+        by = CAPTURE if is_binding_cast(node) else MODEL
+        what = same if source == wanted else f"cast {source} -> {wanted}"
+        yield what, PASS if border_of(node) else by
         return
     read = sorted({dtype_text(dtype_of(s)) for s in node.all_input_nodes if is_float(s)})
     if len(read) > 1:
         yield f"{op_name(node)} reads {' and '.join(read)}", MODEL
-
-
-def _author(cast: Node) -> str:
-    if border_of(cast):
-        return PASS
-    return CAPTURE if is_binding_cast(cast) else MODEL
-
-
-def _place(node: Node) -> str:
-    """The module of a node; of a cast of a weight, the module of the weight's readers."""
-    return module_path(node) or next((p for u in node.users if (p := module_path(u))), "")

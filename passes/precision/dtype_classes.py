@@ -82,11 +82,15 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
         kept: nodes that must compute in fp32 because the user said so.
     """
     kinds = weight_specs(program)
-    given = {
-        node: _placeholder_class(node, kinds[node.name].kind if node.name in kinds else None)
-        for node in program.graph.nodes
-        if node.op == "placeholder" and (is_float(node) or is_complex(node))
-    }
+    given: dict[Node, Class] = {}
+    for node in program.graph.find_nodes(op="placeholder"):
+        if not (is_float(node) or is_complex(node)):
+            continue
+        if node.name in kinds:
+            is_parameter = kinds[node.name].kind is InputKind.PARAMETER
+            given[node] = Class.WEIGHT if is_parameter else Class.EXACT
+        else:
+            given[node] = Class.PRECISE if is_complex(node) else Class.INPUT
     return _classify(program.graph, given, kept)
 
 
@@ -94,19 +98,7 @@ def _classify(
     graph: Graph, given: Mapping[Node, Class], kept: frozenset[Node]
 ) -> dict[Node, Class]:
     """The classes in one graph and in those within it; `given`: of its placeholders."""
-    pinned = dict.fromkeys(kept | _statistics(graph), Class.PRECISE)
-    classes = _sort(graph, given, pinned, kept)
-    _mark_islands(graph, classes)
-    return classes
-
-
-def _sort(
-    graph: Graph,
-    given: Mapping[Node, Class],
-    pinned: Mapping[Node, Class],
-    kept: frozenset[Node],
-) -> dict[Node, Class]:
-    """The class of every float value, in graph order; `pinned` overrules."""
+    pinned = kept | _statistics(graph)
     classes: dict[Node, Class] = dict(given)
     for node in graph.nodes:
         if is_structured(node):
@@ -119,41 +111,44 @@ def _sort(
             found = result_classes(first_input(node), classes)[arguments(node)[1]]
             classes[node] = Class.PRECISE if found is None else found  # None: it is complex
         elif node in pinned:
-            classes[node] = pinned[node]
+            classes[node] = Class.PRECISE
         elif node.op == "call_function":
             classes[node] = _call_class(node, classes)
+    for node in reversed(list(graph.nodes)):
+        is_exact = classes.get(node) is Class.EXACT and node.op == "call_function"
+        if is_exact and node.users and all(_ends_in_integers(u, classes) for u in node.users):
+            classes[node] = Class.ISLAND
     return classes
-
-
-def _placeholder_class(node: Node, kind: InputKind | None) -> Class:
-    if kind is None:
-        return Class.PRECISE if is_complex(node) else Class.INPUT
-    return Class.WEIGHT if kind is InputKind.PARAMETER else Class.EXACT
 
 
 def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     sources = [s for s in node.all_input_nodes if s in classes]
-    found = {classes[s] for s in sources}
-    if not found:
+    kinds = {classes[s] for s in sources}
+    if not kinds:
         return Class.EXACT
     if is_float_cast(node):
         return _cast_class(node, classes)
-    if found <= {Class.EXACT}:
+    if kinds <= {Class.EXACT}:
         return Class.EXACT
     if is_wide(node):
-        return Class.WEIGHT if found <= {Class.WEIGHT, Class.EXACT} else Class.PRECISE
+        return Class.WEIGHT if kinds <= {Class.WEIGHT, Class.EXACT} else Class.PRECISE
     if has(node, Trait.HEAVY):
         return Class.STREAM
-    if found <= {Class.WEIGHT, Class.EXACT}:
+    if kinds <= {Class.WEIGHT, Class.EXACT}:
         return Class.WEIGHT
     if has(node, Trait.MOVES) or (len(sources) == 1 and has(node, Trait.EXACT)):
         first = classes[sources[0]]  # expand_as reads the shape of another
         return Class.STREAM if first is Class.INPUT else first
-    if has(node, Trait.JOINS) and len(found) == 1:
-        return found.pop()
-    if len(sources) == 1:
-        return _unary_class(node, found.pop())
-    return _pair_class(node, sources, classes)
+    if has(node, Trait.JOINS) and len(kinds) == 1:
+        return kinds.pop()
+    if len(sources) > 1:
+        return _pair_class(node, sources, classes)
+    source = kinds.pop()
+    if source is Class.PRECISE:
+        return Class.PRECISE
+    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
+    raised = source is Class.RAISED and has(node, Trait.SENSITIVE)
+    return Class.PRECISE if explicit or raised else Class.STREAM
 
 
 def is_wide(node: Node) -> bool:
@@ -177,29 +172,22 @@ def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     return Class.RAISED if raises else Class.STREAM
 
 
-def _unary_class(node: Node, source: Class) -> Class:
-    if source is Class.PRECISE:
-        return Class.PRECISE
-    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
-    raised = source is Class.RAISED and has(node, Trait.SENSITIVE)
-    return Class.PRECISE if explicit or raised else Class.STREAM
-
-
 def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
     """A precise operand wins over a raised one and over a stream that it only scales row by row."""
-    found = {classes[s] for s in sources}
-    if found == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
+    kinds = {classes[s] for s in sources}
+    if kinds == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
         return Class.PRECISE  # rotary angles over raised queries
-    if Class.PRECISE not in found or not has(node, Trait.ARITHMETIC):
+    if Class.PRECISE not in kinds or not has(node, Trait.ARITHMETIC):
         return Class.STREAM
-    if Class.WEIGHT in found:
+    if Class.WEIGHT in kinds:
         return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
-    if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
+    precise = [s for s in sources if classes[s] is Class.PRECISE]
+    if all(_is_statistic(source, node) for source in precise):
         return Class.PRECISE
     # A residual may be read through a cast of its own norm; adding to it is not an fp32 step of the
     # source.
-    high = found <= {Class.PRECISE, Class.EXACT} or (
-        found <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
+    high = kinds <= {Class.PRECISE, Class.EXACT} or (
+        kinds <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
     )
     return Class.PRECISE if high else Class.STREAM
 
@@ -216,14 +204,16 @@ def _statistics(graph: Graph) -> set[Node]:
     """Totals, and the chain from a square to a root over a mean: what a norm divides by, whatever
     the source says of dtypes.
     """
-    found: set[Node] = {n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])}
+    statistics: set[Node] = {
+        n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])
+    }
     for node in graph.nodes:
         chain = _to_mean(node) if is_call(node, *ROOTS) and is_float(node) else []
-        found.update(chain)
+        statistics.update(chain)
         square = chain[-1].args[0] if chain else None
-        if is_call(square, *SQUARES) and found.issuperset(square.users):
-            found.add(square)
-    return found
+        if is_call(square, *SQUARES) and statistics.issuperset(square.users):
+            statistics.add(square)
+    return statistics
 
 
 def _to_mean(root: Node) -> list[Node]:
@@ -237,14 +227,6 @@ def _to_mean(root: Node) -> list[Node]:
             return []
         chain += floats
     return chain
-
-
-def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
-    for node in reversed(list(graph.nodes)):
-        if classes.get(node) is not Class.EXACT or node.op != "call_function" or not node.users:
-            continue
-        if all(_ends_in_integers(user, classes) for user in node.users):
-            classes[node] = Class.ISLAND
 
 
 def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:
@@ -279,18 +261,30 @@ def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict
     Args:
         node: cond, while_loop or scan.
         classes: of the graph that it stands in, its operands among them.
-        sort: of one block.
     """
-    given = _entering(node, classes)
+    lasting = lasting_positions(node)
+    given: dict[int, Class] = {}  # of each float operand within the blocks, by position
+    for position, operand in enumerate(operands(node)):
+        if not is_float(operand):
+            continue
+        kind = classes[operand]
+        keeps = position in lasting and kind in (Class.WEIGHT, Class.RAISED)
+        given[position] = kind if keeps else _AS_VALUE.get(kind, Class.STREAM)
     while True:
-        found: dict[Node, Class] = {}
+        inner: dict[Node, Class] = {}
         for block in blocks(node):
             known = {p: given[i] for i, p in enumerate(block.placeholders) if i in given}
-            found |= known
-            found |= sort(block.module.graph, known)
-        settled = given | _handed_on(node, given, found)
+            inner |= known
+            inner |= sort(block.module.graph, known)
+        # What a loop carries has the class that holds its start and what an iteration gives.
+        settled = dict(given)
+        results = _returned(blocks(node)[-1], inner)[: carried(node)]
+        for position, result in enumerate(results):
+            both = _joined((given.get(position), result))
+            if both is not None:
+                settled[position] = both
         if settled == given:
-            return found
+            return inner
         given = settled
 
 
@@ -311,39 +305,11 @@ def _returned(block: Block, classes: Mapping[Node, Class]) -> list[Class | None]
     return [classes.get(result) if is_float(result) else None for result in block.results]
 
 
-def _entering(node: Node, classes: Mapping[Node, Class]) -> dict[int, Class]:
-    """The class of each float operand within the blocks, by position."""
-    lasting = lasting_positions(node)
-    given: dict[int, Class] = {}
-    for position, operand in enumerate(operands(node)):
-        if not is_float(operand):
-            continue
-        kind = classes[operand]
-        if position in lasting and kind in (Class.WEIGHT, Class.RAISED):
-            given[position] = kind
-        else:
-            given[position] = _AS_VALUE.get(kind, Class.STREAM)
-    return given
-
-
-def _handed_on(
-    node: Node, given: Mapping[int, Class], found: Mapping[Node, Class]
-) -> dict[int, Class]:
-    """What a loop carries: the class that holds its start and what an iteration gives."""
-    body = blocks(node)[-1]
-    result = {}
-    for position, kind in enumerate(_returned(body, found)[: carried(node)]):
-        both = _joined((given.get(position), kind))
-        if both is not None:
-            result[position] = both
-    return result
-
-
 def _joined(kinds: tuple[Class | None, ...]) -> Class | None:
     """The class of a value that may come from several places."""
     if None in kinds:
         return None
-    found = {_AS_VALUE.get(kind, Class.STREAM) for kind in kinds if kind is not None}
-    if len(found) == 1:
-        return found.pop()
-    return Class.PRECISE if found <= _KEPT else Class.STREAM
+    joined = {_AS_VALUE.get(kind, Class.STREAM) for kind in kinds if kind is not None}
+    if len(joined) == 1:
+        return joined.pop()
+    return Class.PRECISE if joined <= _KEPT else Class.STREAM

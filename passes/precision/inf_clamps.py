@@ -65,12 +65,10 @@ def drop_inf_clamps(program: ExportedProgram) -> tuple[Node, ...]:
 def _is_range(low: object, high: object) -> bool:
     if isinstance(low, int | float) and isinstance(high, int | float):
         return low == -high and high in LIMITS
-    return is_call(low, aten.neg.default) and low.args[0] is high and _is_limit(high)
-
-
-def _is_limit(node: object) -> bool:
-    """64504 where some value is infinite, else 65504."""
-    if not is_call(node, aten.where.Scalar) or not set(node.args[1:3]) <= set(LIMITS):
+    if not is_call(low, aten.neg.default) or low.args[0] is not high:
         return False
-    condition = node.args[0]
+    # 64504 where some value is infinite, else 65504.
+    if not is_call(high, aten.where.Scalar) or not set(high.args[1:3]) <= set(LIMITS):
+        return False
+    condition = high.args[0]
     return is_call(condition, aten.any.default) and is_call(condition.args[0], aten.isinf.default)

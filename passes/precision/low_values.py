@@ -29,30 +29,23 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     classes = classify(program, frozenset(kept))
     masked = _masked(program, classes)
     sums = residual_sums(program)
-    return [
-        node
-        for node in all_nodes(program)
-        if node.op == "call_function"
-        and node not in masked
-        and not is_float_cast(node)
-        and _is_low(node, classes)
-        and (node in sums or _matters(node))
-    ]
-
-
-def _is_low(node: Node, classes: Mapping[Node, Class]) -> bool:
-    kind = classes.get(node)
-    if kind is not Class.PRECISE:
-        return kind in LOW
-    return any(user.op == "output" or classes.get(user) in LOW for user in _readers(node))
-
-
-def _matters(node: Node) -> bool:
-    path = module_path(node)
-    return has(node, Trait.HEAVY) or any(
-        user.op == "output" or has(user, Trait.HEAVY) or module_path(user) != path
-        for user in _readers(node)
-    )
+    values = []
+    for node in all_nodes(program):
+        if node.op != "call_function" or node in masked or is_float_cast(node):
+            continue
+        kind, path = classes.get(node), module_path(node)
+        readers = list(_readers(node))
+        is_low = kind in LOW or (
+            kind is Class.PRECISE
+            and any(user.op == "output" or classes.get(user) in LOW for user in readers)
+        )
+        matters = has(node, Trait.HEAVY) or any(
+            user.op == "output" or has(user, Trait.HEAVY) or module_path(user) != path
+            for user in readers
+        )
+        if is_low and (node in sums or matters):
+            values.append(node)
+    return values
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -66,14 +59,14 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _masked(program: ExportedProgram, classes: Mapping[Node, Class]) -> set[Node]:
     """Values that were filled, or that something computed from integers alone was added to."""
-    found: set[Node] = set()
+    masked: set[Node] = set()
     for node in all_nodes(program):
         if node.op != "call_function" or node not in classes:
             continue
         sources = [s for s in node.all_input_nodes if s in classes]
         exact = any(classes[s] in (Class.EXACT, Class.ISLAND) for s in sources)
         passes_on = has(node, Trait.ARITHMETIC, Trait.MOVES) or is_float_cast(node)
-        spreads = passes_on and (exact or any(source in found for source in sources))
+        spreads = passes_on and (exact or any(source in masked for source in sources))
         if has(node, Trait.LITERAL) or spreads:
-            found.add(node)
-    return found
+            masked.add(node)
+    return masked

@@ -24,7 +24,6 @@ def require_fit(data: bytes, trust: Path, place: Path, refusal: type[EnginecastE
         data: the signature, as OpenSSF model signing writes it and has verified it.
         trust: the file with the certificates of those who are trusted.
         place: the file of the signature, for messages.
-        refusal: what to raise.
     """
     from cryptography import x509
     from OpenSSL import crypto

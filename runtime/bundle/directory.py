@@ -57,12 +57,7 @@ class Directory:
             return {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
 
     def open(self, name: str) -> int:
-        """Open a plain file of the folder for reading; whoever asks closes it.
-
-        Raises:
-            OSError: there is none, or it is a link.
-            BundleError: it is not a regular file.
-        """
+        """Open a plain file of the folder, no link, for reading; whoever asks closes it."""
         # Nobody waits for a pipe's other end.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=self._descriptor)
@@ -73,18 +68,11 @@ class Directory:
 
     @contextmanager
     def opened(self, name: str, expected: State | None) -> Iterator[Path]:
-        """A path to a file of the folder, which refers to the same file while it is open.
-
-        Raises:
-            BundleError: the file's state differs from the expected one.
-        """
-        descriptor = self.open(name)
-        try:
-            if expected is not None and _state(os.fstat(descriptor)) != expected:
+        """A path to a file, which is the same file while it is open, and of the expected state."""
+        with open(self.open(name), "rb", buffering=0) as file:
+            if expected is not None and _state(os.fstat(file.fileno())) != expected:
                 raise changed(self.root, name)
-            yield Path(f"/proc/self/fd/{descriptor}") if _has_paths() else self.root / name
-        finally:
-            os.close(descriptor)
+            yield Path(f"/proc/self/fd/{file.fileno()}") if _has_paths() else self.root / name
 
     def read(self, name: str, most: int) -> bytes:
         """The first bytes of a file."""
@@ -103,17 +91,25 @@ class Directory:
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """An absolute path without links.
-
-    Raises:
-        BundleError: no file can have this path.
-    """
+    """An absolute path without links; a BundleError where no file can have it."""
     try:
         return Path(path).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # too long; links in a circle; a NUL
         reason = (isinstance(error, OSError) and error.strerror) or error
         shown = shortened(os.fsdecode(path))
         raise BundleError(f"{shown!r}: expected the path of a folder: {reason}") from error
+
+
+@contextmanager
+def descriptor_of(
+    path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644
+) -> Iterator[int]:
+    """A file or folder that is open within the block."""
+    descriptor = os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def changed(root: Path, name: str) -> BundleError:

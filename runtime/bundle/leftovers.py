@@ -44,11 +44,7 @@ class Leftover:
 
 
 def find_leftovers(folder: str | os.PathLike[str]) -> tuple[Leftover, ...]:
-    """Find leftovers in a folder of bundles, or next to a bundle.
-
-    Raises:
-        BundleError: it cannot be read.
-    """
+    """Find leftovers in a folder of bundles, or next to a bundle."""
     place = resolved(folder)
     try:
         names = sorted(os.listdir(place))
@@ -61,10 +57,7 @@ def find_leftovers(folder: str | os.PathLike[str]) -> tuple[Leftover, ...]:
 
 
 def clean(leftover: Leftover) -> bool:
-    """Remove a leftover, or restore an old bundle; return whether that was done.
-
-    A leftover that a process uses meanwhile is kept.
-    """
+    """Remove a leftover, or restore an old bundle, unless it is in use; whether that was done."""
     if leftover.action == "none" or not leftover.path.exists():
         return False
     held = lock(leftover.path)

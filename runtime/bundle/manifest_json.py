@@ -9,6 +9,7 @@ to a version or a verdict is noticed, too.  That is not a signature: `runtime.bu
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +23,6 @@ from enginecast.runtime.bundle.manifest import (
     OLDEST_VERSION,
     SCHEMA_VERSION,
     SIGNATURE_NAME,
-    FileRecord,
     Input,
     Manifest,
     Output,
@@ -44,8 +44,9 @@ def encode(manifest: Manifest) -> bytes:
         BundleError: a value that `decode` would refuse, so that nothing unreadable is published.
     """
     content = _printable(msgspec.to_builtins(manifest)) | {"schema_version": SCHEMA_VERSION}
-    for path in _non_finite(content, "$"):
-        raise BundleError(f"{MANIFEST_NAME}: {path}: expected a finite number or null")
+    for path, value in _leaves(content, "$"):
+        if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
+            raise BundleError(f"{MANIFEST_NAME}: {path}: expected a finite number or null")
     data = seal(content)
     decode(data)
     return data
@@ -70,25 +71,37 @@ def decode(data: bytes) -> Manifest:
         raise BundleError(
             f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"
         )
-    content = _parse(data)
-    _require_printable(content)
-    if _require_known_version(content) > OLDEST_VERSION:
-        data = _without_digest(data)
+    try:  # what msgspec ignores: repeated keys, and the version before the rest
+        content = json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{MANIFEST_NAME}: not JSON: {error}") from error
     try:
+        for path, text in _leaves(content, "$"):
+            # Terminal control sequences move, color, hide or reverse text.
+            if isinstance(text, str) and _CONTROL.search(text):
+                raise BundleError(
+                    f"{MANIFEST_NAME}: {path}: expected text without control characters, got"
+                    f" {shortened(text)!a}"
+                )
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if type(version) is not int:
+            what = f"expected a number, got {version!r}"
+            raise BundleError(f"{MANIFEST_NAME}: $.schema_version: {what}")
+        if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+            newer = version > SCHEMA_VERSION
+            raise BundleError(
+                f"{MANIFEST_NAME}: bundle schema {version}, this build reads {OLDEST_VERSION} to"
+                f" {SCHEMA_VERSION}",
+                hint="Upgrade enginecast." if newer else "Export the model again.",
+            )
+        if version > OLDEST_VERSION:
+            data = _without_digest(data)
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BundleError(f"{MANIFEST_NAME}: {error}") from error
     for path, problem in _problems(manifest):
         raise BundleError(f"{MANIFEST_NAME}: {path}: {problem}")
     return manifest
-
-
-def _parse(data: bytes) -> Any:
-    """Check what msgspec ignores: repeated keys, and the version before the rest."""
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{MANIFEST_NAME}: not JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -119,20 +132,6 @@ def _without_digest(data: bytes) -> bytes:
     return rest
 
 
-def _require_known_version(content: Any) -> int:
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if type(version) is not int:
-        raise BundleError(f"{MANIFEST_NAME}: $.schema_version: expected a number, got {version!r}")
-    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
-        newer = version > SCHEMA_VERSION
-        raise BundleError(
-            f"{MANIFEST_NAME}: bundle schema {version}, this build reads {OLDEST_VERSION} to"
-            f" {SCHEMA_VERSION}",
-            hint="Upgrade enginecast." if newer else "Export the model again.",
-        )
-    return version
-
-
 def _printable(content: Any) -> Any:
     """The same with control characters in texts escaped, as they come in what libraries say."""
     if isinstance(content, str):
@@ -144,92 +143,38 @@ def _printable(content: Any) -> Any:
     return content
 
 
-def _require_printable(content: Any) -> None:
-    try:
-        found = next(_unprintable(content, "$"), None)
-    except RecursionError as error:
-        raise BundleError(f"{MANIFEST_NAME}: {error}") from error
-    if found is not None:
-        path, text = found
-        raise BundleError(
-            f"{MANIFEST_NAME}: {path}: expected text without control characters, got"
-            f" {shortened(text)!a}"
-        )
-
-
-def _unprintable(content: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and text of terminal control sequences, which move, color, hide or reverse
-    text.
-    """
-    if isinstance(content, str):
-        if _CONTROL.search(content):
-            yield path, content
-    elif isinstance(content, dict):
+def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values in JSON content, and the keys of its objects, each with its JSON path."""
+    if isinstance(content, dict):
         for key, value in content.items():
-            yield from _unprintable(key, path)
-            yield from _unprintable(value, f"{path}.{key}")
-    elif isinstance(content, list):
-        for index, value in enumerate(content):
-            yield from _unprintable(value, f"{path}[{index}]")
-
-
-def _non_finite(content: Any, path: str) -> Iterator[str]:
-    """Yield the paths of NaN and infinities, which JSON cannot represent."""
-    if isinstance(content, float) and content - content != 0:
-        yield path
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            yield from _non_finite(value, f"{path}.{key}")
+            yield path, key
+            yield from _leaves(value, f"{path}.{key}")
     elif isinstance(content, list | tuple):
         for index, value in enumerate(content):
-            yield from _non_finite(value, f"{path}[{index}]")
-
-
-def _part_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    taken = {file.name for file in manifest.files}
-    for index, part in enumerate(manifest.parts):
-        if not is_file_name(part.name) or part.name in (*taken, MANIFEST_NAME, SIGNATURE_NAME):
-            yield f"$.parts[{index}].name", f"no part may be called {shortened(part.name)!r}"
-        taken.add(part.name)
-    encoder = manifest.generation.encoder if manifest.generation is not None else ""
-    if encoder and all(part.name != encoder for part in manifest.parts):
-        yield "$.generation.encoder", f"expected a part in $.parts, got {shortened(encoder)!r}"
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        yield path, content
 
 
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield (JSON path, problem) for constraints that the types do not express."""
-    yield from _file_problems(manifest.files)
-    yield from _part_problems(manifest)
-    yield from _tensor_problems(manifest)
-    for symbol, (least, greatest) in manifest.symbols.items():
-        if not 0 <= least <= greatest:
-            yield (
-                f"$.symbols.{symbol}",
-                f"expected 0 <= minimum <= maximum, got {least}, {greatest}",
-            )
-    for symbol, step in manifest.steps.items():
-        if symbol not in manifest.symbols or step < 1:
-            yield f"$.steps.{symbol}", f"expected a step of a symbol in $.symbols, got {step}"
-    names = {file.name for file in manifest.files}
-    for index, engine in enumerate(manifest.engines):
-        for field in ("file", "weights", "network"):
-            name = getattr(engine, field)
-            if names and name is not None and name not in names:
-                yield f"$.engines[{index}].{field}", f"{name!r} is not listed in $.files"
-
-
-def _file_problems(files: tuple[FileRecord, ...]) -> Iterator[tuple[str, str]]:
     seen = {MANIFEST_NAME, SIGNATURE_NAME}
-    for index, file in enumerate(files):
+    for index, file in enumerate(manifest.files):
         if not is_file_name(file.name):
             expected = "a file name of [A-Za-z0-9._-] without a leading dot"
             yield f"$.files[{index}].name", f"expected {expected}, got {file.name!r}"
         if file.name.lower() in seen:  # some file systems do not tell upper case from lower
             yield f"$.files[{index}].name", f"{file.name!r} is listed twice"
         seen.add(file.name.lower())
-
-
-def _tensor_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    names = {file.name for file in manifest.files}
+    taken = {*names, MANIFEST_NAME, SIGNATURE_NAME}
+    for index, part in enumerate(manifest.parts):
+        if not is_file_name(part.name) or part.name in taken:
+            yield f"$.parts[{index}].name", f"no part may be called {shortened(part.name)!r}"
+        taken.add(part.name)
+    encoder = manifest.generation.encoder if manifest.generation is not None else ""
+    if encoder and all(part.name != encoder for part in manifest.parts):
+        yield "$.generation.encoder", f"expected a part in $.parts, got {shortened(encoder)!r}"
     fields: dict[str, tuple[Input | Output, ...]]
     fields = {"inputs": manifest.inputs, "outputs": manifest.outputs}
     for field, tensors in fields.items():
@@ -245,3 +190,15 @@ def _tensor_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
                     yield where, f"expected a size, got {size}"
                 elif field == "inputs" and isinstance(size, str) and size not in manifest.symbols:
                     yield where, f"symbol {size!r} is not listed in $.symbols"
+    for symbol, (least, greatest) in manifest.symbols.items():
+        if not 0 <= least <= greatest:
+            expected = "expected 0 <= minimum <= maximum"
+            yield f"$.symbols.{symbol}", f"{expected}, got {least}, {greatest}"
+    for symbol, step in manifest.steps.items():
+        if symbol not in manifest.symbols or step < 1:
+            yield f"$.steps.{symbol}", f"expected a step of a symbol in $.symbols, got {step}"
+    for index, engine in enumerate(manifest.engines):
+        for field in ("file", "weights", "network"):
+            name = getattr(engine, field)
+            if names and name is not None and name not in names:
+                yield f"$.engines[{index}].{field}", f"{name!r} is not listed in $.files"

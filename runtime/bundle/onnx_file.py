@@ -49,12 +49,17 @@ class _Kind(NamedTuple):
     fields: Mapping[int, bool]
 
 
+KINDS: list[_Kind] = []
+"""All kinds that are known."""
+
+
 def _kind(name: str, once: Mapping[int, int], many: Mapping[int, int]) -> _Kind:
     """A kind of message: for each number the wire type; numbers that repeat may be packed, too."""
     fields = {number << 3 | wire: False for number, wire in once.items()}
     for number, wire in many.items():
         fields |= {number << 3 | wire: True, number << 3 | _BYTES: True}
-    return _Kind(name, fields)
+    KINDS.append(_Kind(name, fields))
+    return KINDS[-1]
 
 
 def _texts(*numbers: int) -> dict[int, int]:
@@ -84,19 +89,6 @@ TYPE = _kind("TypeProto", _texts(1, 4, 5, 6, 7, 8, 9), {})
 TENSOR_TYPE = _kind("TypeProto.Tensor", {1: _V} | _texts(2), {})
 SHAPE = _kind("TensorShapeProto", {}, _texts(1))
 DIMENSION = _kind("TensorShapeProto.Dimension", {1: _V} | _texts(2, 3), {})
-KINDS: tuple[_Kind, ...] = (
-    MODEL,
-    GRAPH,
-    NODE,
-    ATTRIBUTE,
-    FUNCTION,
-    SPARSE,
-    TENSOR,
-    ENTRY,
-    VALUE,
-    TYPE,
-)
-KINDS += (TENSOR_TYPE, SHAPE, DIMENSION)
 
 
 class _Field(NamedTuple):
@@ -108,12 +100,11 @@ class _Field(NamedTuple):
     """Of bytes."""
 
 
-@dataclass
-class _Node:
+class _Node(NamedTuple):
     """What was seen of a node."""
 
-    operator: str
     domain: str
+    operator: str
     overload: str
     place: str
 
@@ -171,23 +162,15 @@ def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> frozenset[st
             _function(walk, one)
     if graphs != 1:
         raise walk.refuse(f"expected one graph, got {graphs}")
-    for node in walk.nodes:
-        _require_known(walk, node)
+    for domain, operator, overload, place in walk.nodes:
+        if (domain, operator, overload) in walk.functions:
+            continue
+        if domain not in DOMAINS:
+            known = ", ".join(sorted(filter(None, DOMAINS)))
+            raise walk.refuse(f"{place}: expected an operator of {known}, got {domain}::{operator}")
+        if domain == "com.microsoft" and operator in CODE:
+            raise walk.refuse(f"{place}: expected an operator that holds no code, got {operator}")
     return frozenset(node.operator for node in walk.nodes)
-
-
-def _require_known(walk: _Walk, node: _Node) -> None:
-    if (node.domain, node.operator, node.overload) in walk.functions:
-        return
-    if node.domain not in DOMAINS:
-        known = ", ".join(sorted(filter(None, DOMAINS)))
-        raise walk.refuse(
-            f"{node.place}: expected an operator of {known}, got {node.domain}::{node.operator}"
-        )
-    if node.domain == "com.microsoft" and node.operator in CODE:
-        raise walk.refuse(
-            f"{node.place}: expected an operator that holds no code, got {node.operator}"
-        )
 
 
 def _fields(walk: _Walk, begin: int, end: int, kind: _Kind, what: str) -> Iterator[_Field]:
@@ -195,10 +178,18 @@ def _fields(walk: _Walk, begin: int, end: int, kind: _Kind, what: str) -> Iterat
     place, known, seen = begin, kind.fields, 0
     while place < end:
         tag, place = _varint(walk, place, end, what)
-        repeats = known.get(tag)
+        repeats, number, wire = known.get(tag), tag >> 3, tag & 7
         if repeats is None:
-            raise _unknown(walk, kind, tag, place, what)
-        number, wire = tag >> 3, tag & 7
+            wires = " or ".join(str(w) for w in range(8) if number << 3 | w in known)
+            if wires:
+                raise walk.refuse(
+                    f"{what}: field {number} of {kind.name}: expected wire type {wires}, got {wire}"
+                    f" at byte {place}"
+                )
+            raise walk.refuse(
+                f"{what}: expected a field of {kind.name} (ONNX IR version 13), got field {number},"
+                f" wire type {wire}, at byte {place}"
+            )
         if not repeats:
             if seen & 1 << number:
                 raise walk.refuse(
@@ -218,21 +209,6 @@ def _fields(walk: _Walk, begin: int, end: int, kind: _Kind, what: str) -> Iterat
             raise walk.refuse(f"{what}: {length} bytes at byte {place}, past the end at {end}")
         yield _Field(number, wire, place, place + length)
         place += length
-
-
-def _unknown(walk: _Walk, kind: _Kind, tag: int, place: int, what: str) -> BundleError:
-    number, wire = tag >> 3, tag & 7
-    expected = sorted({one & 7 for one in kind.fields if one >> 3 == number})
-    if expected:
-        wires = " or ".join(map(str, expected))
-        return walk.refuse(
-            f"{what}: field {number} of {kind.name}: expected wire type {wires}, got {wire} at byte"
-            f" {place}"
-        )
-    return walk.refuse(
-        f"{what}: expected a field of {kind.name} (ONNX IR version 13), got field {number}, wire"
-        f" type {wire}, at byte {place}"
-    )
 
 
 def _varint(walk: _Walk, place: int, end: int, what: str) -> tuple[int, int]:
@@ -305,7 +281,7 @@ def _node(walk: _Walk, message: _Field, depth: int) -> None:
         elif one.number == 8:
             overload = _text(walk, one, "a node's overload")
     place = f"node {name!r} ({operator})"
-    walk.nodes.append(_Node(operator, domain, overload, place))
+    walk.nodes.append(_Node(domain, operator, overload, place))
     for one in attributes:
         _attribute(walk, one, place, depth)
 
@@ -348,54 +324,43 @@ def _sparse(walk: _Walk, message: _Field) -> None:
             _tensor(walk, one, "a sparse tensor")
 
 
-@dataclass
-class _Tensor:
-    """What a tensor says of its data."""
-
-    name: str = ""
-    kind: int = 0
-    sizes: list[int] = field(default_factory=list)
-    raw: int | None = None
-    """Bytes that the file holds."""
-    is_external: bool = False
-    entries: dict[str, str] = field(default_factory=dict)
-    """Of its external data."""
-
-
 def _tensor(walk: _Walk, message: _Field, place: str) -> None:
-    found = _read_tensor(walk, message, place)
-    sizes, what = found.sizes, f"tensor {found.name!r}" if found.name else f"a tensor of {place}"
-    if min(sizes, default=0) < 0:
-        raise walk.refuse(f"{what}: expected sizes of 0 and more, got {sizes}")
-    needed = (prod(sizes) * _BITS.get(found.kind, 0) + 7) // 8
-    if needed >= 1 << 62:
-        raise walk.refuse(f"{what}: {sizes} is more than any memory holds")
-    if found.is_external or found.entries:
-        known = found.kind in _BITS
-        _external(walk, what, found.entries, sizes, needed if known else None)
-    elif found.raw is not None and found.kind in _BITS and found.raw != needed:
-        raise walk.refuse(f"{what}: {sizes} needs {needed} bytes, got {found.raw}")
-
-
-def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
-    found = _Tensor()
+    """Its data is in the file, or in a file of the bundle, and is as long as its sizes say."""
+    name, kind, is_external, sizes = "", 0, False, list[int]()
+    raw: int | None = None
+    entries: dict[str, str] = {}
     for one in _message(walk, message, TENSOR, place):
         if one.number == 1:
-            found.sizes += _sizes(walk, one, place)
+            at = one.value
+            if one.wire == _VARINT:
+                sizes.append(_signed(at))
+            while one.wire != _VARINT and at < one.end:
+                value, at = _varint(walk, at, one.end, place)
+                sizes.append(_signed(value))
         elif one.number == 2:
-            found.kind = _enum(walk, one, f"{place}: data_type")
+            kind = _enum(walk, one, f"{place}: data_type")
         elif one.number == 8:
-            found.name = _text(walk, one, place)
+            name = _text(walk, one, place)
         elif one.number == 9:
-            found.raw = one.end - one.value
+            raw = one.end - one.value
         elif one.number == 13:
-            key, value = _entry(walk, one, place)
-            if key in found.entries or key not in _KEYS:
-                raise walk.refuse(f"{place}: {key!r}: expected each of {sorted(_KEYS)} once")
-            found.entries[key] = value
+            entry = {1: "", 2: ""}
+            entry |= {e.number: _text(walk, e, place) for e in _message(walk, one, ENTRY, place)}
+            if entry[1] in entries or entry[1] not in _KEYS:
+                raise walk.refuse(f"{place}: {entry[1]!r}: expected each of {sorted(_KEYS)} once")
+            entries[entry[1]] = entry[2]
         elif one.number == 14:
-            found.is_external = _enum(walk, one, f"{place}: data_location", 1) == _EXTERNAL
-    return found
+            is_external = _enum(walk, one, f"{place}: data_location", 1) == _EXTERNAL
+    what = f"tensor {name!r}" if name else f"a tensor of {place}"
+    if min(sizes, default=0) < 0:
+        raise walk.refuse(f"{what}: expected sizes of 0 and more, got {sizes}")
+    needed = (prod(sizes) * _BITS.get(kind, 0) + 7) // 8
+    if needed >= 1 << 62:
+        raise walk.refuse(f"{what}: {sizes} is more than any memory holds")
+    if is_external or entries:
+        _external(walk, what, entries, sizes, needed if kind in _BITS else None)
+    elif raw is not None and kind in _BITS and raw != needed:
+        raise walk.refuse(f"{what}: {sizes} needs {needed} bytes, got {raw}")
 
 
 def _enum(walk: _Walk, one: _Field, what: str, most: int = 99) -> int:
@@ -427,22 +392,5 @@ def _external(
         )
 
 
-def _sizes(walk: _Walk, one: _Field, place: str) -> list[int]:
-    if one.wire == _VARINT:
-        return [_signed(one.value)]
-    found, at = [], one.value
-    while at < one.end:
-        value, at = _varint(walk, at, one.end, place)
-        found.append(_signed(value))
-    return found
-
-
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
-
-
-def _entry(walk: _Walk, message: _Field, place: str) -> tuple[str, str]:
-    found = {1: "", 2: ""}
-    for one in _message(walk, message, ENTRY, place):
-        found[one.number] = _text(walk, one, place)
-    return found[1], found[2]

@@ -23,7 +23,6 @@ from enginecast.runtime.bundle.manifest import (
     TUNED_SUFFIX,
     FileRecord,
     Manifest,
-    Part,
 )
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -51,20 +50,12 @@ class Bundle:
     """The bundles within it, by name."""
 
     def require_whole(self) -> None:
-        """Wait for digests that are computed in the background.
-
-        Raises:
-            BundleError: naming every file that is damaged.
-        """
+        """Wait for digests that are computed in the background, and refuse what is damaged."""
         if self._left is not None and (problems := self._left.result()):
             raise _disagrees(self.root, problems)
 
     def require_unchanged(self) -> None:
-        """Check that the files are still those that were checked, after a library has opened them.
-
-        Raises:
-            BundleError: one was replaced, removed, or written to meanwhile.
-        """
+        """Check that the files are those that were checked, after a library has opened them."""
         for name, state in self._states.items():
             try:
                 same = self._directory.state(name) == state
@@ -74,11 +65,7 @@ class Bundle:
                 raise changed(self.root, name)
 
     def path(self, name: str) -> Path:
-        """The path of a file of this bundle.
-
-        Raises:
-            BundleError: the manifest lists no such file.
-        """
+        """The path of a file of this bundle."""
         self._record(name)
         return self.root / name
 
@@ -94,28 +81,16 @@ class Bundle:
         return self._directory.path
 
     def opened(self, name: str) -> AbstractContextManager[Path]:
-        """A path to a file that was checked; it stays this file until the end of the `with`.
-
-        Raises:
-            BundleError: the manifest lists no such file, or it was replaced since.
-        """
+        """A path to a file that was checked; it stays this file until the end of the `with`."""
         self._record(name)
         return self._directory.opened(name, self._states.get(name))
 
     def opened_signature(self) -> AbstractContextManager[Path]:
-        """A path to the signature, which no manifest lists.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """A path to the signature, which no manifest lists; a FileNotFoundError: there is none."""
         return self._directory.opened(SIGNATURE_NAME, None)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file, compared with its digest again.
-
-        Raises:
-            BundleError: the manifest lists no such file, or it was changed since it was checked.
-        """
+        """The bytes of a file, compared with its digest again."""
         record = self._record(name)
         try:
             data = self._directory.read(name, self.size(name) + 1)
@@ -148,8 +123,22 @@ def open_bundle(
         BundleError: naming every file that is missing, extra, damaged, or not a plain file.
     """
     root = resolved(path)
-    directory = _directory(root)
-    data = _read_manifest(directory)
+    try:
+        directory = Directory(root)
+    except OSError as error:
+        if os.path.isdir(root):
+            raise BundleError(f"{root}: {error.strerror}") from error
+        what = "is not a folder" if os.path.lexists(root) else "does not exist"
+        raise BundleError(f"{root}: expected the folder of a bundle, but it {what}") from error
+    try:
+        data = directory.read(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+    except PermissionError as error:
+        raise BundleError(f"{root / MANIFEST_NAME}: {error.strerror}") from error
+    except (BundleError, OSError) as error:
+        raise BundleError(
+            f"{root}: expected a bundle, but it has no {MANIFEST_NAME}",
+            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+        ) from error
     try:
         manifest = decode(data)
     except BundleError as error:  # a pipeline holds several
@@ -158,27 +147,29 @@ def open_bundle(
         raise _disagrees(root, problems)
     states: dict[str, State] = {}
     sha256 = hashlib.sha256(data).hexdigest()
-    parts = {part.name: _part(root, part, check) for part in manifest.parts}
+    parts = {}
+    for part in manifest.parts:  # each has to be the one that the bundle was published with
+        parts[part.name] = inner = open_bundle(root / part.name, check=check)
+        if inner.sha256 not in (part.sha256, part.becomes):
+            wrong = f"{part.name}/{MANIFEST_NAME} has sha256 {inner.sha256}, expected {part.sha256}"
+            raise _disagrees(root, [wrong])
     if check == "size":
         return Bundle(root, manifest, sha256, directory, states, parts=parts)
     engines = {engine.file for engine in manifest.engines}
     weights = [f for f in manifest.files if f.size >= LARGE and f.name not in engines]
-    if beside:  # what is opened meanwhile has to be what the digest is of
-        states |= _states(directory, weights)
-    left = _begun(directory, weights, states) if beside and weights else None
+    left = None
+    if beside and weights:
+        try:  # what is opened meanwhile has to be what the digest is of
+            states |= {file.name: directory.state(file.name) for file in weights}
+        except OSError as error:
+            raise changed(root, str(error.filename)) from error
+        reader = ThreadPoolExecutor(1, thread_name_prefix="digests")  # hashing releases the GIL
+        left = reader.submit(_digest_problems, directory, weights, states)
+        reader.shutdown(wait=False)
     others = [f for f in manifest.files if left is None or f not in weights]
     if problems := _digest_problems(directory, others, states):
         raise _disagrees(root, [*problems, *(left.result() if left else ())])
     return Bundle(root, manifest, sha256, directory, states, left, parts)
-
-
-def _part(root: Path, part: Part, check: Check) -> Bundle:
-    """A part of a bundle: the one that the bundle was published with."""
-    found = open_bundle(root / part.name, check=check)
-    if found.sha256 not in (part.sha256, part.becomes):
-        wrong = f"{part.name}/{MANIFEST_NAME} has sha256 {found.sha256}, expected {part.sha256}"
-        raise _disagrees(root, [wrong])
-    return found
 
 
 def unpublished(folder: Path, manifest: Manifest) -> Bundle:
@@ -192,51 +183,21 @@ def digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _directory(root: Path) -> Directory:
-    try:
-        return Directory(root)
-    except OSError as error:
-        if os.path.isdir(root):
-            raise BundleError(f"{root}: {error.strerror}") from error
-        what = "is not a folder" if os.path.lexists(root) else "does not exist"
-        raise BundleError(f"{root}: expected the folder of a bundle, but it {what}") from error
-
-
-def _read_manifest(directory: Directory) -> bytes:
-    try:
-        return directory.read(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
-    except (BundleError, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise BundleError(f"{directory.root / MANIFEST_NAME}: {error.strerror}") from error
-        raise BundleError(
-            f"{directory.root}: expected a bundle, but it has no {MANIFEST_NAME}",
-            hint="`enginecast export MODEL -o DIR` makes a bundle.",
-        ) from error
-
-
-def _part_problems(part: Part, present: dict[str, os.stat_result]) -> Iterator[str]:
-    """What is wrong with the folder of a part, and with what was tuned beside it; both are taken
-    away from what is present.
-    """
-    found = present.pop(part.name, None)
-    if found is None:
-        yield f"{part.name} is missing"
-    elif not stat.S_ISDIR(found.st_mode):
-        yield f"{part.name} is a {_kind(found.st_mode)}, expected a folder"
-    tuned = present.pop(f"{part.name}{TUNED_SUFFIX}", None)
-    if tuned is not None and not stat.S_ISREG(tuned.st_mode):
-        yield f"{part.name}{TUNED_SUFFIX} is a {_kind(tuned.st_mode)}, expected a plain file"
-
-
 def _listing_problems(directory: Directory, manifest: Manifest) -> Iterator[str]:
     files = manifest.files
     present = directory.entries()
     present.pop(MANIFEST_NAME, None)
-    signature = present.pop(SIGNATURE_NAME, None)
-    if signature is not None and not stat.S_ISREG(signature.st_mode):
-        yield f"{SIGNATURE_NAME} is a {_kind(signature.st_mode)}, expected a plain file"
     for part in manifest.parts:
-        yield from _part_problems(part, present)
+        found = present.pop(part.name, None)
+        if found is None:
+            yield f"{part.name} is missing"
+        elif not stat.S_ISDIR(found.st_mode):
+            yield f"{part.name} is a {_kind(found.st_mode)}, expected a folder"
+    # What no manifest lists: the signature, and what was tuned of a part.
+    for name in (SIGNATURE_NAME, *(f"{part.name}{TUNED_SUFFIX}" for part in manifest.parts)):
+        found = present.pop(name, None)
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            yield f"{name} is a {_kind(found.st_mode)}, expected a plain file"
     expected = {file.name for file in files}
     for name in sorted(present.keys() - expected):
         yield f"{name!r} is not listed"
@@ -248,24 +209,6 @@ def _listing_problems(directory: Directory, manifest: Manifest) -> Iterator[str]
             yield f"{file.name} is a {_kind(status.st_mode)}, expected a plain file"
         elif status.st_size != file.size:
             yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
-
-
-def _states(directory: Directory, files: Sequence[FileRecord]) -> dict[str, State]:
-    try:
-        return {file.name: directory.state(file.name) for file in files}
-    except OSError as error:
-        raise changed(directory.root, str(error.filename)) from error
-
-
-def _begun(
-    directory: Directory, files: Sequence[FileRecord], states: dict[str, State]
-) -> "Future[list[str]]":
-    """Check digests in a separate thread; hashing releases the interpreter lock."""
-    reader = ThreadPoolExecutor(1, thread_name_prefix="digests")
-    try:
-        return reader.submit(_digest_problems, directory, files, states)
-    finally:
-        reader.shutdown(wait=False)
 
 
 def _digest_problems(

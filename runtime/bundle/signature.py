@@ -18,12 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginecast.errors import (
-    BundleError,
-    EnginecastError,
-    UsageError,
-    first_line,
-)
+from enginecast.errors import BundleError, EnginecastError, UsageError, first_line
 from enginecast.installation import required
 from enginecast.runtime.bundle.certificates import require_fit, unfit
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, TUNED_SUFFIX
@@ -53,10 +48,8 @@ class Signer:
 
 
 def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
-    """Check all files of a bundle and sign it, replacing an older signature.
-
-    Returns:
-        The file of the signature.
+    """Check all files of a bundle and sign it, replacing an older signature, whose file is
+    returned.
 
     Raises:
         BundleError: the bundle is damaged, or the disk failed.
@@ -103,7 +96,21 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
     """
     library = _library()
     place = bundle.root / SIGNATURE_NAME
-    config = _verifying(library, Path(trust))
+    trust, config = Path(trust), library.verifying.Config()
+    trusted = _pem(trust)
+    by_certificate = _CERTIFICATE in trusted
+    if not by_certificate and _PUBLIC_KEY not in trusted:
+        raise UsageError(
+            f"{trust}: expected a public key or certificates in PEM",
+            hint="`openssl ec -in key.pem -pubout -out key.pub` writes the public key of a key.",
+        )
+    try:
+        if by_certificate:
+            config.use_certificate_verifier(certificate_chain=[trust])
+        else:
+            config.use_elliptic_key_verifier(public_key=trust)
+    except Exception as error:  # cryptography's, which have no base
+        raise UsageError(f"{trust}: cannot be used: {first_line(error)}") from error
     data = _read(bundle)
     listed = _listed(data)
     config.set_hashing_config(_Computed(library, bundle))
@@ -112,8 +119,8 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
             file.write(data)  # the bytes that were read, whatever becomes of the bundle's file
             file.flush()
             config.verify(bundle.root, Path(file.name))
-        if _CERTIFICATE in _pem(Path(trust)):
-            require_fit(data, Path(trust), place, BundleError)
+        if by_certificate:
+            require_fit(data, trust, place, BundleError)
     except EnginecastError:
         raise
     except Exception as error:  # the library's, cryptography's, protobuf's: they have no base
@@ -224,21 +231,6 @@ def _signing(library: Any, signer: Signer) -> Any:
             hint="Expected an elliptic-curve key in PEM: `openssl ecparam -name prime256v1 -genkey"
             " -noout -out key.pem`, and `openssl ec -in key.pem -pubout -out key.pub`.",
         ) from error
-
-
-def _verifying(library: Any, trust: Path) -> Any:
-    data, config = _pem(trust), library.verifying.Config()
-    try:
-        if _CERTIFICATE in data:
-            return config.use_certificate_verifier(certificate_chain=[trust])
-        if _PUBLIC_KEY in data:
-            return config.use_elliptic_key_verifier(public_key=trust)
-    except Exception as error:  # as above
-        raise UsageError(f"{trust}: cannot be used: {first_line(error)}") from error
-    raise UsageError(
-        f"{trust}: expected a public key or certificates in PEM",
-        hint="`openssl ec -in key.pem -pubout -out key.pub` writes the public key of a key.",
-    )
 
 
 def _pem(file: Path) -> bytes:

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from enginecast.errors import BundleError, EnginecastError, MissingError, first_line
-from enginecast.runtime.bundle.directory import resolved
+from enginecast.runtime.bundle.directory import descriptor_of, resolved
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     FileRecord,
@@ -73,11 +73,8 @@ class Staging:
         """Flush every file, list them in the manifest, and give the folder its final name.
 
         Args:
-            manifest: manifest to write; `files` and `parts` are filled in from the folder: bundles
-                published into it are parts.
-
-        Returns:
-            The folder of the bundle.
+            manifest: `files` and `parts` are filled in: bundles published into the folder are
+                parts.
 
         Raises:
             BundleError: the target appeared meanwhile, a file name is not allowed in a bundle, or
@@ -86,22 +83,23 @@ class Staging:
         with _disk_errors(f"publishing {self.target}"):
             parts = _parts(self.folder)
             inner = {part.name for part in parts}
-            files = tuple(_seal(path) for path in _regular_files(self.folder, inner))
+            files = []
+            for path in _regular_files(self.folder, inner):
+                _flush_file(path)
+                size, sha256 = path.stat().st_size, digest(path)
+                files.append(FileRecord(name=path.name, size=size, sha256=sha256))
             path = self.folder / MANIFEST_NAME
-            path.write_bytes(encode(msgspec.structs.replace(manifest, files=files, parts=parts)))
+            path.write_bytes(
+                encode(msgspec.structs.replace(manifest, files=tuple(files), parts=parts))
+            )
             _flush_file(path)
             flush_folder(self.folder)
             self._swap_in(self.target, replace=self._overwrite)
-        return self._confirmed(self.target)
+        return self.target
 
     def publish_folders(self, *, rejected: bool = False) -> Path:
-        """Flush every file, in folders within the folder, too, and give it its final name.
-
-        Args:
-            rejected: publish as `TARGET.rejected`, replacing an older one.
-
-        Raises:
-            BundleError: as for `publish`.
+        """Flush every file, in folders within the folder, too, and give it its final name;
+        `rejected`: `TARGET.rejected`, replacing an older one.
         """
         target = self.target.with_name(f"{self.target.name}.rejected") if rejected else self.target
         with _disk_errors(f"publishing {target}"):
@@ -110,27 +108,19 @@ class Staging:
                     _flush_file(Path(folder, name))
                 flush_folder(Path(folder))
             self._swap_in(target, replace=rejected or self._overwrite)
-        return self._confirmed(target)
+        return target
 
     def _swap_in(self, target: Path, *, replace: bool) -> None:
         require = partial(
-            _require_free, target, overwrite=replace, marker=self._marker, what=self._what
+            require_free, target, overwrite=replace, marker=self._marker, what=self._what
         )
         _swap_in(self.folder, target, require, replace=replace)
-
-    def _confirmed(self, target: Path) -> Path:
         with _disk_errors(f"{target} is published, but the disk did not confirm it"):
             flush_folder(target.parent)
-        return target
 
     def reject(self, names: Sequence[str]) -> Path:
-        """Keep only the named report files, as `TARGET.rejected`, replacing an older one.
-
-        Args:
-            names: the report files; those that were not written are skipped.
-
-        Returns:
-            The folder of the reports.
+        """Keep only the named report files that are there, as `TARGET.rejected`, replacing an older
+        one.
 
         Raises:
             BundleError: `TARGET.rejected` holds other files than reports, or the disk failed.
@@ -175,7 +165,7 @@ def stage(
     path = resolved(target)
     with _disk_errors(f"restoring {path}"):
         _restore(path, marker)
-    _require_free(path, overwrite=overwrite, marker=marker, what=what)
+    require_free(path, overwrite=overwrite, marker=marker, what=what)
     if (around := bundle_around(path)) is not None:
         raise BundleError(
             f"{target}: {around} is a bundle, whose files are sealed by their digests",
@@ -205,12 +195,7 @@ class _Marks(msgspec.Struct):
 
 
 def bundle_around(path: Path) -> Path | None:
-    """The bundle that a new file or folder would be inside of, and would break; None if there is
-    none.
-
-    Args:
-        path: it may be a link, or not exist.
-    """
+    """The bundle that a new file or folder would be inside of, and would break; None: in none."""
     for folder in path.resolve().parents:
         try:
             msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Marks)
@@ -230,24 +215,22 @@ def outermost(path: Path) -> Path:
 def require_free(
     target: str | os.PathLike[str], *, overwrite: bool, marker: str, what: str
 ) -> None:
-    """Refuse a target that exists, unless it may be replaced, before work for it begins.
-
-    Raises:
-        BundleError: it is there.
-    """
-    _require_free(Path(target).resolve(), overwrite=overwrite, marker=marker, what=what)
+    """Refuse a target that exists, unless it is a bundle that may be replaced."""
+    path = Path(target).resolve()
+    holds = _holds(path, marker)
+    if holds is None:
+        return
+    if not holds:
+        raise BundleError(
+            f"{path}: exists and is not a {what} (it holds no {marker})",
+            hint="Choose another folder; this one is never replaced.",
+        )
+    if not overwrite:
+        raise BundleError(f"{path}: a {what} already exists", hint="Replace it with --overwrite.")
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
-    """Refuse to begin if the disk is too small.
-
-    Args:
-        folder: where the files will go; it need not exist yet.
-        needed: bytes.
-
-    Raises:
-        MissingError: with the bytes needed and free.
-    """
+    """Refuse to begin if the disk of a folder, which need not exist yet, has fewer bytes free."""
     path = resolved(folder)
     existing = next(place for place in (path, *path.parents) if place.exists())
     free = shutil.disk_usage(existing).free
@@ -265,9 +248,6 @@ def write_file(
 
     Readers of a bundle refuse unlisted files, so the temporary file is outside of the bundle,
     unless the enclosing folder is on another disk or not writable.
-
-    Raises:
-        BundleError: the disk failed.
     """
     target = resolved(path)
     outside = beside(outermost(target), "tmp")
@@ -305,13 +285,6 @@ def is_full(error: BaseException) -> bool:
     )
 
 
-def _is_of(error: OSError, folder: Path) -> bool:
-    """Whether an error concerns a file in a folder; read and write errors name no file."""
-    if error.filename is None:
-        return error.errno in (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
-    return str(error.filename).startswith(str(folder))
-
-
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
     """Name the folder, or the file in it, that could not be written; leave other errors alone."""
@@ -323,10 +296,16 @@ def _write_errors(folder: Path) -> Iterator[None]:
         if is_full(error):
             message = f"writing {folder}: No space left on device ({first_line(error)})"
             raise MissingError(message, hint=_FULL) from error
-        if isinstance(error, OSError) and _is_of(error, folder):
-            where = error.filename or folder
-            raise BundleError(f"writing {where}: {error.strerror or error}") from error
-        raise
+        if not isinstance(error, OSError):
+            raise
+        if error.filename is None:  # as of reading and writing
+            is_ours = error.errno in (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
+        else:
+            is_ours = str(error.filename).startswith(str(folder))
+        if not is_ours:
+            raise
+        where = error.filename or folder
+        raise BundleError(f"writing {where}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -336,10 +315,7 @@ def _disk_errors(doing: str) -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if is_full(error):
-            raise MissingError(
-                f"{doing}: {error.strerror}{where}",
-                hint=_FULL,
-            ) from error
+            raise MissingError(f"{doing}: {error.strerror}{where}", hint=_FULL) from error
         hint = _LAYER if error.errno == errno.EXDEV else ""
         raise BundleError(f"{doing}: {error.strerror or error}{where}", hint=hint) from error
 
@@ -370,20 +346,6 @@ def _sweep(target: Path) -> None:
             os.close(held)
 
 
-def _require_free(target: Path, *, overwrite: bool, marker: str, what: str = "bundle") -> None:
-    """Refuse a target that exists, unless it is a bundle that may be replaced."""
-    holds = _holds(target, marker)
-    if holds is None:
-        return
-    if not holds:
-        raise BundleError(
-            f"{target}: exists and is not a {what} (it holds no {marker})",
-            hint="Choose another folder; this one is never replaced.",
-        )
-    if not overwrite:
-        raise BundleError(f"{target}: a {what} already exists", hint="Replace it with --overwrite.")
-
-
 def _holds(target: Path, marker: str) -> bool | None:
     """Whether the folder of this name holds the marker; None: it does not exist.
 
@@ -392,19 +354,14 @@ def _holds(target: Path, marker: str) -> bool | None:
     """
     while os.path.lexists(target):
         try:
-            descriptor = os.open(target, getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)
+            with descriptor_of(target, getattr(os, "O_PATH", os.O_RDONLY)) as descriptor:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    return stat.S_ISREG(os.stat(marker, dir_fd=descriptor).st_mode)
+                if os.path.samestat(os.fstat(descriptor), target.stat()):
+                    return False
         except FileNotFoundError:
             if target.is_symlink():
                 return False
-            continue
-        try:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return stat.S_ISREG(os.stat(marker, dir_fd=descriptor).st_mode)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), target.stat()):
-                    return False
-        finally:
-            os.close(descriptor)
     return None
 
 
@@ -438,11 +395,6 @@ def _regular_files(folder: Path, parts: Collection[str] = ()) -> list[Path]:
     return paths
 
 
-def _seal(path: Path) -> FileRecord:
-    _flush_file(path)
-    return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
-
-
 def _umask() -> int:
     """The process's umask. Python can only read it by changing it, which affects other threads;
     Linux shows it in /proc.
@@ -463,16 +415,9 @@ def _flush_file(path: Path, mode: int = 0o666) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk.
-
-    Raises:
-        OSError: the disk failed.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    """Flush the names in a folder to disk."""
+    with descriptor_of(folder) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace: bool) -> None:
@@ -505,37 +450,26 @@ def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace
             else:
                 return
     except BaseException:
-        _put_back(asides, target)
+        # The newest of several bundles gets its name back; the others are removed.  So is it where
+        # another process has published meanwhile.  Where the disk fails, it stays beside the
+        # target: `doctor --clean` restores it.
+        if asides and not target.exists():
+            try:
+                asides[-1].rename(target)
+            except OSError as error:
+                if error.errno not in _OVERTAKEN:
+                    asides.pop()
+            else:
+                asides.pop()
         raise
     finally:
         for aside in asides:
             shutil.rmtree(aside)
 
 
-def _put_back(asides: list[Path], target: Path) -> None:
-    """Give the newest of several bundles its name back; the others stay in the list, to be removed.
-
-    It stays in the list, too, where another process has published meanwhile, and beside the target
-    where the disk fails: `doctor --clean` restores it.
-    """
-    if not asides or target.exists():
-        return
-    try:
-        asides[-1].rename(target)
-    except OSError as error:
-        if error.errno in _OVERTAKEN:
-            return
-    asides.pop()
-
-
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically, so that a kill leaves the old or the new one.
-
-    Returns:
-        Whether the system supports it (Linux 3.15, most file systems); see renameat2(2).
-
-    Raises:
-        OSError: the disk failed.
+    """Exchange the names of two folders atomically, so that a kill leaves the old or the new one;
+    whether the system can (Linux 3.15, most file systems): see renameat2(2).
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:

@@ -20,6 +20,8 @@ from enginecast.runtime.values.arrays import BFLOAT16, Array
 
 MAX_HEADER = 100 << 20
 """What the safetensors format allows."""
+_UNREADABLE = (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError)
+_UNREADABLE += (RecursionError,)
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -35,11 +37,7 @@ _DTYPES = {
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read all tensors of a safetensors file.
-
-    Raises:
-        InputError: no such file, not safetensors, or a dtype that no engine takes.
-    """
+    """Read all tensors of a safetensors file; an InputError: none, or an unknown dtype."""
     try:
         data = Path(path).read_bytes()
         entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # it has no stubs
@@ -59,11 +57,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
-    """Write tensors as one safetensors file, mode 0644: whole, or not at all.
-
-    Raises:
-        BundleError: the disk failed.
-    """
+    """Write tensors as one safetensors file, mode 0644: whole, or not at all."""
     # safetensors 0.8 takes a strided array for a dense one and writes other values, silently
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     write_file(path, safetensors.numpy.save(contiguous))
@@ -79,36 +73,18 @@ class StoredDtype(msgspec.Struct, frozen=True):
 
 
 def stored_dtypes(file: Path) -> tuple[StoredDtype, ...]:
-    """Count the tensors of a safetensors file by dtype, the most bytes first.
-
-    Raises:
-        BundleError: the file is not a safetensors file.
-    """
+    """Count the tensors of a safetensors file by dtype, the most bytes first."""
     found: dict[str, tuple[int, int]] = {}
-    for dtype, size in _tensors(file):
-        tensors, total = found.get(dtype, (0, 0))
-        found[dtype] = tensors + 1, total + size
-    stored = [StoredDtype(dtype, *sums) for dtype, sums in found.items()]
-    return tuple(sorted(stored, key=lambda each: -each.bytes))
-
-
-def _tensors(file: Path) -> list[tuple[str, int]]:
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(size) if size <= MAX_HEADER else b"")
         header.pop("__metadata__", None)
-        return [
-            (str(entry["dtype"]), int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]))
-            for entry in header.values()
-        ]
-    except (
-        ArithmeticError,
-        AttributeError,
-        KeyError,
-        OSError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+        for entry in header.values():
+            tensors, total = found.get(str(entry["dtype"]), (0, 0))
+            begin, end, *_ = map(int, entry["data_offsets"])
+            found[str(entry["dtype"])] = tensors + 1, total + end - begin
+    except _UNREADABLE as error:
         raise BundleError(f"{file.name} cannot be read as safetensors: {error}") from error
+    stored = [StoredDtype(dtype, *sums) for dtype, sums in found.items()]
+    return tuple(sorted(stored, key=lambda each: -each.bytes))

@@ -9,12 +9,13 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle.directory import descriptor_of
 from enginecast.runtime.bundle.manifest import Digest, Record
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.bundle.staging import write_file
@@ -37,11 +38,7 @@ class _Store(Record, frozen=True, kw_only=True):
 
 
 def store_path() -> Path:
-    """The path of the list.
-
-    Raises:
-        BundleError: the user has no home.
-    """
+    """The path of the list; a BundleError where the user has no home."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # as its specification has it; another folder, another list
         home = os.path.expanduser("~/.config")
@@ -54,11 +51,7 @@ def store_path() -> Path:
 
 
 def trusted() -> tuple[Trusted, ...]:
-    """The bundles that are trusted here.
-
-    Raises:
-        BundleError: the list is damaged, or others than its user can write to it.
-    """
+    """The bundles that are trusted here; a BundleError where others can write to the list."""
     try:
         path = store_path()
     except BundleError:  # without a home there is no list
@@ -95,11 +88,7 @@ def is_trusted(bundle: Bundle) -> bool:
 
 
 def trust(bundle: Bundle) -> None:
-    """Put a bundle, whose digests were checked, on the list.
-
-    Raises:
-        BundleError: the list is damaged, or the disk failed.
-    """
+    """Put a bundle, whose digests were checked, on the list."""
     with _alone():
         others = [one for one in trusted() if one.sha256 != bundle.sha256]
         _write((*others, Trusted(sha256=bundle.sha256, folder=str(bundle.root))))
@@ -119,17 +108,15 @@ def distrust(sha256: str) -> bool:
 def _alone() -> Iterator[None]:
     """Lock the list within the block: concurrent changes would be lost."""
     folder = store_path().parent
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise BundleError(f"{folder}: {error.strerror}") from error
-    try:
+    with ExitStack() as held:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = held.enter_context(descriptor_of(folder))
+        except OSError as error:
+            raise BundleError(f"{folder}: {error.strerror}") from error
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(bundles: tuple[Trusted, ...]) -> None:

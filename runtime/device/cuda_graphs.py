@@ -70,21 +70,16 @@ class GraphCache:
         with self._lock:
             key = key_of(tensors)
             graph = self._graphs.get(key)
-            if graph is None and self._is_due(key):
-                graph = self._try(key, tensors)
+            if graph is None and not self.refused:
+                count = self._counts.pop(key, 0) + 1
+                self._counts[key] = count
+                if len(self._counts) > _COUNTED:
+                    self._counts.popitem(last=False)
+                graph = self._try(key, tensors) if count >= self._after else None
             if graph is None:
                 return self._run(tensors)
             self._graphs.move_to_end(key)
             return graph(tensors)
-
-    def _is_due(self, key: Key) -> bool:
-        if self.refused:
-            return False
-        count = self._counts.pop(key, 0) + 1
-        self._counts[key] = count
-        if len(self._counts) > _COUNTED:
-            self._counts.popitem(last=False)
-        return count >= self._after
 
     def _try(self, key: Key, tensors: Tensors) -> Run | None:
         """Evict before recording, so that the old and the new graph are not held together."""

@@ -6,7 +6,7 @@
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enginecast.errors import MissingError
@@ -44,45 +44,33 @@ def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
 
 
 def require_fit(torch: Any, needs: Needs, name: str) -> None:
-    """Refuse code that was made for another machine.
-
-    Args:
-        needs: as the manifest says; a key that is not known here is refused, too.
+    """Refuse code that was made for another machine; a key that is not known here, too.
 
     Raises:
         MissingError: says what is needed and what is here, each in one sentence.
     """
-    refuse_misfit(
-        name,
-        _problems(torch, needs),
-        "Use it on a machine like the one that it was made on, or export the model here.",
-    )
-
-
-def refuse_misfit(name: str, problems: Iterable[str], hint: str) -> None:
-    """Refuse a file whose requirements this machine does not meet.
-
-    Raises:
-        MissingError: there are problems; it has a sentence for each.
-    """
-    if found := "; ".join(f"{name}: {problem}" for problem in problems):
-        raise MissingError(found, hint=hint)
-
-
-def _problems(torch: Any, needs: Needs) -> Iterator[str]:
     here = {"torch": short_version(torch.__version__), "platform": platform_here()}
     if "gpu" in needs:
         here |= {"cuda": cuda_major(torch), "gpu": arch_of(torch)}
+    problems = []
     for key, wanted in needs.items():
         if key == "cpu":
-            lacking = [part for part in wanted.split() if not _has(torch, part)]
-            if lacking:
-                less = ", ".join(lacking)
-                yield f"made for a CPU with {wanted}, and this one lacks {less}: {_WHY[key]}"
+            if lacking := ", ".join(part for part in wanted.split() if not _has(torch, part)):
+                problems.append(
+                    f"made for a CPU with {wanted}, and this one lacks {lacking}: {_WHY[key]}"
+                )
         elif key not in here:
-            yield f"asks for {key} {wanted}, which this enginecast does not know"
+            problems.append(f"asks for {key} {wanted}, which this enginecast does not know")
         elif here[key] != wanted:
-            yield f"made for {key} {wanted}, and here is {here[key]}: {_WHY[key]}"
+            problems.append(f"made for {key} {wanted}, and here is {here[key]}: {_WHY[key]}")
+    hint = "Use it on a machine like the one that it was made on, or export the model here."
+    refuse_misfit(name, problems, hint)
+
+
+def refuse_misfit(name: str, problems: Iterable[str], hint: str) -> None:
+    """A MissingError with a sentence for each requirement of a file that this machine lacks."""
+    if found := "; ".join(f"{name}: {problem}" for problem in problems):
+        raise MissingError(found, hint=hint)
 
 
 def _has(torch: Any, part: str) -> bool:

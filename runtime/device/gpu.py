@@ -21,10 +21,7 @@ class Gpu:
     """The GPU that torch uses when it is made.  Tensors are torch's; streams are opaque."""
 
     def __init__(self, torch: Any) -> None:
-        """
-        Raises:
-            MissingError: torch sees no GPU.
-        """
+        """A MissingError where torch sees no GPU."""
         require_cuda(torch)
         self._torch = torch
         self._device = torch.device("cuda", torch.cuda.current_device())
@@ -102,10 +99,7 @@ class Gpu:
 
 
 def require_cuda(torch: Any) -> None:
-    """
-    Raises:
-        MissingError: torch sees no GPU.
-    """
+    """A MissingError where torch sees no GPU."""
     if not torch.cuda.is_available():
         raise MissingError(
             "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
@@ -113,11 +107,7 @@ def require_cuda(torch: Any) -> None:
 
 
 def arch_of(torch: Any, device: Any = None) -> str:
-    """The architecture of a GPU, such as "sm90"; None: of the one in use.
-
-    Raises:
-        MissingError: there is none.
-    """
+    """The architecture of a GPU, such as "sm90"; None: of the one in use."""
     require_cuda(torch)
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm{major}{minor}"
@@ -129,11 +119,7 @@ def cuda_major(torch: Any) -> str:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's driver: what its own library says, or else the kernel's module.
-
-    Raises:
-        MissingError: neither says it.
-    """
+    """The version of NVIDIA's driver: what its own library says, or else the kernel's module."""
     version = _by_nvml()
     if not version and _KERNEL_MODULE.is_file():
         version = module_version(_KERNEL_MODULE.read_text(encoding="utf-8"))

@@ -12,11 +12,7 @@ from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 
 
 def to_tensor(name: str, feed: Feed, device: str) -> Any:
-    """A copy on a device: the model may write into its inputs.
-
-    Raises:
-        InputError: a tensor on another device.
-    """
+    """A copy on a device: the model may write into its inputs."""
     import torch
 
     if isinstance(feed, DeviceTensor):

@@ -98,11 +98,7 @@ def misfit(record: EngineRecord, operators: Set[str] | None = None, provider: st
 
 
 def require_exact_sums(record: EngineRecord, operators: Set[str], provider: str) -> None:
-    """Refuse an engine whose sums saturate here.
-
-    Raises:
-        MissingError: with the way out.
-    """
+    """Refuse an engine whose sums saturate here, with the way out."""
     if reason := misfit(record, operators, provider):
         raise MissingError(
             f"{record.file}: {reason}",

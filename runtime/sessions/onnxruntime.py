@@ -4,7 +4,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -25,7 +25,7 @@ from enginecast.runtime.sessions.session import NodeTimes, Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
-from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, shown_shapes
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -108,8 +108,19 @@ class OrtSession(Session):
         counts_ops: bool = False,
         settings: Settings = DEFAULT,
     ) -> Self:
-        require_runtime(record.minimum_runtime)
-        _require_providers(providers)
+        needed = record.minimum_runtime.partition(">=")[2]
+        if needed and numbers(onnxruntime.__version__) < numbers(needed):
+            raise MissingError(
+                f"expected {record.minimum_runtime}, got onnxruntime {onnxruntime.__version__}",
+                hint=f"pip install --upgrade '{record.minimum_runtime}'",
+            )
+        available = onnxruntime.get_available_providers()
+        for provider in providers:
+            if provider not in available:
+                raise MissingError(
+                    f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
+                    hint=f"{install_command('cuda')} adds the CUDA and TensorRT providers.",
+                )
         if record.precision == "bf16" and providers[0] == CPU_PROVIDER:
             raise MissingError(
                 f"{record.file}: a bf16 engine, and ONNX Runtime's {CPU_PROVIDER} has no bf16"
@@ -117,7 +128,17 @@ class OrtSession(Session):
                 hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
             )
         options = options_for(record.precision, providers[0], record.quantized)
-        _apply(settings, options)
+        # What differs from the default changes; what a precision needs stays.
+        if not settings.spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not settings.prepack:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena &= settings.arena
+        options.enable_mem_pattern &= settings.memory_pattern
+        level = options.graph_optimization_level
+        options.graph_optimization_level = min(level, _LEVELS[settings.graph], key=int)
+        if settings.parallel:
+            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         profile = _profiled(options) if counts_ops else None
         content = bundle.read(record.file)
         operators = check_onnx(content, record.file, weight_files(bundle, record.weights))
@@ -164,7 +185,7 @@ class OrtSession(Session):
 
     @property
     def _options(self) -> onnxruntime.RunOptions | None:
-        """By which the run of this thread can be stopped."""
+        """What the run of this thread can be stopped by."""
         return getattr(self._of_thread, "options", None)
 
     def executed_ops(self) -> tuple[str, ...] | None:
@@ -196,7 +217,8 @@ class OrtSession(Session):
             self._session.run_with_iobinding(binding, self._options)
             del held
             if self._profile is not None:
-                self._executed = _kernels(Path(self._session.end_profiling()))
+                ran = _node_events(Path(self._session.end_profiling()))
+                self._executed = tuple(event["args"]["op_name"] for event in ran)
                 self._profile.cleanup()
                 self._profile = None
         except Exception as error:  # ONNX Runtime's errors have no common base of their own
@@ -218,7 +240,7 @@ class OrtSession(Session):
         return dict(zip(outputs, found, strict=True))
 
     def _failed(self, feeds: Mapping[str, Feed], error: Exception) -> EnginecastError:
-        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+        shapes = shown_shapes(feeds)
         if lacks_memory(error):
             return MissingError(
                 f"{self._file}: too little memory for {shapes}: {error}",
@@ -283,21 +305,6 @@ def options_for(precision: str, provider: str, quantized: str = "") -> onnxrunti
     return options
 
 
-def _apply(settings: Settings, options: onnxruntime.SessionOptions) -> None:
-    """Change what differs from the default; what a precision needs stays."""
-    if not settings.spinning:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if not settings.prepack:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    options.enable_cpu_mem_arena &= settings.arena
-    options.enable_mem_pattern &= settings.memory_pattern
-    options.graph_optimization_level = min(
-        options.graph_optimization_level, _LEVELS[settings.graph], key=int
-    )
-    if settings.parallel:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-
-
 def create_session(
     path: str | Path,
     providers: Sequence[str],
@@ -343,20 +350,6 @@ def create_session(
     return session
 
 
-def require_runtime(minimum: str) -> None:
-    """Refuse an ONNX Runtime older than a `minimum_runtime`, such as "onnxruntime>=1.28".
-
-    Raises:
-        MissingError: with both versions, and how to upgrade.
-    """
-    needed = minimum.partition(">=")[2]
-    if needed and numbers(onnxruntime.__version__) < numbers(needed):
-        raise MissingError(
-            f"expected {minimum}, got onnxruntime {onnxruntime.__version__}",
-            hint=f"pip install --upgrade '{minimum}'",
-        )
-
-
 def _require_signature(
     file: str, field: str, declared: Sequence[Input | Output], actual: Sequence[Any]
 ) -> None:
@@ -365,43 +358,6 @@ def _require_signature(
     got = {node.name: node.type.removeprefix("tensor(").removesuffix(")") for node in actual}
     if expected != got:
         raise BundleError(f"{file}: {field}: the manifest says {expected}, the file has {got}")
-
-
-def _require_providers(providers: Sequence[str]) -> None:
-    available = onnxruntime.get_available_providers()
-    for provider in providers:
-        if provider not in available:
-            raise MissingError(
-                f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
-                hint=f"{install_command('cuda')} adds the CUDA and TensorRT providers.",
-            )
-
-
-def profile_ops(
-    model_path: Path,
-    feeds: Mapping[str, Array],
-    *,
-    providers: Sequence[str] = (CPU_PROVIDER,),
-    threads: int | None = None,
-    precision: str = "fp32",
-    quantized: str = "",
-) -> list[str]:
-    """Run a model once and list the types of the nodes that ran, in order, without their domains; a
-    loop's body once per turn.
-
-    The nodes are those of the graph as ONNX Runtime's own optimizer left it.
-
-    Raises:
-        MissingError, BundleError: the model cannot be loaded.
-        InputError: it cannot be run on these feeds.
-    """
-    options = options_for(precision, providers[0], quantized)
-    profile = _profiled(options)
-    session = create_session(model_path, providers, threads, options)
-    outputs = [output.name for output in session.get_outputs()]
-    profiled = OrtSession(session, providers[0], model_path.name, profile)
-    profiled.run(feeds, outputs)
-    return list(profiled.executed_ops() or ())
 
 
 def _profiled(options: onnxruntime.SessionOptions) -> tempfile.TemporaryDirectory[str]:
@@ -415,22 +371,19 @@ def _profiled(options: onnxruntime.SessionOptions) -> tempfile.TemporaryDirector
     return folder
 
 
-def _kernels(profile: Path) -> tuple[str, ...]:
-    """The types of the nodes that ran, in order, without their domains."""
-    return tuple(
-        event["args"]["op_name"]
-        for event in json.loads(profile.read_bytes())
-        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)
-    )
+def _node_events(profile: Path) -> Iterator[dict[str, Any]]:
+    """The runs of nodes that a profile lists, in order."""
+    for event in json.loads(profile.read_bytes()):
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX):
+            yield event
 
 
 def _node_times(profile: Path, runs: int) -> NodeTimes:
     """The time of each node over the last runs; what ran before them warmed up."""
     spent: dict[tuple[str, str], list[float]] = {}
-    for event in json.loads(profile.read_bytes()):
-        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX):
-            node = event["name"].removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]
-            spent.setdefault(node, []).append(float(event["dur"]))
+    for event in _node_events(profile):
+        node = event["name"].removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]
+        spent.setdefault(node, []).append(float(event["dur"]))
     nodes = []
     for (name, op), every in spent.items():
         turns = max(1, len(every) // (runs + 1))  # of a loop's body, in each run

@@ -30,7 +30,7 @@ from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.values.arrays import BFLOAT16, Array, from_ort, to_array, to_ort
-from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, shown_shapes
 
 PROVIDER = "openvino-cpu"
 MINIMUM = "openvino>=2026.4"
@@ -189,7 +189,7 @@ class OpenVINOSession(Session):
         finally:
             compiled.idle.append(request)
 
-    def _for(self, feeds: Mapping[str, Feed]) -> "_Compiled":
+    def _for(self, feeds: Mapping[str, Feed]) -> _Compiled:
         """What runs a call: made for its sizes, where that was asked for."""
         if self._compile_for is None:
             return self._whole
@@ -220,7 +220,7 @@ class OpenVINOSession(Session):
         return np.array(tensor.data.view(BFLOAT16) if is_bf16 else tensor.data)
 
     def _failed(self, feeds: Mapping[str, Feed], error: Exception) -> EnginecastError:
-        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+        shapes = shown_shapes(feeds)
         if lacks_memory(error):
             return MissingError(
                 f"{self._file}: too little memory for {shapes}", hint="Give smaller batches."
@@ -229,15 +229,7 @@ class OpenVINOSession(Session):
 
 
 def require_openvino(why: str, minimum: str = MINIMUM) -> Any:
-    """The module openvino.
-
-    Args:
-        why: what needs it: an option, or a file.
-        minimum: such as "openvino>=2026.4".
-
-    Raises:
-        MissingError: it is not installed, does not import, or is too old.
-    """
+    """The module openvino, at least `minimum`; `why` is what needs it: an option, or a file."""
     with required("openvino", why, "openvino"):
         import openvino
     found = str(openvino.__version__).partition("-")[0]
@@ -250,11 +242,7 @@ def require_openvino(why: str, minimum: str = MINIMUM) -> Any:
 
 
 def computes_bf16() -> bool:
-    """Whether OpenVINO computes in bf16 on this CPU.
-
-    Raises:
-        MissingError: OpenVINO is not installed.
-    """
+    """Whether OpenVINO computes in bf16 on this CPU."""
     core = require_openvino("--precision bf16").Core()
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
@@ -292,7 +280,6 @@ def _require_signature(file: str, manifest: Manifest, model: Any) -> None:
 
 def _shapes(openvino: Any, manifest: Manifest) -> dict[str, Any]:
     """The shapes of the inputs, with the bounds of sizes that vary."""
-
     symbols = manifest.symbols
 
     def size(dim: int | str) -> Any:

@@ -15,10 +15,5 @@ REGISTRY = Registry("session", "enginecast.sessions", SESSIONS, MissingError)
 
 
 def session_class(target: str) -> type[Session]:
-    """The session class that opens a target's engines.
-
-    Raises:
-        MissingError: nothing that is installed does.
-        DefectError: what does cannot be loaded, or is not a session.
-    """
+    """The session class that opens a target's engines; a MissingError where nothing does."""
     return REGISTRY.load(target, Session)  # type: ignore[type-abstract]

@@ -139,14 +139,8 @@ class Session(ABC):
         feeds: Mapping[str, Feed],
         seconds: float,
     ) -> NodeTimes | None:
-        """Open an engine once more and time each node of it.
-
-        Args:
-            feeds: checked inputs.
-            seconds: that the runs may take, about.
-
-        Returns:
-            None: its runtime does not time nodes.
+        """Open an engine once more and time each node of it, for about so many seconds; None: its
+        runtime does not time nodes.
         """
         return None
 

@@ -5,8 +5,8 @@ torch is imported when such an engine is opened or run, and not before.
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from enginecast.errors import InputError, UsageError
@@ -17,7 +17,7 @@ from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.device.torch_values import to_host, to_tensor
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.values.arrays import Array
-from enginecast.runtime.values.device_tensor import Feed
+from enginecast.runtime.values.device_tensor import Feed, shown_shapes
 
 PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
 """The torch provider for each of ONNX Runtime's providers."""
@@ -47,11 +47,7 @@ class TorchSession(Session):
 
     @abstractmethod
     def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Run once, within torch.no_grad().
-
-        Raises:
-            RuntimeError: torch refuses the shapes or values.
-        """
+        """Run once, within torch.no_grad(); a RuntimeError where torch refuses shapes or values."""
 
     @property
     def provider(self) -> str:
@@ -64,11 +60,19 @@ class TorchSession(Session):
         device = self._provider.removeprefix("torch-")
         tensors = [to_tensor(name, feeds[name], device) for name in self._inputs]
         try:
-            with _own_threads(self._threads), torch.no_grad():
+            with ExitStack() as stack:
+                if self._threads is not None:
+                    # torch has one number of threads for the whole process, so runs with an own
+                    # one go one by one.
+                    stack.enter_context(_ONE_BY_ONE)
+                    stack.enter_context(torch_threads(self._threads))
+                stack.enter_context(torch.no_grad())
                 found = self.compute(tensors)
         except RuntimeError as error:
-            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
-            reason = reason_of(error)
+            # A TorchScript error puts its reason last, after its own traceback.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = lines[-1] if "TorchScript" in lines[0] else lines[0]
+            shapes = shown_shapes(feeds)
             raise InputError(f"the {self.name} engine failed on {shapes}: {reason}") from error
         named = dict(zip(self._outputs, found, strict=True))
         return {name: named[name] for name in outputs}
@@ -77,24 +81,8 @@ class TorchSession(Session):
         return to_host(value)
 
 
-@contextmanager
-def _own_threads(count: int | None) -> Iterator[None]:
-    """torch has one number of threads for the whole process, so runs with an own one go one by
-    one.
-    """
-    if count is None:
-        yield
-        return
-    with _ONE_BY_ONE, torch_threads(count):
-        yield
-
-
 def provider_of(name: str, kind: str) -> str:
-    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay.
-
-    Raises:
-        UsageError: torch has no equivalent of the provider.
-    """
+    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay; a UsageError for others."""
     if name in PROVIDERS.values():
         return name
     if name not in PROVIDERS:
@@ -106,11 +94,7 @@ def provider_of(name: str, kind: str) -> str:
 
 
 def require_torch(record: EngineRecord, kind: str) -> Any:
-    """The module torch.
-
-    Raises:
-        MissingError: it is not installed.
-    """
+    """The module torch, for a kind of engine."""
     instead = "or export with --target onnxruntime"
     with required("torch", f"{record.file}: a {kind} engine", "export", instead=instead):
         import torch
@@ -118,14 +102,8 @@ def require_torch(record: EngineRecord, kind: str) -> Any:
 
 
 def require_device(torch: Any, record: EngineRecord, provider: str, why: str) -> None:
-    """Refuse a device that is not here, or that the engine was not made for.
-
-    Args:
-        why: what binds the engine to its device.
-
-    Raises:
-        MissingError: there is no GPU.
-        UsageError: the engine was made for another device.
+    """Refuse a device that is not here, or that the engine was not made for; `why` is what binds
+    it.
     """
     if provider == "torch-cuda":
         require_cuda(torch)
@@ -134,9 +112,3 @@ def require_device(torch: Any, record: EngineRecord, provider: str, why: str) ->
             f"{record.file}: made for {record.providers[0]}, not for {provider}: {why}",
             hint="Export it with the other --device, on a machine that has it.",
         )
-
-
-def reason_of(error: BaseException) -> str:
-    """Torch's error in one line: a TorchScript error puts it last, after its own traceback."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1] if "TorchScript" in lines[0] else lines[0]

@@ -46,7 +46,19 @@ class TorchScriptSession(TorchSession):
         settings: Settings = DEFAULT,
     ) -> Self:
         provider = provider_of(providers[0], "TorchScript")
-        torch = _require_torchscript(record)
+        torch = require_torch(record, "TorchScript")
+        if not callable(getattr(torch.jit, "load", None)):
+            raise MissingError(
+                f"{record.file}: torch {torch.__version__} has no torch.jit.load: PyTorch has"
+                " dropped TorchScript",
+                hint=tested("torch"),
+            )
+        minimum = record.minimum_runtime.partition(">=")[2]
+        if minimum and numbers(torch.__version__) < numbers(minimum):
+            raise MissingError(
+                f"{record.file}: needs {record.minimum_runtime}, found torch {torch.__version__}",
+                hint=f"pip install '{record.minimum_runtime}'",
+            )
         require_device(
             torch, record, provider, "TorchScript keeps the device that it was traced on"
         )
@@ -69,20 +81,3 @@ class TorchScriptSession(TorchSession):
         with optimized_execution(False):
             found: Sequence[Any] = self._module(*tensors)
         return found
-
-
-def _require_torchscript(record: EngineRecord) -> Any:
-    torch = require_torch(record, "TorchScript")
-    if not callable(getattr(torch.jit, "load", None)):
-        raise MissingError(
-            f"{record.file}: torch {torch.__version__} has no torch.jit.load: PyTorch has dropped"
-            " TorchScript",
-            hint=tested("torch"),
-        )
-    minimum = record.minimum_runtime.partition(">=")[2]
-    if minimum and numbers(torch.__version__) < numbers(minimum):
-        raise MissingError(
-            f"{record.file}: needs {record.minimum_runtime}, found torch {torch.__version__}",
-            hint=f"pip install '{record.minimum_runtime}'",
-        )
-    return torch

@@ -26,7 +26,7 @@ def to_array(value: Any) -> Array:
 
     Raises:
         TypeError: not an array, or not in CPU memory.
-        BufferError: the tensor's owner does not hand it out (a torch tensor that requires grad).
+        BufferError: its owner does not hand it out (a torch tensor that requires grad).
     """
     if isinstance(value, np.ndarray):
         return value

@@ -4,6 +4,7 @@ torch is imported when there is such a tensor, and not before.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -64,10 +65,7 @@ class DeviceTensor:
         return self.tensor.__dlpack_device__()
 
     def is_within(self, least: float | None, greatest: float | None) -> bool:
-        """Whether all values are finite and between the ends.
-
-        Computed on the device; two numbers come back, for which the host waits.
-        """
+        """Whether all values are finite and between the ends, computed on the device."""
         import torch
 
         if self.tensor.numel() == 0 or self.tensor.dtype == torch.bool:
@@ -89,11 +87,7 @@ class DeviceTensor:
             torch.cuda.current_stream(self.tensor.device).synchronize()
 
     def require_on(self, name: str, device: str, index: int) -> None:
-        """Refuse a tensor that the engine would have to fetch from another device.
-
-        Raises:
-            InputError: it lies elsewhere than where the engine runs.
-        """
+        """Refuse a tensor that the engine would have to fetch from another device."""
         if (self.device, self.index) != (device, index):
             here = f"{device}:{index}" if device == "cuda" else device
             raise InputError(
@@ -105,6 +99,11 @@ class DeviceTensor:
 
 Feed = Array | DeviceTensor
 """What a session gets, checked."""
+
+
+def shown_shapes(feeds: Mapping[str, Feed]) -> str:
+    """The inputs of a run in a message: "input_ids [8, 512], attention_mask [8, 512]"."""
+    return ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
 
 
 def lies_on_gpu(value: Any) -> bool:

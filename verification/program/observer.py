@@ -21,7 +21,7 @@ from enginecast.passes.ir.pipeline import PassRun
 from enginecast.verification.boundaries import Boundary, Snapshot, renamed, snapshots
 from enginecast.verification.eager import Case, as_array, mask_of, reference_program
 from enginecast.verification.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
-from enginecast.verification.kernels import rounded_outputs
+from enginecast.verification.kernel_noise import rounded_outputs
 from enginecast.verification.metrics import (
     BEYOND,
     Metrics,
@@ -269,9 +269,20 @@ class Rules:
         if not any(check.problem for check in outputs):
             moved = tuple(check.place for check in inner if check.may_have_moved)
             inner = [check for check in inner if check.place not in moved]
-            moved = (*_gone(runs), *moved)
+            # Those whose last value is another one than before.
+            first = runs[0]
+            gone = [
+                module
+                for module, values in first.before.boundaries.items()
+                if _counterpart(values[-1], values, first.after.boundaries.get(module, ())) is None
+            ]
+            moved = (*gone, *moved)
         failing = [check for check in (*inner, *outputs) if check.problem]
-        worst = failing[0] if failing else max((*inner, *outputs), key=_badness)
+        # Of several places that are not finite, the first is worst.
+        worst = max(
+            failing[:1] or (*inner, *outputs),
+            key=lambda check: (not check.is_finite, check.is_finite and check.ratio),
+        )
         return PassCheck(
             name=pass_.name,
             promise=pass_.promise,
@@ -411,13 +422,6 @@ def _at(module: str, run: CaseRuns) -> _Compared | None:
     return None if wanted is None or after is None else _Compared(after, old, wanted)
 
 
-def _gone(runs: Sequence[CaseRuns]) -> Iterator[str]:
-    """The modules whose last value is another one than before."""
-    for module, before in runs[0].before.boundaries.items():
-        if _counterpart(before[-1], before, runs[0].after.boundaries.get(module, ())) is None:
-            yield module
-
-
 def _counterpart(
     old: Boundary, before: Sequence[Boundary], found: Sequence[Boundary]
 ) -> Boundary | None:
@@ -474,11 +478,6 @@ def _first_lost(runs: Sequence[CaseRuns]) -> str:
                     f"where the largest finite value is {place.after.max_abs:.3g}"
                 )
     return "at no module boundary before it"
-
-
-def _badness(check: Check) -> tuple[bool, float]:
-    """Sort key for the worst place of a pass; of several non-finite ones, the first is worst."""
-    return not check.is_finite, check.ratio if check.is_finite else 0.0
 
 
 def _roundoff(dtype: torch.dtype) -> float:

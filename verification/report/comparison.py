@@ -311,7 +311,7 @@ def _ops(one: Report, other: Report) -> Iterator[Line]:
         for layer in profile.layers:
             found[layer.op] = found.get(layer.op, 0.0) + layer.microseconds
     names = {*sums[0], *sums[1]}
-    for op in sorted(names, key=lambda op: -max(s.get(op, 0.0) for s in sums)):
+    for op in sorted(names, key=lambda op: (-max(s.get(op, 0.0) for s in sums), op)):
         yield _number(op, [s.get(op) for s in sums], lambda us: f"{us:,.0f} µs")
 
 

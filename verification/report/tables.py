@@ -32,6 +32,10 @@ class Column:
     value: Callable[[Any], float | None] = lambda row: None
     """What the page sorts by; None: by the text."""
 
+    def look(self, row: Any) -> str:
+        """The classes of a cell on the page."""
+        return " ".join(["bad"] * bool(self.is_bad(row)) + ["wide"] * self.is_wide)
+
 
 @dataclass(frozen=True)
 class ReportTable:

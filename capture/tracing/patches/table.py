@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor, nn
 from torch._subclasses import fake_tensor
+from torch.fx import Tracer
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
@@ -111,6 +112,19 @@ def _up(size: Any, by: int) -> Any:
     return -(-size // by)
 
 
+def _leaving_failed(plain: Any) -> Any:
+    def call_module(self: Tracer, m: nn.Module, *args: Any) -> Any:
+        depth = len(self.module_stack)
+        try:
+            return plain(self, m, *args)
+        except BaseException:
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            raise
+
+    return call_module
+
+
 _WHOLE = "torch knows little of rounded quotients of floats, and all of quotients of whole numbers"
 _CASTS = "torch replaces each parameter even where a cast changes nothing, which a trace refuses"
 PATCHES = (
@@ -127,6 +141,12 @@ PATCHES = (
     Patch("torch.SymFloat.__ceil__", partial(_rounding, _up), ">=2.11", _WHOLE),
     Patch("torch.SymFloat.__floor__", partial(_rounding, _down), ">=2.11", _WHOLE),
     Patch("torch.SymFloat.__trunc__", partial(_rounding, _down), ">=2.11", _WHOLE),
+    Patch(
+        "torch.fx.Tracer.call_module",
+        _leaving_failed,
+        ">=2.11",
+        "a submodule that raises an error, which the model catches, stays on the tracer's stack",
+    ),
 )
 
 

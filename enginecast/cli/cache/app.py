@@ -3,32 +3,16 @@
 What a command needs is imported when it runs.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 
-from enginecast.cli.options.groups import (
-    AllowCode,
-    AsJson,
-    Device,
-    Download,
-    Outputs,
-    Provider,
-    Quiet,
-    RandomWeights,
-    Threads,
-    Trust,
-    fetched,
-    grouped,
-)
+from enginecast.cli.cache.options import EncoderFlags, FillFlags
+from enginecast.cli.options.groups import AsJson, Download, Quiet, fetched, grouped, shown
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import UsageError
-
-if TYPE_CHECKING:
-    from enginecast.cache.encoders.request import EncoderRequest
 
 CacheDir = Annotated[Path, typer.Argument(metavar="CACHE", help="An embedding cache.")]
 EveryName = Annotated[
@@ -37,7 +21,7 @@ EveryName = Annotated[
 OneName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Which encoder, if the cache has several.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]
+DryRun = Annotated[bool, shown(FillFlags, "dry_run")]
 
 app = typer.Typer(
     help="Precompute and manage text-encoder outputs.",
@@ -45,109 +29,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
-
-
-@dataclass(frozen=True)
-class EncoderFlags:
-    """How texts go into an encoder, and what is kept of it; see `EncoderRequest`."""
-
-    PANEL: ClassVar[str] = "Encoder"
-
-    pipeline: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="PIPELINE[:PART]", help="Options for a pipeline: flux:text_encoder_2."
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Tokenizer folder, or tokenizer.json.")
-    ] = None
-    template: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Template; {} is replaced by each text.")
-    ] = None
-    clean: Annotated[
-        str | None,
-        typer.Option(metavar="HOW", help="Clean texts: none, strip, lower-strip, whitespace."),
-    ] = None
-    max_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Maximum tokens per text.")
-    ] = None
-    mask: Annotated[
-        bool | None,
-        typer.Option("--mask/--no-mask", help="Give the encoder a padding mask, or not."),
-    ] = None
-    keep_all: Annotated[
-        bool | None, typer.Option("--keep-all/--trim", help="Keep or drop padding rows.")
-    ] = None
-    extra_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Padding rows to keep after the text.")
-    ] = None
-    skip_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rows to drop at the start.")
-    ] = None
-    outputs: Outputs = None
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Precision of an eager model: fp32, bf16, fp16."),
-    ] = None
-    store_dtype: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Store as float32, bfloat16 or float16; default: as is."),
-    ] = None
-    random_weights: RandomWeights = None
-    device: Device = None
-    provider: Provider = None
-    threads: Threads = None
-    allow_code: AllowCode = False
-    trust: Trust = None
-    download: Download = False
-
-    def request(self, model: str) -> "EncoderRequest":
-        from enginecast.cache.encoders.request import EncoderRequest
-
-        given = dict(vars(self))
-        model = fetched(model) if given.pop("download") else model
-        names = tuple(name for names in self.outputs or () for name in names.split(","))
-        providers = tuple(given.pop("provider") or ()) or None
-        return EncoderRequest(model, **{**given, "outputs": names, "providers": providers})
-
-
-@dataclass(frozen=True)
-class FillFlags:
-    """What else a user says of a fill."""
-
-    column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Text column; default: caption, text or prompt."),
-    ] = None
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of this encoder in the cache.")
-    ] = None
-    too_long: Annotated[
-        str, typer.Option(metavar="error|truncate", help="How to handle texts that are too long.")
-    ] = "error"
-    batch_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens per batch, including padding.")
-    ] = 16384
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Approximate shard size.")] = (
-        "256MB"
-    )
-    max_disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size limit of the cache.")
-    ] = None
-    dry_run: DryRun = False
-    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where to run.")] = "local"
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of workers (ray).")
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Address of a running cluster; default: start a local one."
-        ),
-    ] = None
-    as_json: AsJson = False
-    quiet: Quiet = False
 
 
 @app.command()
@@ -169,6 +50,9 @@ def fill(
     ],
     encoder_flags: EncoderFlags,
     flags: FillFlags,
+    download: Download = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Encode texts and store the outputs.
 
@@ -176,7 +60,8 @@ def fill(
     """
     from enginecast.cli.cache.fill import run_fill
 
-    raise typer.Exit(run_fill(encoder_flags.request(encoder), texts, cache, flags))
+    request = encoder_flags.request(fetched(encoder) if download else encoder)
+    raise typer.Exit(run_fill(request, texts, cache, flags))
 
 
 @app.command()

@@ -21,10 +21,10 @@ from enginecast.cache.fill.local import Progress as Report
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.fill.texts import read_texts
 from enginecast.cache.store.disk import bytes_in
-from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import record
 from enginecast.cache.store.store import Encodings, create_store, find_store, require_name
-from enginecast.cli.cache.app import FillFlags
+from enginecast.cli.cache.options import FillFlags
 from enginecast.cli.cache.upkeep_page import counted, say_lines
 from enginecast.cli.terminal.output import print_json, progress, results, say
 from enginecast.errors import EnginecastWarning, MissingError, UsageError
@@ -58,25 +58,52 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     Raises:
         EnginecastError: nothing was begun, or the disk failed; what was committed is safe.
     """
-    name = _check(request, cache, options)
+    if options.too_long not in ("error", "truncate"):
+        raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
+    if options.engine not in ("local", "ray"):
+        raise UsageError(f"--engine {options.engine}: expected local or ray")
+    for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
+        if value is not None and options.engine != "ray":
+            raise UsageError(f"{option} {value}: only for --engine ray")
+    part = part_of(request.pipeline).part if request.pipeline else None
+    name = options.name or part or NAME
+    require_name(name)
+    find_store(cache)  # or refuse it
     shard_bytes = _bytes("--shard-size", options.shard_size)
     most = None if options.max_disk is None else _bytes("--max-disk", options.max_disk)
     request = resolve(request)
     texts = read_texts(given, options.column)
     with closing(open_encoder(request)) as encoder:
-        where = _find(cache, name, encoder)
+        spec, about, tokenizer = encoder.spec, encoder.about, encoder.tokenizer
+        store = find_store(cache)
+        if store is not None and name in store.names():
+            where = store.add(name, spec, about, tokenizer)
+        else:  # nothing is written before it is known that it fits
+            where = Encodings(cache.resolve() / name, spec, about)
+        index = open_index(where, keep=False)
+        if index.errors:
+            warnings.warn(
+                f"{where.folder}: {counted(len(index.errors), 'shard')} cannot be read, whose"
+                f" texts count as missing: {index.errors[0].message}",
+                EnginecastWarning,
+                stacklevel=2,
+            )
         schedule = schedule_fill(
-            encoder.spec,
-            Tokenizing(encoder.tokenizer, encoder.spec),
+            spec,
+            Tokenizing(tokenizer, spec),
             texts,
-            _index(where),
+            index,
             shard_bytes,
             too_long="truncate" if options.too_long == "truncate" else "error",
             least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
         )
-        added = _added(where, schedule, len(encoder.tokenizer))
-        disk = bytes_in([where.folder.parent]) + added
-        _require_room(where, schedule, most, disk, added)
+        beside = 0  # a new encoder brings its tokenizer along
+        if schedule.to_do:
+            beside = _RECORDS + _INDEXED * schedule.unique
+            beside += 0 if where.folder.exists() else len(tokenizer)
+            beside += sum(_RECORDED + len(one.text.encode()) for one in schedule.cut)
+        disk = bytes_in([where.folder.parent]) + beside + (schedule.bytes if schedule.to_do else 0)
+        _require_room(where, schedule, most, disk, beside)
         if options.dry_run:
             seconds = _estimate(encoder, schedule, options.batch_tokens)
             if options.as_json:
@@ -84,8 +111,7 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
             else:
                 show_estimate(where, schedule, disk, seconds)
             return 0
-        store = create_store(cache)
-        where = store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
+        where = create_store(cache).add(name, spec, about, tokenizer)
         if schedule.cut:
             record(where, schedule.cut)
         filled = _fill(request, options, where, encoder, schedule)
@@ -94,6 +120,31 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     elif not options.quiet:
         show_filled(where, filled)
     return 1 if filled.done.failures else 0
+
+
+def _require_room(
+    where: Encodings, schedule: FillSchedule, most: int | None, disk: int, beside: int
+) -> None:
+    """Refuse before work what the disk or `--max-disk` (`most`) does not hold.
+
+    Args:
+        disk: bytes of the cache afterwards, at most.
+        beside: bytes of what a fill adds besides entries.
+    """
+    if not schedule.to_do:
+        return
+    root, added = where.folder.parent, schedule.bytes + beside
+    require_space(root, added)
+    if most is None or disk <= most:
+        return
+    now = disk - added
+    fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
+    raise MissingError(
+        f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
+        f" there and {decimal(added)} that {schedule.to_do:,} texts add",
+        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more ({disk}B), or"
+        " store less of each (--store-dtype bfloat16).",
+    )
 
 
 def _fill(
@@ -126,83 +177,12 @@ def _fill(
         raise
 
 
-def _check(request: EncoderRequest, cache: Path, options: FillFlags) -> str:
-    """Refuse options that do not fit; what the cache calls the encoder."""
-    if options.too_long not in ("error", "truncate"):
-        raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
-    if options.engine not in ("local", "ray"):
-        raise UsageError(f"--engine {options.engine}: expected local or ray")
-    for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
-        if value is not None and options.engine != "ray":
-            raise UsageError(f"{option} {value}: only for --engine ray")
-    part = part_of(request.pipeline).part if request.pipeline else None
-    name = options.name or part or NAME
-    require_name(name)
-    find_store(cache)  # or refuse it
-    return name
-
-
 def _bytes(option: str, text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     size = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
     if size < 1:
         raise UsageError(f"{option} {text}: expected a size such as 256MB, 1.5GB or 1GiB")
     return size
-
-
-def _find(cache: Path, name: str, encoder: Encoder) -> Encodings:
-    """Where the entries are or will be; writes nothing."""
-    store = find_store(cache)
-    if store is not None and name in store.names():
-        return store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
-    return Encodings(cache.resolve() / name, encoder.spec, encoder.about)
-
-
-def _index(where: Encodings) -> Index:
-    """What is there.  Writes nothing, and warns of what is damaged."""
-    index = open_index(where, keep=False)
-    if index.errors:
-        warnings.warn(
-            f"{where.folder}: {counted(len(index.errors), 'shard')} cannot be read, whose texts "
-            f"count as missing: {index.errors[0].message}",
-            EnginecastWarning,
-            stacklevel=2,
-        )
-    return index
-
-
-def _added(where: Encodings, schedule: FillSchedule, tokenizer: int) -> int:
-    """Bytes that a fill adds to a cache at most: entries, index, records.
-
-    A new encoder brings its tokenizer along, which has `tokenizer` bytes.
-    """
-    if not schedule.to_do:
-        return 0
-    beside = _RECORDS + _INDEXED * schedule.unique + (0 if where.folder.exists() else tokenizer)
-    beside += sum(_RECORDED + len(one.text.encode()) for one in schedule.cut)
-    return schedule.bytes + beside
-
-
-def _require_room(
-    where: Encodings, schedule: FillSchedule, most: int | None, disk: int, added: int
-) -> None:
-    """Refuse before work what the disk or `--max-disk` (`most`) does not hold: `disk` bytes in all,
-    `added` of them new.
-    """
-    if not schedule.to_do:
-        return
-    root = where.folder.parent
-    require_space(root, added)
-    if most is None or disk <= most:
-        return
-    now, beside = disk - added, added - schedule.bytes
-    fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
-    raise MissingError(
-        f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
-        f" there and {decimal(added)} that {schedule.to_do:,} texts add",
-        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more ({disk}B), or"
-        " store less of each (--store-dtype bfloat16).",
-    )
 
 
 def _estimate(encoder: Encoder, schedule: FillSchedule, batch_tokens: int) -> float:
@@ -260,8 +240,27 @@ def show_filled(where: Encodings, filled: Filled) -> None:
     """What a fill has done, and how to read it."""
     console, cache = results(), str(where.folder.parent)
     say(console, f"{cache}: {where.name}")
-    say_lines(console, _lines(filled))
-    failures = filled.done.failures
+    schedule, done = filled.schedule, filled.done
+    lines = [("texts", f"{schedule.texts:,}; {schedule.unique:,} unique with the empty text")]
+    if schedule.to_do:
+        lines += [
+            ("already there", f"{schedule.cached:,}"),
+            ("stored", f"{done.texts:,}, {decimal(done.bytes)}"),
+        ]
+        if filled.by_others:
+            lines.append(("by others", f"{filled.by_others:,}, meanwhile"))
+        if done.failures:
+            lines.append(("not stored", f"{len(done.failures):,}"))
+        if schedule.cut:
+            cut = f"{len(schedule.cut):,} that were too long; truncated.jsonl lists them"
+            lines.append(("cut", cut))
+        texts, tokens = _rates(filled)
+        rates = f"{texts:,.0f} texts/s, {tokens:,.0f} tokens/s"
+        lines.append(("time", f"{filled.seconds:.1f} s: {rates}"))
+    else:
+        lines.append(("already there", "all of them"))
+    say_lines(console, lines)
+    failures = done.failures
     if failures:
         say(console, f"not stored, and listed in {where.folder / 'failed.jsonl'}:")
     for failure in failures[:_FAILURES]:
@@ -269,24 +268,6 @@ def show_filled(where: Encodings, filled: Filled) -> None:
     if len(failures) > _FAILURES:
         say(console, f"  and {len(failures) - _FAILURES:,} more")
     say(console, f"read it: enginecast.cache.open_cache({cache!r}, {where.name!r}).by_text(TEXT)")
-
-
-def _lines(filled: Filled) -> Iterator[tuple[str, str]]:
-    schedule, done = filled.schedule, filled.done
-    yield "texts", f"{schedule.texts:,}; {schedule.unique:,} unique with the empty text"
-    if not schedule.to_do:
-        yield "already there", "all of them"
-        return
-    yield "already there", f"{schedule.cached:,}"
-    yield "stored", f"{done.texts:,}, {decimal(done.bytes)}"
-    if filled.by_others:
-        yield "by others", f"{filled.by_others:,}, meanwhile"
-    if done.failures:
-        yield "not stored", f"{len(done.failures):,}"
-    if schedule.cut:
-        yield "cut", f"{len(schedule.cut):,} that were too long; truncated.jsonl lists them"
-    texts, tokens = _rates(filled)
-    yield "time", f"{filled.seconds:.1f} s: {texts:,.0f} texts/s, {tokens:,.0f} tokens/s"
 
 
 def _rates(filled: Filled) -> tuple[float, float]:
@@ -330,6 +311,7 @@ def show_estimate(where: Encodings, schedule: FillSchedule, disk: int, seconds: 
     say(console, f"{where.folder.parent}: {where.name}; nothing was written")
     lengths = f"{schedule.shortest} to {schedule.longest}"
     shards = counted(len(schedule.chunks), "shard")
+    duration = f"{seconds:.2g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
     lines = {
         "texts": f"{schedule.texts:,}; {schedule.unique:,} unique with the empty text",
         "already there": f"{schedule.cached:,}",
@@ -338,7 +320,7 @@ def show_estimate(where: Encodings, schedule: FillSchedule, disk: int, seconds: 
         "cut": f"{len(schedule.cut):,} that are too long" if schedule.cut else "none is too long",
         "entries": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
         "disk": f"up to {disk:,} bytes ({decimal(disk)}): --max-disk {disk}B",
-        "time": f"about {_duration(seconds)} on this machine",
+        "time": f"about {duration} on this machine",
     }
     say_lines(console, lines.items())
 
@@ -362,7 +344,3 @@ def estimate_json(
         "shards": len(schedule.chunks),
         "seconds": round(seconds, 3),
     }
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,4 @@
-"""What `enginecast inspect DIR` says of a bundle; it needs no torch."""
+"""What `enginecast inspect DIR` says of a bundle, or of a rejected one; it needs no torch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import msgspec
 
 from enginecast.cli.terminal.output import print_json, results, say
-from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest, Padding
+from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Padding
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.verification.report.layout import print_table
+from enginecast.verification.report.report import HTML_NAME, JSON_NAME, read_report
+from enginecast.verification.report.tables import print_report
 from enginecast.verification.verdict import verdict_line
 
 
@@ -31,13 +33,28 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         f"{manifest.model.name} in {manifest.asked_precision}, by enginecast {manifest.enginecast}"
     )
     say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
-    for line in (*_capture(manifest), *_quantization(manifest)):
+    for line in _capture(manifest):
         say(console, line)
+    if (plan := manifest.quantization) is not None:
+        predicted = plan.predicted_error
+        error = "not measured" if predicted is None else f"{predicted:.2g}"
+        say(
+            console,
+            f"{plan.format} plan for {plan.arch}: predicted error {error},"
+            f" allowed {plan.max_error:.2g} ({plan.plan})",
+        )
     print_table(console, ("", "name", "dtype", "shape", "range"), _signature(manifest))
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.arithmetic)}")
-        for line in (_place(engine), *_asks(engine)):
-            say(console, f"  {line}")
+        say(console, f"  {_place(engine)}")
+        # What machine code asks of the machine, and the shapes that it was built for.
+        if needs := ", ".join(f"{name} {value}" for name, value in engine.requires.items()):
+            say(console, f"  asks for {needs}")
+        for one in engine.profile:
+            least, most, tuned = (
+                "x".join(map(str, sizes)) for sizes in (one.least, one.greatest, one.optimal)
+            )
+            say(console, f"  {one.name} {least} .. {most}, tuned for {tuned}")
         weights = ", ".join(
             f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"
             for each in stored.get(engine.file, ())
@@ -45,19 +62,30 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
     if manifest.fusion:
         columns = ("fusion", "expected", "program", "engine", "runtime", "missing")
-        print_table(console, columns, map(_fusion, manifest.fusion))
+        rows = []
+        for found in manifest.fusion:
+            counts = (found.expected, found.program, found.engine, found.runtime)
+            cells = ("-" if count is None else str(count) for count in counts)
+            rows.append((found.kind, *cells, "\n".join(found.missing)))
+        print_table(console, columns, rows)
 
 
-def _quantization(manifest: Manifest) -> list[str]:
-    found = manifest.quantization
-    if found is None:
-        return []
-    predicted = found.predicted_error
-    error = "not measured" if predicted is None else f"{predicted:.2g}"
-    return [
-        f"{found.format} plan for {found.arch}: predicted error {error},"
-        f" allowed {found.max_error:.2g} ({found.plan})"
-    ]
+def show_rejected(path: Path, *, as_json: bool) -> None:
+    """Print why an engine was rejected.
+
+    Raises:
+        BundleError: the report cannot be read.
+    """
+    report = read_report(path)
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+        return
+    console = results()
+    say(console, f"{report.model} in {report.precision} for {report.target}")
+    say(console, f"pipeline {report.pipeline or 'none'}")
+    print_report(report, console)
+    page = path / HTML_NAME if (path / HTML_NAME).exists() else path / JSON_NAME
+    say(console, f"nothing was published; {page} has all of it")
 
 
 def _capture(manifest: Manifest) -> list[str]:
@@ -94,23 +122,6 @@ def _place(engine: EngineRecord) -> str:
     runtime = next((f"{name} {versions[name]}" for name in packages[::-1] if name in versions), "")
     ran = f"{where.provider} of {runtime}" if where.provider else "no provider of this kind"
     return f"for {engine.target} on {', '.join(engine.providers)}; judged with {ran}"
-
-
-def _asks(engine: EngineRecord) -> list[str]:
-    """What machine code asks of the machine that runs it, and the shapes that it was built for."""
-    needs = ", ".join(f"{name} {value}" for name, value in engine.requires.items())
-    shapes = [
-        f"{one.name} {' .. '.join('x'.join(map(str, s)) for s in (one.least, one.greatest))}, tuned"
-        f" for {'x'.join(map(str, one.optimal))}"
-        for one in engine.profile
-    ]
-    return [*([f"asks for {needs}"] if needs else []), *shapes]
-
-
-def _fusion(found: Fusion) -> Sequence[str]:
-    counts = (found.expected, found.program, found.engine, found.runtime)
-    cells = ("-" if count is None else str(count) for count in counts)
-    return (found.kind, *cells, "\n".join(found.missing))
 
 
 def _signature(manifest: Manifest) -> Iterator[Sequence[str]]:

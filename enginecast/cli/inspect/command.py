@@ -1,30 +1,28 @@
 """`enginecast inspect`: the plan of an export, or what a bundle holds."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import AsJson, EngineFlags, ModelFlags, grouped
-from enginecast.cli.options.tensorrt import NetworkFlags
-from enginecast.cli.terminal.output import print_json, progress, results, results_apart
+from enginecast.cli.options.groups import AsJson, Download, fetched, grouped
+from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 REPORT = "report.json"
-
-if TYPE_CHECKING:
-    from enginecast.capture.sources.source import Source
-    from enginecast.compiler.request import ExportRequest
 
 
 @grouped
 @results_apart()
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
-    engine: EngineFlags,
-    tensorrt: NetworkFlags,
-    model_flags: ModelFlags,
+    request: ExportRequest,
+    tensorrt: TensorRTOptions | None,
+    download: Download = False,
     save_plan: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the quantization plan to edit and reuse."),
@@ -41,14 +39,12 @@ def inspect(
         show_bundle(Path(model), as_json=as_json)
         return
     if is_rejected(Path(model)):
-        from enginecast.cli.inspect.rejected import show_rejected
+        from enginecast.cli.inspect.bundle import show_rejected
 
         show_rejected(Path(model), as_json=as_json)
         return
-    options = model_flags.options(fallback=engine.fallback)
-    model = model_flags.found(model)
-    request = engine.request(model, options, target_options=tensorrt.options())
-    _plan(request, model_flags, save_plan, as_json)
+    model = fetched(model) if download else model
+    _plan(replace(request, model=model, target_options=tensorrt), save_plan, as_json)
 
 
 def is_rejected(path: Path) -> bool:
@@ -56,13 +52,14 @@ def is_rejected(path: Path) -> bool:
     return (path / REPORT).is_file() and not (path / "config.json").exists()
 
 
-def _plan(
-    request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
-) -> None:
+def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
-    from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
-    from enginecast.cli.inspect.inspect import inspect_model, print_inspection
-    from enginecast.compiler.prepare import given_plan, input_specs, prepare
+    loading()
+    from enginecast.cli.inspect.pages import print_flow, print_inspection, print_script
+    from enginecast.compiler.inspection.flow import flow_of, flow_of_refused
+    from enginecast.compiler.inspection.plan import inspect_model
+    from enginecast.compiler.inspection.script import inspect_script
+    from enginecast.compiler.prepare import given_plan, input_specs, open_model, prepare
     from enginecast.compiler.publish import write_model_plan
     from enginecast.compiler.session import falls_back
     from enginecast.compiler.steps import Steps
@@ -72,10 +69,21 @@ def _plan(
         raise UsageError(
             "--save-plan: nothing is quantized here", hint="It goes with --precision int8 or fp8."
         )
-    source = model_flags.source(str(request.model))
+    source = open_model(request.model, options)
     if source.given_script() is not None:
-        _show_script(source, as_json=as_json)
+        script = inspect_script(source)
+        if as_json:
+            print_json(asdict(script))
+        else:
+            print_script(script, results())
         return
+
+    def show_flow(flow: list[dict[str, Any]], error: EnginecastError) -> None:
+        """What the model's code decides, although nothing else can be said of it."""
+        error.details["control_flow"] = flow
+        if not as_json:
+            print_flow(flow, results())
+
     try:
         prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
     except CaptureError as error:
@@ -85,12 +93,12 @@ def _plan(
             error.hint = (
                 f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."
             )
-        _show_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error, as_json=as_json)
+        show_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error)
         raise
     try:
         found = inspect_model(prepared, config)
     except VerificationError as error:  # the program fails on inputs that eager takes
-        _show_flow(flow_of(prepared), error, as_json=as_json)
+        show_flow(flow_of(prepared), error)
         raise
     if save_plan is not None and found.quantization is not None:
         write_model_plan(save_plan, found.quantization, source)
@@ -103,23 +111,3 @@ def _plan(
         refusal.details |= found.to_json()
     if refusal is not None:
         raise refusal
-
-
-def _show_script(source: "Source", *, as_json: bool) -> None:
-    """Show a model that is TorchScript, of which there is no plan to make."""
-    from enginecast.cli.inspect.script import inspect_script, print_script
-
-    found = inspect_script(source)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_script(found, results())
-
-
-def _show_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:
-    """Show what the model's code decides although nothing else can be said of it."""
-    error.details["control_flow"] = found
-    if not as_json:
-        from enginecast.cli.inspect.flow_page import print_flow
-
-        print_flow(found, results())

@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -13,8 +13,6 @@ import typer
 from enginecast.cli.options.groups import Quiet, Verbose
 from enginecast.cli.terminal.output import be_quiet, show_log
 from enginecast.errors import UsageError, first_line
-
-Content = Mapping[str, Any]
 
 
 def _read(context: typer.Context, path: Path | None) -> None:
@@ -28,31 +26,26 @@ def _read(context: typer.Context, path: Path | None) -> None:
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a number of 5000 digits
         raise UsageError(f"--config {path}: {first_line(error)}") from error
     command = context.command_path.split()[1:]
-    context.default_map = _checked(context, path, _section(content, command, path))
-
-
-def _section(content: Content, command: list[str], path: Path) -> Content:
-    """The table of a command, such as [export] or [cache.fill]."""
-    found: Any = content
+    table = ".".join(command)
+    section: Any = content  # such as [export] or [cache.fill]
     for name in command:
-        found = found.get(name, {}) if isinstance(found, dict) else found
-    if not isinstance(found, dict):
-        raise UsageError(f"--config {path}: {'.'.join(command)}: expected a table, got {found!r}")
+        section = section.get(name, {}) if isinstance(section, dict) else section
+    if not isinstance(section, dict):
+        raise UsageError(f"--config {path}: {table}: expected a table, got {section!r}")
     loose = [name for name, value in content.items() if not isinstance(value, dict)]
     if loose:
         raise UsageError(
             f"--config {path}: {loose[0]}: expected it in the table of a command",
-            hint=f"Put it below [{'.'.join(command)}].",
+            hint=f"Put it below [{table}].",
         )
-    return found
-
-
-def _checked(context: typer.Context, path: Path, content: Content) -> dict[str, Any]:
-    """Values by the names of parameters."""
-    known = _names(context)
-    table = ".".join(context.command_path.split()[1:])
-    found = {}
-    for name, value in content.items():
+    known: dict[str, Any] = {}  # by what a user calls them: "precision", and "model" for MODEL
+    for parameter in context.command.params:
+        if parameter.param_type_name == "argument":
+            known[str(parameter.name)] = parameter
+        known |= {one[2:]: parameter for one in parameter.opts if one.startswith("--")}
+    known = {name: one for name, one in known.items() if name not in ("config", "help")}
+    found: dict[str, Any] = {}
+    for name, value in section.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"Did you mean {' or '.join(near)}?" if near else "Names are those of --help."
@@ -67,22 +60,9 @@ def _checked(context: typer.Context, path: Path, content: Content) -> dict[str, 
             kind = "true or false" if flag else "a list" if many else "one value"
             raise UsageError(f"--config {path}: {table}.{name}: expected {kind}, got {value!r}")
         # As text, which is what the types of options parse.
-        found[parameter.name] = (
-            [str(one) for one in value] if many else value if flag else str(value)
-        )
-    return found
-
-
-def _names(context: typer.Context) -> dict[str, Any]:
-    """Parameters by what a user calls them: "precision", and "model" for MODEL."""
-    names = {}
-    for parameter in context.command.params:
-        if parameter.param_type_name == "argument":
-            names[str(parameter.name)] = parameter
-        for option in parameter.opts:
-            if option.startswith("--"):
-                names[option.removeprefix("--")] = parameter
-    return {name: one for name, one in names.items() if name not in ("config", "help")}
+        text = [str(one) for one in value] if many else value if flag else str(value)
+        found[parameter.name] = text
+    context.default_map = found
 
 
 Config = Annotated[

@@ -1,98 +1,112 @@
-"""Groups of options that several commands share, and the request that they make."""
+"""Options that several commands share: one of the command line for each field of a dataclass."""
 
-from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, get_args, get_origin
 
 import typer
 
+from enginecast.capture.sources.component import ComponentOptions
 from enginecast.cli.terminal.output import loading, progress, say
+from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
-from enginecast.exporters.registry import DEFAULT, TARGETS
+from enginecast.options import HEADINGS, Option, flag_of, options_of
 
-if TYPE_CHECKING:  # these need torch, and `--help` does not
-    from enginecast.capture.sources.source import Source
-    from enginecast.compiler.request import ExportRequest, ModelOptions
+
+def said(owner: type, name: str) -> Option:
+    """The option of a dataclass's field, for another dataclass that has it, too."""
+    found = next(said for each, said in options_of(owner) if each.name == name)
+    return replace(found, heading=None, commands=())
+
+
+def shown(owner: type, name: str) -> Any:
+    """The same for the signature of a command."""
+    return next(_shown(each, said) for each, said in options_of(owner) if each.name == name)
+
+
+def _is_many(each: Field[Any]) -> bool:
+    return get_origin(get_args(each.type)[0]) in (Sequence, Mapping)
+
+
+def _shown(each: Field[Any], said: Option, heading: str = "") -> Any:
+    return typer.Option(
+        f"--{flag_of(each, said)}",
+        metavar=said.metavar,
+        help=said.help,
+        min=said.least,
+        max=said.most,
+        parser=None if _is_many(each) else said.parse,
+        rich_help_panel=heading or None,
+    )
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """Which engine of a bundle is opened, and how."""
+
+    HEADING: ClassVar[str] = "Loading"
+
+    device: Annotated[str | None, said(ExportRequest, "device")] = None
+    providers: Annotated[
+        Sequence[str],
+        Option("ONNX Runtime execution provider; repeatable.", "NAME", flag="provider"),
+    ] = ()
+    prefer: Annotated[
+        Sequence[str],
+        Option("Engine to prefer, such as onnxruntime-cpu; repeatable, in order.", "NAME"),
+    ] = ()
+    threads: Annotated[int | None, said(ExportRequest, "threads")] = None
+    allow_code: Annotated[bool, said(ModelOptions, "allow_code")] = False
+    trust: Annotated[
+        Path | None,
+        Option("Load only bundles signed by this public key or certificate (PEM).", "FILE"),
+    ] = None
+    trust_digests: Annotated[
+        bool,
+        Option("Check only the sizes of weights, not their digests: faster, but misses damage."),
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `enginecast.load`."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        found["check"] = "size" if found.pop("trust_digests") else "full"
+        return found | {"providers": self.providers or None, "prefer": self.prefer or None}
+
+
+@dataclass(frozen=True)
+class RunFlags(LoadFlags):
+    """The same, for commands that use what `tune` chose."""
+
+    untuned: Annotated[bool, Option("Ignore what `enginecast tune` chose.")] = False
+
+    def arguments(self) -> dict[str, Any]:
+        found = super().arguments()
+        return found | {"tuned": not found.pop("untuned")}
+
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model folder, pkg.mod:factory, .pt2 or .pt.")
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Allow files that can run code when loaded.")
-]
-Trust = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Load only bundles signed by this public key or certificate (PEM)."
-    ),
-]
-RandomWeights = Annotated[
-    int | None,
-    typer.Option(metavar="SEED", help="Use random weights, for a folder with only a config."),
-]
-Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs (safetensors).")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one per line.")]
-Dynamic = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME:DIM=MIN..MAX[/STEP]",
-        help="Range of a dimension; NAME:DIM=SYMBOL[:MIN..MAX] ties dimensions; repeatable.",
-    ),
-]
-Values = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=MIN..MAX", help="Range of an integer input; repeatable."),
-]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
-]
-Task = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="text-generation: make the engine a step of `generate`, with the KV cache as inputs"
-        " and outputs; and one of the encoder, where there is one.",
-    ),
-]
-State = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="inputs: make the buffers that the model writes to inputs and outputs.",
-    ),
-]
-Height = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Height of a diffusion pipeline's images.")
-]
-Width = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Width of a diffusion pipeline's images.")
-]
-Frames = Annotated[
-    int | None, typer.Option(metavar="N", help="Frames of a diffusion pipeline's videos.")
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A preset pipeline: fp32, fp16, bf16, mixed; int8, fp8; int8-storage, int4-storage,"
-        " fp8-storage (weights only).",
-    ),
-]
-Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Device the engine runs on.")]
-Provider = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
-]
-Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=4096, help="Threads per operator.")
-]
+AllowCode = Annotated[bool, shown(ModelOptions, "allow_code")]
+RandomWeights = Annotated[int | None, shown(ModelOptions, "random_weights")]
+Inputs = Annotated[Path | None, shown(ModelOptions, "inputs")]
+Prompts = Annotated[Path | None, shown(ModelOptions, "prompts")]
+Dynamic = Annotated[list[str] | None, shown(ModelOptions, "dynamic")]
+Values = Annotated[list[str] | None, shown(ModelOptions, "values")]
+Height = Annotated[int | None, shown(ComponentOptions, "height")]
+Width = Annotated[int | None, shown(ComponentOptions, "width")]
+Frames = Annotated[int | None, shown(ComponentOptions, "frames")]
+Precision = Annotated[str | None, shown(ExportRequest, "precision")]
+Device = Annotated[str | None, shown(ExportRequest, "device")]
+Arch = Annotated[str | None, shown(ExportRequest, "arch")]
+MaxError = Annotated[float | None, shown(ExportRequest, "max_error")]
+Threads = Annotated[int | None, shown(ExportRequest, "threads")]
+Trust = Annotated[Path | None, shown(LoadFlags, "trust")]
 Download = Annotated[
     bool,
     typer.Option("--download", help="Download MODEL (OWNER/NAME) from the Hugging Face Hub."),
@@ -101,33 +115,35 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results a
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
 ]
-Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of the groups (dataclasses) among its parameters."""
+    """Give a command an option for each field of the dataclasses among its parameters.
+
+    Fields that are no options are filled from parameters of the same name.  A dataclass that may be
+    None is None where none of its options is given.
+    """
     parameters: list[Parameter] = []
-    groups: dict[str, Any] = {}
+    groups: dict[str, tuple[Any, bool]] = {}
     for parameter in signature(command).parameters.values():
-        if not is_dataclass(parameter.annotation):
+        kind, *others = get_args(parameter.annotation) or (parameter.annotation,)
+        if not is_dataclass(kind):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
-        group: Any = parameter.annotation
-        groups[parameter.name] = group
-        parameters += [
-            Parameter(
-                f.name,
-                Parameter.KEYWORD_ONLY,
-                default=f.default,
-                annotation=_shown_in(group, f.name, f.type),
-            )
-            for f in fields(group)
-        ]
+        groups[parameter.name] = kind, bool(others)
+        for each, said, heading in _options(kind):
+            if not said.commands or command.__name__ in said.commands:
+                parameters.append(_parameter(each, said, heading, is_optional=bool(others)))
+    parameters.sort(key=lambda one: HEADINGS.index(_heading(one)))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
+        for name, (kind, is_optional) in groups.items():
+            taken = {each.name: given.pop(each.name, None) for each, *_ in _options(kind)}
+            is_given = any(
+                value not in (None, []) and value is not False for value in taken.values()
+            )
+            given[name] = None if is_optional and not is_given else _built(kind, {**given, **taken})
         command(**given)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -135,209 +151,50 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _shown_in(group: type, name: str, annotation: Any) -> Any:
-    """The annotation of a field, with the heading of the group that declares it, if it has one."""
-    owner = next(one for one in group.__mro__ if name in vars(one).get("__annotations__", {}))
-    panel = vars(owner).get("PANEL")
-    if panel is None:
-        return annotation
-    kind, *more = get_args(annotation)
-    shown = [copy(one) for one in more]
-    for one in shown:
-        one.rich_help_panel = panel
-    return Annotated[kind, *shown]
+def _options(owner: Any) -> Iterator[tuple[Field[Any], Option, str]]:
+    """The options of a dataclass, and of those in its fields, with their headings."""
+    for each, said in options_of(owner):
+        yield each, said, owner.HEADING if said.heading is None else said.heading
+    for each in fields(owner):
+        if is_dataclass(each.type):
+            yield from _options(each.type)
 
 
-def _max_error(text: str) -> float:
-    from enginecast.compiler.request import parse_max_error
-
-    return parse_max_error(text)
-
-
-MaxError = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        parser=_max_error,
-        help="Error limit for quantization, per output row: relative (0.02) or least cosine"
-        " (cos=0.997).",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class LoadFlags:
-    """Which engine of a bundle is opened, and how."""
-
-    PANEL: ClassVar[str] = "Loading"
-
-    device: Device = None
-    provider: Provider = None
-    prefer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Engine to prefer, such as onnxruntime-cpu; repeatable, in order.",
-        ),
-    ] = None
-    threads: Threads = None
-    allow_code: AllowCode = False
-    trust: Trust = None
-    trust_digests: Annotated[
-        bool,
-        typer.Option(
-            "--trust-digests",
-            help="Check only the sizes of weights, not their digests: faster, but misses damage.",
-        ),
-    ] = False
-
-    def arguments(self) -> dict[str, Any]:
-        """Of `enginecast.load`."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found["providers"] = found.pop("provider")
-        found["check"] = "size" if found.pop("trust_digests") else "full"
-        return found
+def _parameter(each: Field[Any], said: Option, heading: str, *, is_optional: bool) -> Parameter:
+    kind = get_args(each.type)[0] if said.kind is None else said.kind
+    default = each.default
+    if _is_many(each):
+        kind, default = list[str] | None, None
+    elif get_origin(kind) is Literal or isinstance(kind, str | ForwardRef):
+        kind = str
+    if is_optional and kind is not bool:
+        kind, default = kind | None, None
+    return Parameter(
+        each.name,
+        Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, _shown(each, said, heading)],
+    )
 
 
-@dataclass(frozen=True)
-class RunFlags(LoadFlags):
-    """The same, for commands that use what `tune` chose."""
-
-    PANEL: ClassVar[str] = "Loading"
-
-    untuned: Annotated[
-        bool, typer.Option("--untuned", help="Ignore what `enginecast tune` chose.")
-    ] = False
-
-    def arguments(self) -> dict[str, Any]:
-        found = super().arguments()
-        return found | {"tuned": not found.pop("untuned")}
+def _heading(parameter: Parameter) -> str:
+    said = get_args(parameter.annotation)[1:]
+    return getattr(said[0], "rich_help_panel", None) or "" if said else ""
 
 
-@dataclass(frozen=True)
-class ModelFlags:
-    """What a user says of a model and its inputs."""
-
-    PANEL: ClassVar[str] = "Model and inputs"
-
-    inputs: Inputs = None
-    prompts: Prompts = None
-    dynamic: Dynamic = None
-    values: Values = None
-    outputs: Outputs = None
-    hidden_state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--hidden-state", metavar="INDEX", help="Add a hidden state as an output; repeatable."
-        ),
-    ] = None
-    task: Task = ""
-    state: State = ""
-    random_weights: RandomWeights = None
-    variant: Annotated[
-        str, typer.Option(metavar="NAME", help="Variant of a folder's weight files, such as fp16.")
-    ] = ""
-    entry: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Part of a diffusers autoencoder: decode or encode."),
-    ] = ""
-    height: Height = None
-    width: Width = None
-    frames: Frames = None
-    allow_code: AllowCode = False
-    download: Download = False
-
-    def found(self, model: str) -> str:
-        """A MODEL argument, or the folder that its files were downloaded to."""
-        return fetched(model) if self.download else model
-
-    def source(self, model: str) -> "Source":
-        """Open a MODEL argument."""
-        from enginecast.compiler.prepare import open_model
-
-        return open_model(model, self.options())
-
-    def options(self, **more: Any) -> "ModelOptions":
-        """The same as one value, with `more` of its fields."""
-        loading()
-        from enginecast.capture.sources.source import ComponentOptions
-        from enginecast.compiler.request import ModelOptions
-
-        return ModelOptions(
-            self.random_weights,
-            self.allow_code,
-            self.inputs,
-            self.prompts,
-            tuple(self.dynamic or ()),
-            tuple(self.values or ()),
-            tuple(self.outputs or ()),
-            tuple(self.hidden_state or ()),
-            component=ComponentOptions(
-                self.variant, self.entry, self.height, self.width, self.frames
-            ),
-            task=self.task,
-            state=self.state,
-            **more,
-        )
-
-
-@dataclass(frozen=True)
-class PassFlags:
-    """What is done with a program, and for which device."""
-
-    PANEL: ClassVar[str] = "Precision and passes"
-
-    precision: Precision = None
-    pipeline: Annotated[
-        str | None,
-        typer.Option("--pipeline", metavar="SPEC", help="Use these passes instead of a preset."),
-    ] = None
-    skip_modules_pattern: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RE", help="Modules to leave unchanged (regex); repeatable."),
-    ] = None
-    skip_modules_classes: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Module classes to leave unchanged; repeatable."),
-    ] = None
-    device: Device = None
-
-    def request(self, model: str, options: "ModelOptions", **more: Any) -> "ExportRequest":
-        """What is asked for, with `more` of its fields."""
-        from enginecast.compiler.request import ExportRequest
-
-        names = {f.name for f in fields(ExportRequest)} & {f.name for f in fields(self)}
-        given = {name: getattr(self, name) for name in names}
-        asked = {name: value for name, value in given.items() if value is not None}
-        return ExportRequest(model, options=options, **asked, **more)
-
-
-@dataclass(frozen=True)
-class EngineFlags(PassFlags):
-    """What engine is made."""
-
-    PANEL: ClassVar[str] = "Engine"
-
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=f"Runtime for the engine: {', '.join(TARGETS)}, or a plugin's.",
-        ),
-    ] = DEFAULT
-    arch: Arch = None
-    max_error: MaxError = None
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Use this quantization plan (JSON)."),
-    ] = None
-    fallback: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="How far to go if torch.export refuses: none, rewrite, specialise, torchscript.",
-        ),
-    ] = "torchscript"
+def _built(owner: Any, values: Mapping[str, Any]) -> Any:
+    made: dict[str, Any] = {}
+    known = {each.name: said for each, said in options_of(owner)}
+    for each in fields(owner):
+        value = values.get(each.name)
+        if is_dataclass(each.type):
+            made[each.name] = _built(each.type, values)
+        elif value is not None:
+            if each.name in known and _is_many(each):
+                parse = known[each.name].parse or tuple
+                value = parse(value)
+            made[each.name] = value
+    return owner(**made)
 
 
 def fetched(model: str) -> str:

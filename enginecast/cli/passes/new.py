@@ -45,31 +45,6 @@ def new(
     ] = None,
 ) -> None:
     """Write a package with a pass of your own and its tests."""
-    words = _words(name)
-    folder = Path(name) if output is None else output
-    _require_room(folder)
-    _write(folder, words)
-    for line in (
-        f"{folder}: a package with the pass '{name}', which replaces x * sigmoid(x) by silu",
-        f"  cd {folder} && pip install --no-deps --no-build-isolation -e .",
-        "  pytest                                 # its tests, which pass as they stand",
-        f"  enginecast opt MODEL --pipeline {name} --watch",
-    ):
-        say(results(), line)
-
-
-def class_name(name: str) -> str:
-    """The class of a pass: "fuse-silu" -> "FuseSilu"."""
-    made = "".join(part.capitalize() for part in name.split("-"))
-    return f"{made}Pass" if keyword.iskeyword(made) or made in TAKEN else made
-
-
-def _words(name: str) -> dict[str, str]:
-    """What the templates have names for.
-
-    Raises:
-        UsageError: the name is not one, or is taken.
-    """
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         raise UsageError(
             f"NAME: expected lower-case words joined by '-', at most {LONGEST} characters, such as"
@@ -83,36 +58,38 @@ def _words(name: str) -> dict[str, str]:
             f"NAME: a pass is called '{name}' already: {where} of {package_of(where)}",
             hint="Choose another name, or uninstall that package.",
         )
-    file = name.replace("-", "_")
-    return {
-        "name": name,
-        "file": file,
-        "class_": class_name(name),
-        "distribution": f"enginecast-{name}",
-        "module": f"enginecast_{file}",
-    }
-
-
-def _require_room(folder: Path) -> None:
+    folder = Path(name) if output is None else output
     if folder.exists() or folder.is_symlink():
         raise UsageError(
             f"{folder}: exists already", hint="Remove it, or name another folder with -o."
         )
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: there is no folder {folder.parent}")
-
-
-def _write(folder: Path, words: dict[str, str]) -> None:
-    """Write the package, whole or not at all."""
+    file = name.replace("-", "_")
+    words = {"name": name, "file": file, "class_": class_name(name)}
+    words |= {"distribution": f"enginecast-{name}", "module": f"enginecast_{file}"}
     templates = files(__package__) / "template"
-    try:
+    try:  # whole or not at all
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
             package = Path(made) / "package"
             for path, template in FILES.items():
-                file = package / Template(path).substitute(words)
-                file.parent.mkdir(parents=True, exist_ok=True)
+                target = package / Template(path).substitute(words)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 text = (templates / template).read_text(encoding="utf-8")
-                file.write_text(Template(text).substitute(words), encoding="utf-8")
+                target.write_text(Template(text).substitute(words), encoding="utf-8")
             package.rename(folder)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror or error}") from error
+    for line in (
+        f"{folder}: a package with the pass '{name}', which replaces x * sigmoid(x) by silu",
+        f"  cd {folder} && pip install --no-deps --no-build-isolation -e .",
+        "  pytest                                 # its tests, which pass as they stand",
+        f"  enginecast opt MODEL --pipeline {name} --watch",
+    ):
+        say(results(), line)
+
+
+def class_name(name: str) -> str:
+    """The class of a pass: "fuse-silu" -> "FuseSilu"."""
+    made = "".join(part.capitalize() for part in name.split("-"))
+    return f"{made}Pass" if keyword.iskeyword(made) or made in TAKEN else made

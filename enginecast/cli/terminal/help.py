@@ -37,10 +37,6 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "tune t5.bundle",
         "tune t5.bundle --seconds 30",
     ),
-    "triton": (
-        "triton t5.bundle -o models",
-        "triton t5.bundle -o models --name t5 --max-batch 16",
-    ),
     "opt": (
         "opt ./t5-base --pipeline fuse-rms-norm,unify-dtype{to=fp16}",
         "opt ./t5-base --target onnxruntime --precision bf16",

@@ -1,8 +1,10 @@
 """Facts about a value, for each row of tokens, when padding is cut off."""
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 Interval = tuple[float, float] | None
@@ -17,7 +19,7 @@ SMALL = 1e6
 NEGLIGIBLE = -5e8
 """exp of this, beside that of an ordinary number, is zero in every dtype."""
 ANYTHING = (-math.inf, math.inf)
-ZERO, ONE = (0.0, 0.0), (1.0, 1.0)
+ZERO, ONE, UNSURE = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)
 
 
 class Unproved(Exception):  # noqa: N818 - it is a result, and never leaves the analysis
@@ -34,12 +36,12 @@ class Fact:
 
     labels: tuple[str, ...]
     """For each dimension "t" (tokens), "b" (batch), "bt" (both, flattened), or "" (neither)."""
-    here: Interval = None
+    here: Interval
     """Where all tokens are the same valid one."""
-    pads: tuple[Interval, ...] = ()
-    """For each dimension of tokens, in order: where that token is padding and the others, each
-    the same one, are valid."""
-    span: Interval = None
+    pads: tuple[Interval, ...]
+    """For each dimension: where its token is padding and the others, each the same one, are valid;
+    says nothing of a dimension without tokens."""
+    span: Interval
     """Everywhere."""
     steps: tuple[int, ...] | None = None
     """The value is the sum of each dimension's index times this, and `offset`; None: it is not."""
@@ -61,15 +63,17 @@ class Fact:
         """The dimensions of tokens."""
         return tuple(dim for dim, label in enumerate(self.labels) if "t" in label)
 
-    def pad(self, dim: int) -> Interval:
-        """The value where the token of a dimension is padding."""
-        return self.pads[self.tokens.index(dim)] if self.pads else self.span
-
+    @property
     def index_along(self) -> int | None:
         """The dimension whose index the value is."""
-        if self.steps is None or self.offset or sorted(self.steps)[-1:] != [1]:
-            return None
-        return self.steps.index(1) if sum(map(abs, self.steps)) == 1 else None
+        steps = list(self.steps or ())
+        is_index = not self.offset and sorted(steps) == [0] * (len(steps) - 1) + [1]
+        return steps.index(1) if is_index else None
+
+
+def alike(labels: tuple[str, ...], bounds: Interval) -> Fact:
+    """A value with the same bounds everywhere."""
+    return Fact(labels, bounds, (bounds,) * len(labels), bounds)
 
 
 def position(
@@ -80,27 +84,22 @@ def position(
     Args:
         longest: the largest number of tokens.
     """
-    fact = Fact(labels, span=ANYTHING, here=ANYTHING, steps=steps, offset=offset)
-    tokens = fact.tokens
-    if any(step for dim, step in enumerate(steps) if dim not in tokens):
-        return replace(fact, pads=(ANYTHING,) * len(tokens))
-    reach = [s * longest for s in steps]
-    low, high = (sum(bound(r, 0) for r in reach) + offset for bound in (min, max))
+    fact = replace(alike(labels, ANYTHING), steps=steps, offset=offset)
+    if any(step for dim, step in enumerate(steps) if dim not in fact.tokens):
+        return fact
+    low, high = (sum(bound(step * longest, 0) for step in steps) + offset for bound in (min, max))
     span = float(low), float(high)
-    here = (float(offset), float(offset)) if sum(steps) == 0 else span
-    pads = tuple(_behind(steps, dim, offset, span) if side == "right" else span for dim in tokens)
-    return replace(fact, here=here, pads=pads, span=span)
-
-
-def _behind(
-    steps: tuple[int, ...], dim: int, offset: int, span: tuple[float, float]
-) -> tuple[float, float]:
-    """The sum where the index of one dimension is greater than all others."""
-    step = steps[dim]
-    if sum(steps) != 0 or any(other * step > 0 for d, other in enumerate(steps) if d != dim):
-        return span
-    nearest = float(step + offset)
-    return (nearest, max(nearest, span[1])) if step > 0 else (min(nearest, span[0]), nearest)
+    if sum(steps) != 0:
+        return replace(fact, here=span, pads=(span,) * len(labels), span=span)
+    pads = [span] * len(labels)
+    for dim, step in enumerate(steps if side == "right" else ()):
+        # On the right, the index of padding is greater than those of valid tokens.
+        if not any(other * step > 0 for at, other in enumerate(steps) if at != dim):
+            nearest = float(step + offset)
+            pads[dim] = (
+                (nearest, max(nearest, span[1])) if step > 0 else (min(nearest, span[0]), nearest)
+            )
+    return replace(fact, here=(float(offset),) * 2, pads=tuple(pads), span=span)
 
 
 def is_small(interval: Interval) -> bool:
@@ -108,111 +107,9 @@ def is_small(interval: Interval) -> bool:
     return interval is None or (interval[0] >= -SMALL and interval[1] <= SMALL)
 
 
-def hull(left: Interval, right: Interval) -> Interval:
-    """One of the two."""
-    if left == right or (None in (left, right) and is_small(left) and is_small(right)):
-        return left if left == right else None
-    (a, b), (c, d) = wide(left), wide(right)
-    return min(a, c), max(b, d)
-
-
 def wide(interval: Interval) -> tuple[float, float]:
     """The bounds of numbers, ordinary ones too."""
     return (-ORDINARY, ORDINARY) if interval is None else interval
-
-
-def plus(left: Interval, right: Interval) -> Interval:
-    if None in (left, right) and is_small(left) and is_small(right):
-        return None
-    (a, b), (c, d) = wide(left), wide(right)
-    return _checked(a + c, b + d)
-
-
-def times(left: Interval, right: Interval) -> Interval:
-    if ZERO in (left, right) and all(map(math.isfinite, (*wide(left), *wide(right)))):
-        return ZERO
-    if None in (left, right) and is_small(left) and is_small(right):
-        return None
-    found = [x * y for x in wide(left) for y in wide(right)]
-    return _checked(min(found), max(found)) if not any(map(math.isnan, found)) else ANYTHING
-
-
-def negative(one: Interval) -> Interval:
-    return None if one is None else (-one[1], -one[0])
-
-
-def over(left: Interval, right: Interval) -> Interval:
-    if right is None:
-        return ZERO if left == ZERO else None if is_small(left) else ANYTHING
-    if right[0] <= 0 <= right[1]:
-        return ANYTHING
-    return times(left, (1 / right[1], 1 / right[0]))
-
-
-def magnitude(one: Interval) -> Interval:
-    if one is None:
-        return None
-    low, high = sorted((abs(one[0]), abs(one[1])))
-    return (0.0 if one[0] <= 0 <= one[1] else low), high
-
-
-def chosen(condition: Interval, yes: Interval, no: Interval) -> Interval:
-    """`where`."""
-    found = nonzero(condition)
-    return yes if found == ONE else no if found == ZERO else hull(yes, no)
-
-
-def nonzero(one: Interval) -> Interval:
-    low, high = wide(one)
-    return ZERO if one == ZERO else ONE if low > 0 or high < 0 else (0.0, 1.0)
-
-
-def inverted(one: Interval) -> Interval:
-    """`not`."""
-    low, high = nonzero(one) or (0.0, 1.0)
-    return 1 - high, 1 - low
-
-
-def both(left: Interval, right: Interval) -> Interval:
-    (a, b), (c, d) = (nonzero(one) or (0.0, 1.0) for one in (left, right))
-    return min(a, c), min(b, d)
-
-
-def either(left: Interval, right: Interval) -> Interval:
-    return inverted(both(inverted(left), inverted(right)))
-
-
-def least(left: Interval, right: Interval) -> Interval:
-    if left is None and right is None:
-        return None
-    (a, b), (c, d) = wide(left), wide(right)
-    return min(a, c), min(b, d)
-
-
-def greatest(left: Interval, right: Interval) -> Interval:
-    return negative(least(negative(left), negative(right)))
-
-
-def comparison(name: str) -> Callable[[Interval, Interval], Interval]:
-    """`lt` and its like, of two values."""
-
-    def compare(left: Interval, right: Interval) -> Interval:
-        (a, b), (c, d) = wide(left), wide(right)
-        always, never = {
-            "lt": (b < c, a >= d),
-            "le": (b <= c, a > d),
-            "gt": (a > d, b <= c),
-            "ge": (a >= d, b < c),
-            "eq": (a == b == c == d, b < c or d < a),
-            "ne": (b < c or d < a, a == b == c == d),
-        }[name]
-        return ONE if always else ZERO if never else (0.0, 1.0)
-
-    return compare
-
-
-def _checked(low: float, high: float) -> Interval:
-    return ANYTHING if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def is_masked(pad: Interval, here: Interval) -> bool:
@@ -221,7 +118,104 @@ def is_masked(pad: Interval, here: Interval) -> bool:
     return pad is not None and pad[1] <= NEGLIGIBLE and -ORDINARY <= low <= high <= ORDINARY
 
 
-def of_constant(low: float, high: float, labels: Sequence[str]) -> Fact:
-    """A constant, or a tensor filled with one."""
-    found = Fact(tuple(labels), (low, high), span=(low, high))
-    return replace(found, pads=((low, high),) * len(found.tokens))
+def _monotonic(compute: Callable[..., float]) -> Callable[..., Interval]:
+    """The bounds of a function that is largest and smallest at bounds of what it is given."""
+
+    def bounds(*given: Interval) -> Interval:
+        if None in given and all(map(is_small, given)):
+            return None
+        ends = [compute(*end) for end in product(*map(wide, given))]
+        return ANYTHING if any(map(math.isnan, ends)) else (min(ends), max(ends))
+
+    return bounds
+
+
+_plus, _minus, _times = map(_monotonic, (operator.add, operator.sub, operator.mul))
+_least, _greatest = map(_monotonic, (min, max))
+
+
+def times(left: Interval, right: Interval) -> Interval:
+    if ZERO in (left, right) and all(map(math.isfinite, (*wide(left), *wide(right)))):
+        return ZERO
+    return _times(left, right)
+
+
+def _over(left: Interval, right: Interval) -> Interval:
+    if right is None:
+        return ZERO if left == ZERO else None if is_small(left) else ANYTHING
+    if right[0] <= 0 <= right[1]:
+        return ANYTHING
+    return times(left, (1 / right[1], 1 / right[0]))
+
+
+def _magnitude(one: Interval) -> Interval:
+    if one is None:
+        return None
+    low, high = sorted((abs(one[0]), abs(one[1])))
+    return (0.0 if one[0] <= 0 <= one[1] else low), high
+
+
+def chosen(condition: Interval, yes: Interval, no: Interval) -> Interval:
+    """`where`."""
+    known = nonzero(condition)
+    if known in (ZERO, ONE) or yes == no:
+        return no if known == ZERO else yes
+    if None in (yes, no) and is_small(yes) and is_small(no):
+        return None
+    (a, b), (c, d) = wide(yes), wide(no)
+    return min(a, c), max(b, d)
+
+
+def nonzero(one: Interval) -> tuple[float, float]:
+    low, high = wide(one)
+    return ZERO if one == ZERO else ONE if low > 0 or high < 0 else UNSURE
+
+
+def _inverted(one: Interval) -> Interval:
+    return _minus(ONE, nonzero(one))
+
+
+def _both(left: Interval, right: Interval) -> Interval:
+    return _least(nonzero(left), nonzero(right))
+
+
+def _either(left: Interval, right: Interval) -> Interval:
+    return _greatest(nonzero(left), nonzero(right))
+
+
+def _less(left: Interval, right: Interval) -> Interval:
+    (a, b), (c, d) = wide(left), wide(right)
+    return ONE if b < c else ZERO if a >= d else UNSURE
+
+
+def _equal(left: Interval, right: Interval) -> Interval:
+    (a, b), (c, d) = wide(left), wide(right)
+    return ONE if a == b == c == d else ZERO if b < c or d < a else UNSURE
+
+
+COMPARISONS: Mapping[str, Callable[[Interval, Interval], Interval]] = {
+    "lt": _less,
+    "gt": lambda a, b: _less(b, a),
+    "ge": lambda a, b: _inverted(_less(a, b)),
+    "le": lambda a, b: _inverted(_less(b, a)),
+    "eq": _equal,
+    "ne": lambda a, b: _inverted(_equal(a, b)),
+}
+BOUNDS: Mapping[str, Callable[..., Interval]] = {
+    "add": _plus,
+    "sub": _minus,
+    "rsub": lambda a, b: _minus(b, a),
+    "mul": times,
+    "div": _over,
+    "neg": _monotonic(operator.neg),
+    "abs": _magnitude,
+    "where": chosen,
+    "masked_fill": lambda a, mask, filling: chosen(mask, filling, a),
+    **dict.fromkeys(("minimum", "min"), _least),
+    **dict.fromkeys(("maximum", "max"), _greatest),
+    **dict.fromkeys(("logical_not", "bitwise_not"), _inverted),
+    **dict.fromkeys(("logical_and", "bitwise_and", "__and__"), _both),
+    **dict.fromkeys(("logical_or", "bitwise_or", "__or__"), _either),
+    **COMPARISONS,
+}
+"""Bounds of what an elementwise op gives, by its name; `bitwise` of booleans alone."""

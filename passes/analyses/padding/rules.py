@@ -2,7 +2,6 @@
 padding, or is unknown.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,79 +14,35 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.passes.analyses.padding.facts import (
     ANYTHING,
+    BOUNDS,
+    COMPARISONS,
     ONE,
+    UNSURE,
     ZERO,
     Fact,
     Interval,
     Side,
     Unproved,
-    both,
+    alike,
     chosen,
-    comparison,
-    either,
-    greatest,
-    inverted,
     is_masked,
     is_small,
-    least,
-    magnitude,
-    negative,
     nonzero,
-    of_constant,
-    over,
-    plus,
     position,
-    times,
     wide,
 )
 from enginecast.passes.ir.edit import aten, first_input, shape_of, value
-from enginecast.passes.ir.effects import draws
+from enginecast.passes.ir.effects import draws, named_arguments
 from enginecast.passes.ir.match import is_call, op_name
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
-Found = Fact | tuple[Fact, ...]
+Facts = Fact | tuple[Fact, ...]
+"""Of a value: of a tensor, or of each of several."""
 Given = dict[str, Any]
 """The arguments of a call by name, with facts in place of nodes."""
-Rule = Callable[[Node, Given], Found]
+Rule = Callable[[Node, Given], Facts]
 
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _ROUNDED = ("add", "sub", "rsub", "mul", "div")
-_INTERVALS: Mapping[str, Callable[..., Interval]] = {
-    "add": plus,
-    "sub": lambda a, b: plus(a, negative(b)),
-    "rsub": lambda a, b: plus(b, negative(a)),
-    "mul": times,
-    "div": over,
-    "neg": negative,
-    "abs": magnitude,
-    "where": chosen,
-    "masked_fill": lambda a, mask, filling: chosen(mask, filling, a),
-    "logical_not": inverted,
-    "bitwise_not": inverted,
-    "minimum": least,
-    "maximum": greatest,
-    **dict.fromkeys(("logical_and", "bitwise_and", "__and__"), both),
-    **dict.fromkeys(("logical_or", "bitwise_or", "__or__"), either),
-    **{name: comparison(name) for name in _COMPARISONS},
-}
-"""Bounds of what an elementwise op gives; `bitwise` of booleans alone."""
-_UNBOUNDED = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "logit", "pow", "reciprocal"),
-        *("rsqrt", "tan"),
-    }
-)
-"""Of these, small numbers may make large ones."""
-_ALONG = frozenset(
-    {
-        *("_log_softmax", "_softmax", "all", "amax", "amin", "any", "argmax", "argmin", "argsort"),
-        *("cat", "chunk", "cummax", "cumprod", "cumsum", "flip", "glu", "linalg_vector_norm"),
-        *("log_softmax", "logsumexp", "max", "mean", "min", "narrow", "norm", "prod", "roll"),
-        *("select", "slice", "softmax", "sort", "split", "split_with_sizes", "stack", "std", "sum"),
-        *("topk", "unbind", "unflatten", "unsafe_chunk", "unsafe_split", "var"),
-    }
-)
-"""What happens along some dimensions, and to each place along the others alike."""
 _FILLINGS = {"ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0, "zeros_like": 0, "new_zeros": 0}
 _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_size", "split_sizes"])
 """Arguments that decide sizes, and nothing else."""
@@ -108,22 +63,18 @@ class Labels:
         Raises:
             Unproved: some size is made of these, and none of them.
         """
-        found = tuple(self._label(size) for size in tensor.shape)
-        if _tokens(found) > 2:
+        names = {self.tokens: "t"}
+        if self.batch is not None:
+            names = {self.batch * self.tokens: "bt", self.batch: "b", **names}
+        labels = []
+        sizes: Sequence[Any] = tensor.shape
+        for size in sizes:
+            if self.concerns(size) and size.node.expr not in names:
+                raise Unproved(f"a size is {size.node.expr}, expected one of the mask's sizes")
+            labels.append(names[size.node.expr] if self.concerns(size) else "")
+        if sum("t" in label for label in labels) > 2:
             raise Unproved("it has more than two dimensions of tokens")
-        return found
-
-    def _label(self, size: Any) -> str:
-        if not self.concerns(size):
-            return ""
-        expression = size.node.expr
-        if expression == self.tokens:
-            return "t"
-        if self.batch is not None and expression == self.batch:
-            return "b"
-        if self.batch is not None and expression == self.batch * self.tokens:
-            return "bt"
-        raise Unproved(f"a size is {expression}, expected one of the mask's sizes")
+        return tuple(labels)
 
     def concerns(self, size: Any) -> bool:
         """Whether a number depends on the sizes of the mask, or on what a tensor holds."""
@@ -131,52 +82,71 @@ class Labels:
             return False
         watched = set(self.tokens.free_symbols)
         watched |= set() if self.batch is None else set(self.batch.free_symbols)
-        found = size.node.expr.free_symbols
-        return bool(found & watched) or bool(free_unbacked_symbols(size))
+        return bool(size.node.expr.free_symbols & watched) or bool(free_unbacked_symbols(size))
 
 
 class Rules:
-    """Facts about the values of one program, from those about what they are computed from."""
+    """Facts about the values of one program, from those about what they are computed from.
 
-    def __init__(self, labels: Labels, side: Side, known: Mapping[Node, Found]) -> None:
+    A method `op_NAME` is the rule of one op; what is done for all ops of a kind is chosen by trait.
+    """
+
+    def __init__(self, labels: Labels, side: Side, known: Mapping[Node, Facts]) -> None:
         self._labels, self._side, self._known = labels, side, known
 
-    def of(self, node: Node) -> Found:
+    def of(self, node: Node) -> Facts:
         """What is known of a node's value.
 
         Raises:
             Unproved: why nothing is.
         """
-        name, found = op_name(node).partition(".")[0], value(node)
+        name, result = op_name(node).partition(".")[0], value(node)
         if name in _FILLINGS or name in ("full", "full_like", "new_full"):
-            return self._filled(node, name)
+            filling: Any = _FILLINGS.get(name)
+            if filling is None:
+                filling = node.args[1] if len(node.args) > 1 else node.kwargs["fill_value"]
+                filling = value(filling) if isinstance(filling, Node) else filling
+            if not isinstance(filling, int | float):
+                raise Unproved("it is filled with a computed number")
+            return alike(self._labels.of(result), (float(filling), float(filling)))
         if name == "arange":
             return self._arange(node)
-        if name == "eye" and self._labels.of(found) == ("t", "t"):
-            return Fact(("t", "t"), ONE, (ZERO, ZERO), (0.0, 1.0))
+        if name == "eye" and self._labels.of(result) == ("t", "t"):
+            return Fact(("t", "t"), ONE, (ZERO, ZERO), UNSURE)
         given = self._arguments(node)
         if draws(node):
             raise Unproved("it draws random numbers")
-        facts = [fact for fact in _flat(given.values()) if isinstance(fact, Fact)]
-        rule: Rule | None = getattr(self, f"op_{name}", None) or self._by_trait(node, name)
+        facts = _facts(given.values())
+        rule: Rule | None = getattr(self, f"op_{name}", None)
+        if rule is None:
+            if is_identity(node) or has(node, Trait.CASTS):
+                rule = self._cast
+            elif has(node, Trait.RESHAPES):
+                rule = self._reshaped
+            elif has(node, Trait.PERMUTES):
+                rule = self._permuted
+            elif has(node, Trait.ALONG):
+                rule = self._along
+            elif has(node, Trait.ELEMENTWISE):
+                rule = self._elementwise
         if rule is not None:
-            result = rule(node, given)
-            if rule not in (self._elementwise, self.op_index) and not _is_position(result):
+            found = rule(node, given)
+            is_position = isinstance(found, Fact) and found.steps is not None
+            if not is_position and rule not in (self._elementwise, self.op_index):
                 self.require_still(*facts)
-            return result
+            return found
         if not any(any(fact.labels) for fact in facts):
-            return self._plain(found)
+            return self._without_tokens(result)
         raise Unproved(f"{name} is not known to keep tokens apart")
 
-    def _by_trait(self, node: Node, name: str) -> Rule | None:
-        """What is done for ops of one kind alike."""
-        if is_identity(node) or has(node, Trait.CASTS):
-            return self._cast
-        if has(node, Trait.RESHAPES):
-            return self._reshaped
-        if name in _ALONG:
-            return self._along
-        return self._elementwise if has(node, Trait.ELEMENTWISE) else None
+    def require_still(self, *facts: Fact) -> None:
+        """Refuse positions in the batch, and those of tokens where columns on the left may be cut
+        off.
+        """
+        if any(fact.counts_rows for fact in facts):
+            raise Unproved("it depends on the position of a row in the batch")
+        if self._side == "any" and any(fact.moves for fact in facts):
+            raise Unproved("it depends on the position of a token")
 
     # What a rule is given.
 
@@ -186,163 +156,134 @@ class Rules:
         Raises:
             Unproved: a number depends on how many tokens there are.
         """
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
-        named = {one.name: one.default_value for one in schema if one.has_default_value()}
-        given = {one.name: each for one, each in zip(schema, node.args, strict=False)}
-        named = {**given, **{key: named[key] for key in named if key not in given}, **node.kwargs}
-        found = {key: self._fact(each) for key, each in named.items()}
+
+        def fact_of(argument: Any) -> Any:
+            if isinstance(argument, list | tuple):
+                return [fact_of(each) for each in argument]
+            if isinstance(argument, Node):
+                return self._known.get(argument, value(argument))
+            return argument
+
+        facts = {key: fact_of(argument) for key, argument in named_arguments(node).items()}
         sizes = _SIZES | ({"end"} if is_call(node, aten.slice.Tensor) else set())
-        for key in found.keys() - sizes:
-            if any(map(self._labels.concerns, _flat([found[key]]))):
+        for key in facts.keys() - sizes:
+            if any(map(self._labels.concerns, _flat([facts[key]]))):
                 raise Unproved("it computes with the number of tokens, or one read from a tensor")
-        return found
+        return facts
 
-    def _fact(self, given: Any) -> Any:
-        if isinstance(given, list | tuple):
-            return [self._fact(one) for one in given]
-        if isinstance(given, Node):
-            return self._known.get(given, value(given))
-        return given
-
-    def _plain(self, found: Any) -> Found:
+    def _without_tokens(self, result: Any) -> Facts:
         """What is computed from nothing that has tokens."""
-        if isinstance(found, Tensor):
-            labels = self._labels.of(found)
-            if any("t" in label for label in labels):
-                raise Unproved("it is computed from sizes")
-            return Fact(labels, span=ANYTHING, here=ANYTHING)
-        return tuple(self._plain(one) for one in found)  # type: ignore[misc]
-
-    def _filled(self, node: Node, name: str) -> Fact:
-        filling: Any = _FILLINGS.get(name)
-        if filling is None:
-            filling = node.args[1] if len(node.args) > 1 else node.kwargs["fill_value"]
-            filling = value(filling) if isinstance(filling, Node) else filling
-        if not isinstance(filling, int | float):
-            raise Unproved("it is filled with a computed number")
-        return of_constant(float(filling), float(filling), self._labels.of(value(node)))
+        if not isinstance(result, Tensor):
+            return tuple(self._without_tokens(each) for each in result)  # type: ignore[misc]
+        labels = self._labels.of(result)
+        if any("t" in label for label in labels):
+            raise Unproved("it is computed from sizes")
+        return alike(labels, ANYTHING)
 
     def _arange(self, node: Node) -> Fact:
-        found = value(node)
-        labels = self._labels.of(found)
-        starts_at_zero = node.target is aten.arange.default
-        if node.target is aten.arange.start:
-            starts_at_zero = _is_number(node.args[0], 0)
-        if not any(labels) and not any(
-            map(self._labels.concerns, map(value, node.all_input_nodes))
-        ):
-            return Fact(labels, span=ANYTHING, here=ANYTHING)
-        if not starts_at_zero or len(node.args) > 2:
+        labels = self._labels.of(value(node))
+        sizes = map(value, node.all_input_nodes)
+        if not any(labels) and not any(map(self._labels.concerns, sizes)):
+            return alike(labels, ANYTHING)
+        from_zero = is_call(node, aten.arange.start) and _is_number(node.args[0], 0)
+        if not (is_call(node, aten.arange.default) or from_zero) or len(node.args) > 2:
             raise Unproved("positions do not start at 0")
-        return self._position(labels, (1,), 0, found.dtype)
+        return self._position(labels, (1,), 0, value(node).dtype)
 
     def _position(
         self, labels: tuple[str, ...], steps: tuple[int, ...], offset: int, dtype: torch.dtype
     ) -> Fact:
         """A sum of indices, as a dtype holds it; no longer one where that may round or wrap."""
-        found = position(labels, steps, offset, self._side, self._labels.longest)
+        fact = position(labels, steps, offset, self._side, self._labels.longest)
         is_float = dtype.is_floating_point
         most = 2 / torch.finfo(dtype).eps if is_float else float(torch.iinfo(dtype).max)
         highest = max(sum(step for step in steps if step * sign > 0) * sign for sign in (1, -1))
         if highest * self._labels.longest + abs(offset) <= most:
-            return found
-        self.require_still(found)
-        return of_constant(*ANYTHING, labels)
+            return fact
+        self.require_still(fact)
+        return alike(labels, ANYTHING)
 
     # Elements in their places.
 
     def _elementwise(self, node: Node, given: Given) -> Fact:
         name = op_name(node).partition(".")[0]
-        name = {"min": "minimum", "max": "maximum"}.get(name, name)
-        labels = self._labels.of(value(node))
-        operands = [one for key, one in given.items() if key not in ("alpha", "rounding_mode")]
-        numbers = Fact | int | float | torch.SymInt | torch.SymFloat
-        facts = [_as_fact(one) for one in operands if isinstance(one, numbers)]
+        labels, dtype = self._labels.of(value(node)), value(node).dtype
+        alpha = given.pop("alpha", 1)
+        numbers = int | float | torch.SymInt | torch.SymFloat
+        facts = [
+            each if isinstance(each, Fact) else _number(each)
+            for each in given.values()
+            if isinstance(each, Fact | numbers)
+        ]
         for fact in facts:
             _require_broadcast(fact.labels, labels)
-        alpha = given.get("alpha", 1)
         if name in ("add", "sub", "rsub") and alpha == 1:
-            found = self._sum(labels, name, facts, value(node).dtype)
-            if found is not None:
-                return found
-        plain = alpha == 1 and given.get("rounding_mode") is None
-        compute = self._stored(name, node) if plain else lambda *_: ANYTHING
-        compared = None
-        if name in _COMPARISONS:
-            compared = self._sum(labels, "sub", facts, torch.int64)
-        if compared is not None:
-            facts = [compared, of_constant(0.0, 0.0, ())]
-            if compute(compared.span, ZERO) in (ZERO, ONE):  # for every position there is
-                return _by_region(labels, compute, facts)
+            total = self._sum(labels, name, facts, dtype)
+            if total is not None:
+                return total
+        is_plain = alpha == 1 and given.get("rounding_mode") is None
+        known = BOUNDS.get(name)
+        if name.startswith(("bitwise", "__")) and dtype is not torch.bool:
+            known = None
+
+        def bounds(*ends: Interval) -> Interval:
+            """In the dtype that holds the result."""
+            if not is_plain:
+                return ANYTHING
+            if known is not None:
+                result = known(*ends)
+            elif has(node, Trait.BOUNDED):
+                result = (-1.0, 1.0)
+            elif has(node, Trait.GROWS):
+                result = None if ends[:1] == (None,) else ANYTHING
+            else:
+                result = None if all(map(is_small, ends)) else ANYTHING
+            units = name == "mul" and any(set(wide(end)) <= {-1.0, 0.0, 1.0} for end in ends)
+            whole = name != "div" and all(_is_whole(each, dtype) for each in (*ends, result))
+            return _held(result, dtype, is_exact=name not in _ROUNDED or units or whole)
+
+        if name in COMPARISONS:
+            difference = self._sum(labels, "sub", facts, torch.int64)
+            if difference is not None:
+                facts = [difference, _number(0)]
+                if bounds(difference.span, ZERO) in (ZERO, ONE):  # for every position there is
+                    return _by_region(labels, bounds, facts)
         self.require_still(*facts)
-        return _by_region(labels, compute, facts)
-
-    def _compute(self, name: str, node: Node) -> Callable[..., Interval]:
-        known = _INTERVALS.get(name)
-        if known is not None and not (
-            name.startswith(("bitwise", "__")) and value(node).dtype is not torch.bool
-        ):
-            return known
-        if has(node, Trait.BOUNDED):
-            return lambda *_: (-1.0, 1.0)
-        explosive = name in _UNBOUNDED
-
-        def unknown(*given: Interval) -> Interval:
-            tame = given[:1] == (None,) if explosive else all(map(is_small, given))
-            return None if tame else ANYTHING
-
-        return unknown
-
-    def _stored(self, name: str, node: Node) -> Callable[..., Interval]:
-        """The bounds of what an op gives, in the dtype that holds it."""
-        compute, dtype = self._compute(name, node), value(node).dtype
-
-        def stored(*given: Interval) -> Interval:
-            found = compute(*given)
-            units = name == "mul" and any(set(wide(one)) <= {-1.0, 0.0, 1.0} for one in given)
-            whole = name != "div" and all(_is_whole(one, dtype) for one in (*given, found))
-            return _held(found, dtype, is_exact=name not in _ROUNDED or units or whole)
-
-        return stored
+        return _by_region(labels, bounds, facts)
 
     def _sum(
         self, labels: tuple[str, ...], name: str, facts: Sequence[Fact], dtype: torch.dtype
     ) -> Fact | None:
         """A sum of positions; None where it is of something else."""
         left, right = reversed(facts) if name == "rsub" else facts
-        signs = (1, 1) if name == "add" else (1, -1)
         steps, offset = [0] * len(labels), 0
-        for fact, sign in zip((left, right), signs, strict=True):
+        for fact, sign in ((left, 1), (right, 1 if name == "add" else -1)):
             if fact.steps is not None:
                 for dim, step in enumerate(fact.steps):
                     steps[len(labels) - len(fact.labels) + dim] += sign * step
                 offset += sign * fact.offset
-            elif fact.span is not None and fact.span[0] == fact.span[1] and not any(fact.labels):
-                if not float(fact.span[0]).is_integer():
-                    return None
-                offset += sign * int(fact.span[0])
-            else:
+                continue
+            low, high = wide(fact.span)
+            if low != high or any(fact.labels) or not low.is_integer():
                 return None
+            offset += sign * int(low)
         if left.steps is None and right.steps is None:
             return None
         return self._position(labels, tuple(steps), offset, dtype)
 
     def _cast(self, node: Node, given: Given) -> Fact:
-        fact: Fact = _first_fact(given)
+        [fact, *_] = _facts(given.values())
         dtype = value(node).dtype
         if dtype == value(first_input(node)).dtype:
             return fact
         if fact.steps is not None and dtype is not torch.bool:
             return self._position(fact.labels, fact.steps, fact.offset, dtype)
-
-        def cast(one: Interval) -> Interval:
-            return _held(one, dtype, is_exact=_is_whole(one, dtype))
-
-        return _by_region(fact.labels, cast, [fact])
+        return _by_region(
+            fact.labels, lambda one: _held(one, dtype, is_exact=_is_whole(one, dtype)), [fact]
+        )
 
     def op_clamp(self, node: Node, given: Given) -> Fact:
         fact, low, high = given["self"], given.get("min"), given.get("max")
-        self.require_still(fact)
         limits = (-math.inf if low is None else low, math.inf if high is None else high)
         if not all(isinstance(limit, int | float) for limit in limits):
             raise Unproved("its limits are computed")
@@ -353,81 +294,39 @@ class Rules:
 
         return _by_region(fact.labels, clamped, [fact])
 
-    def op_clamp_min(self, node: Node, given: Given) -> Fact:
-        return self.op_clamp(node, given)
-
-    def op_clip(self, node: Node, given: Given) -> Fact:
-        return self.op_clamp(node, given)
-
-    def op_min(self, node: Node, given: Given) -> Found:
-        if node.target is aten.min.other:
-            return self._elementwise(node, given)
-        return self._along(node, given)
-
-    def op_max(self, node: Node, given: Given) -> Found:
-        if node.target is aten.max.other:
-            return self._elementwise(node, given)
-        return self._along(node, given)
+    op_clamp_min = op_clip = op_clamp
 
     # Elements in other places.
 
     def _reshaped(self, node: Node, given: Given) -> Fact:
-        fact = _first_fact(given)
+        [fact, *_] = _facts(given.values())
         labels = self._labels.of(value(node))
         if _runs(first_input(node), fact.labels) != _runs(node, labels):
             raise Unproved("it reshapes tokens into something else")
-        pads = fact.pads
-        found = replace(fact, labels=labels, pads=pads, steps=None, offset=0)
+        tokens = iter(fact.tokens)
+        pads = tuple(fact.pads[next(tokens)] if "t" in label else fact.span for label in labels)
+        reshaped = replace(fact, labels=labels, pads=pads, steps=None, offset=0)
         if fact.steps is None:
-            return found
-        at = [dim for dim, label in enumerate(labels) if label]
+            return reshaped
         moved = [step for step, label in zip(fact.steps, fact.labels, strict=True) if label]
-        if len(at) != len(moved):
+        if len(moved) != sum(map(bool, labels)):
             raise Unproved("it reshapes positions")
-        steps = [0] * len(labels)
-        for dim, step in zip(at, moved, strict=True):
-            steps[dim] = step
-        return replace(found, steps=tuple(steps), offset=fact.offset)
+        rest = iter(moved)
+        steps = tuple(next(rest) if label else 0 for label in labels)
+        return replace(reshaped, steps=steps, offset=fact.offset)
 
-    def _moved(self, node: Node, fact: Fact, order: Sequence[int]) -> Fact:
-        """A permutation: dimension `order[i]` becomes dimension i."""
-        labels = tuple(fact.labels[dim] for dim in order)
-        pads = tuple(fact.pad(dim) for dim in order if "t" in fact.labels[dim])
-        steps = None if fact.steps is None else tuple(fact.steps[dim] for dim in order)
-        return replace(fact, labels=labels, pads=pads, steps=steps)
-
-    def op_permute(self, node: Node, given: Given) -> Fact:
-        fact = given["self"]
-        return self._moved(node, fact, [dim % len(fact.labels) for dim in given["dims"]])
-
-    def op_transpose(self, node: Node, given: Given) -> Fact:
-        fact = given["self"]
-        order = list(range(len(fact.labels)))
-        left, right = given["dim0"] % len(order), given["dim1"] % len(order)
-        order[left], order[right] = right, left
-        return self._moved(node, fact, order)
-
-    def op_swapaxes(self, node: Node, given: Given) -> Fact:
-        return self.op_transpose(node, {**given, "dim0": given["axis0"], "dim1": given["axis1"]})
-
-    def op_t(self, node: Node, given: Given) -> Fact:
-        return self._moved(node, given["self"], range(len(given["self"].labels))[::-1])
-
-    def op_mT(self, node: Node, given: Given) -> Fact:  # noqa: N802 - the op's name
-        return self.op_transpose(node, {**given, "dim0": -2, "dim1": -1})
+    def _permuted(self, node: Node, given: Given) -> Fact:
+        sizes = list(range(2, 2 + len(given["self"].labels)))
+        turned = node.target(torch.empty(sizes, device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        return _in_order(given["self"], [sizes.index(size) for size in turned.shape])
 
     def op_expand(self, node: Node, given: Given) -> Fact:
         fact, labels = given["self"], self._labels.of(value(node))
         _require_broadcast(fact.labels, labels)
-        first = len(labels) - len(fact.labels)
-        steps = None if fact.steps is None else (0,) * first + fact.steps
+        steps = None if fact.steps is None else (0,) * (len(labels) - len(fact.steps)) + fact.steps
         return replace(_by_region(labels, lambda one: one, [fact]), steps=steps, offset=fact.offset)
 
-    def op_expand_as(self, node: Node, given: Given) -> Fact:
-        return self.op_expand(node, given)
-
-    def op_broadcast_to(self, node: Node, given: Given) -> Fact:
-        return self.op_expand(node, given)
+    op_expand_as = op_broadcast_to = op_expand
 
     def op_repeat(self, node: Node, given: Given) -> Fact:
         fact, repeats = given["self"], given["repeats"]
@@ -435,76 +334,70 @@ class Rules:
         for label, count in zip(fact.labels, repeats[first:], strict=True):
             if label and count != 1:
                 raise Unproved("it repeats tokens")
-        self.require_still(fact)
         return _by_region(self._labels.of(value(node)), lambda one: one, [fact])
 
     def op_tril(self, node: Node, given: Given) -> Fact:
-        return self._triangle(node, given, lower=True)
-
-    def op_triu(self, node: Node, given: Given) -> Fact:
-        return self._triangle(node, given, lower=False)
-
-    def _triangle(self, node: Node, given: Given, *, lower: bool) -> Fact:
-        fact, diagonal = given["self"], given.get("diagonal", 0)
-        labels = fact.labels
+        fact, labels = given["self"], given["self"].labels
         if labels[-2:] != ("t", "t"):
             raise Unproved("it is a triangle whose sizes are not those of the tokens")
-        rows, columns = ((0,) * (len(labels) - 2) + last for last in ((1, 0), (0, 1)))
-        steps = tuple(c - r for c, r in zip(columns, rows, strict=True))
-        away = position(labels, steps, -diagonal, self._side, self._labels.longest)
-        compare = comparison("le" if lower else "ge")
-        kept = _by_region(labels, compare, [away, of_constant(0.0, 0.0, ())])
+        steps = (*[0] * (len(labels) - 2), -1, 1)
+        away = position(
+            labels, steps, -given.get("diagonal", 0), self._side, self._labels.longest
+        )  # of a column from the diagonal
+        is_lower = is_call(node, aten.tril.default)
+        kept = _by_region(labels, COMPARISONS["le" if is_lower else "ge"], [away, _number(0)])
         return _by_region(labels, lambda k, one: chosen(k, one, ZERO), [kept, fact])
+
+    op_triu = op_tril
 
     def op_index(self, node: Node, given: Given) -> Fact:
         fact, indices = given["self"], given["indices"]
         labels = self._labels.of(value(node))
-        found = [one for one in indices if one is not None]
-        masks = (torch.bool, torch.uint8)
-        if any(value(one).dtype in masks for one in node.all_input_nodes[1:]):
+        places_read = [one for one in indices if one is not None]
+        if any(value(one).dtype in (torch.bool, torch.uint8) for one in node.all_input_nodes[1:]):
             raise Unproved("it selects rows by a mask")
         self.require_still(fact)
         if not any(fact.labels):  # a table
-            self.require_still(*found)
-            return Fact(labels, fact.span, (fact.span,) * _tokens(labels), fact.span)
-        full = len(indices) == len(fact.labels) == len(found)
-        width = max(len(one.labels) for one in found)
-        places = [_place(one, width) for one in found]
-        dims = zip(fact.labels, places, shape_of(first_input(node)), strict=False)
+            self.require_still(*places_read)
+            return alike(labels, fact.span)
+        full = len(indices) == len(fact.labels) == len(places_read)
+        width = max(len(one.labels) for one in places_read)
+        # The dimension of the result along which an index runs, one by one from 0.
+        along = [(one.index_along, width - len(one.labels)) for one in places_read]
+        places = [None if dim is None else dim + first for dim, first in along]
         meets = [
             label == (labels[place] if place is not None else None) or _is_number(size, 1)
-            for label, place, size in dims
+            for label, place, size in zip(
+                fact.labels, places, shape_of(first_input(node)), strict=False
+            )
         ]
         known = [place for place in places if place is not None]
         if not full or width != len(labels) or not all(meets) or len(set(known)) != len(known):
             raise Unproved("it selects rows by computed indices")
-        pads: list[Interval] = []
-        for place in (dim for dim, label in enumerate(labels) if "t" in label):
-            pads.append(fact.pad(places.index(place)) if place in places else fact.here)
-        return Fact(labels, fact.here, tuple(pads), fact.span)
+        pads = tuple(
+            fact.pads[places.index(dim)] if dim in places else fact.here
+            for dim in range(len(labels))
+        )
+        return Fact(labels, fact.here, pads, fact.span)
 
     def op_gather(self, node: Node, given: Given) -> Fact:
         fact, places = given["self"], given["index"]
         dim = given["dim"] % len(fact.labels)
-        self.require_still(places)
         pairs = enumerate(zip(fact.labels, places.labels, strict=True))
         if fact.labels[dim] or any(one != other for at, (one, other) in pairs if at != dim):
             raise Unproved("it selects rows by computed indices")
-        return Fact(places.labels, fact.span, (fact.span,) * _tokens(places.labels), fact.span)
+        return alike(places.labels, fact.span)
 
     def op_embedding(self, node: Node, given: Given) -> Fact:
         if any(given["weight"].labels):
             raise Unproved("its table is computed from tokens")
-        self.require_still(given["indices"])
-        span = given["weight"].span
-        labels = self._labels.of(value(node))
-        return Fact(labels, span, (span,) * _tokens(labels), span)
+        return alike(self._labels.of(value(node)), given["weight"].span)
 
     # Along dimensions.
 
-    def _along(self, node: Node, given: Given) -> Found:
+    def _along(self, node: Node, given: Given) -> Facts:
         name = op_name(node).partition(".")[0]
-        facts = [one for one in _flat([given.get("self"), given.get("tensors")]) if one is not None]
+        facts = _facts([given.get("self"), given.get("tensors")])
         rank = len(facts[0].labels) + (name == "stack")
         dims = given.get("dim", given.get("dims"))
         dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
@@ -516,109 +409,99 @@ class Rules:
         if touched - {""}:
             what = "rows of the batch" if "b" in touched else "tokens"
             raise Unproved(f"{name} mixes {what}")
+
+        def kept(result: Tensor) -> Fact:
+            """With the tokens of the operands, in their order."""
+            labels = self._labels.of(result)
+            for fact in facts:
+                if [x for x in fact.labels if x] != [x for x in labels if x]:
+                    raise Unproved("it mixes values with tokens and without")
+            bounds = [(f.here, f.span, [f.pads[dim] for dim in f.tokens]) for f in facts]
+            moves = has(node, Trait.MOVES, Trait.JOINS) and not any(f.steps for f in facts)
+            if moves and all(each == bounds[0] for each in bounds):
+                here, span, pads = bounds[0]
+                rest = iter(pads)
+                of_dims = tuple(next(rest) if "t" in label else span for label in labels)
+                return Fact(labels, here, of_dims, span)
+            return alike(labels, _ordinary(facts))
+
         results = value(node)
-        if isinstance(results, Tensor):
-            return self._kept(node, results, facts)
-        return tuple(self._kept(node, one, facts) for one in results)
+        return kept(results) if isinstance(results, Tensor) else tuple(map(kept, results))
 
-    def _kept(self, node: Node, result: Tensor, facts: Sequence[Fact]) -> Fact:
-        """A result whose tokens are those of the operands, in their order."""
-        labels = self._labels.of(result)
-        for fact in facts:
-            if [x for x in fact.labels if x] != [x for x in labels if x]:
-                raise Unproved("it mixes values with tokens and without")
-        count = _tokens(labels)
-        if has(node, Trait.MOVES, Trait.JOINS) and not any(fact.steps for fact in facts):
-            here, span = facts[0].here, facts[0].span
-            pads = facts[0].pads
-            if all((f.here, f.span, f.pads) == (here, span, pads) for f in facts):
-                return Fact(labels, here, pads, span)
-        known = None if all(is_small(fact.span) for fact in facts) else ANYTHING
-        return Fact(labels, known, (known,) * count, known)
-
-    def _along_tokens(self, node: Node, name: str, given: Given, fact: Fact, dim: int) -> Found:
+    def _along_tokens(self, node: Node, name: str, given: Given, fact: Fact, dim: int) -> Facts:
         """What mixes tokens, where padding has no part in it."""
-        pad, labels = fact.pad(dim), self._labels.of(_first(value(node)))
-        only = len(fact.tokens) == 1
+        result = value(node)
+        labels = self._labels.of(result if isinstance(result, Tensor) else result[0])
+        pad = fact.pads[dim]
         if name in ("softmax", "_softmax"):
             if not is_masked(pad, fact.here):
-                raise Unproved(_leaks(pad, fact.here))
-            pads = tuple(ZERO if d == dim else (0.0, 1.0) for d in fact.tokens)
-            return Fact(labels, (0.0, 1.0), pads, (0.0, 1.0))
+                raise Unproved(_leak(pad, fact.here))
+            return Fact(
+                labels,
+                UNSURE,
+                tuple(ZERO if at == dim else UNSURE for at in range(len(labels))),
+                UNSURE,
+            )
+        # Where padding is on the right, the first token is valid.
+        right = self._side == "right"
+        from_first = given.get("start") is None or _is_number(given.get("start"), 0)
         neutral = {
             "sum": pad == ZERO,
             "any": pad is not None and nonzero(pad) == ZERO,
             "all": pad is not None and nonzero(pad) == ONE,
-            "amax": only and is_masked(pad, fact.here),
-            "cumsum": pad == ZERO or self._side == "right",
-            "slice": self._is_first(given, 0, 1),
-            "select": self._is_first(given, 0, None),
+            "amax": len(fact.tokens) == 1 and is_masked(pad, fact.here),
+            "cumsum": pad == ZERO or right,
+            "slice": right and from_first and _is_number(given.get("end"), 1),
+            "select": right and _is_number(given.get("index"), 0),
         }
         if not neutral.get(name, False):
             raise Unproved(f"{name} takes padding along with the tokens")
-        if name == "any" or name == "all":
-            bounds: Interval = (0.0, 1.0)
-        else:
-            bounds = None if is_small(fact.span) else ANYTHING
-        return Fact(labels, bounds, (bounds,) * _tokens(labels), bounds)
+        return alike(labels, UNSURE if name in ("any", "all") else _ordinary([fact]))
 
-    def _is_first(self, given: Given, at: int, end: int | None) -> bool:
-        """Whether the first token alone is taken, which is valid where padding is on the right."""
-        if self._side != "right":
-            return False
-        if end is None:
-            return _is_number(given.get("index"), at)
-        start = given.get("start")
-        return (start is None or _is_number(start, at)) and _is_number(given.get("end"), end)
-
-    def op_slice(self, node: Node, given: Given) -> Found:
+    def op_slice(self, node: Node, given: Given) -> Facts:
         fact: Fact = given["self"]
         labels = self._labels.of(value(node))
         dim = given.get("dim", 0) % len(labels)
         start = 0 if given["start"] is None else given["start"]
         if not isinstance(start, int):
             raise Unproved("it starts at a computed position")
-        whole = start == 0 and _is_number(given["step"], 1)
-        if fact.labels[dim] and labels[dim] == fact.labels[dim] and whole:
+        by_one = _is_number(given["step"], 1)
+        if fact.labels[dim] and labels[dim] == fact.labels[dim] and start == 0 and by_one:
             return fact
         if not fact.labels[dim] and labels[dim] == "t":  # a table of positions
-            if self._side == "any" or start < 0 or not _is_number(given["step"], 1):
+            if self._side == "any" or start < 0 or not by_one:
                 raise Unproved("it depends on the position of a token")
-            count = _tokens(labels)
-            return Fact(labels, fact.span, (fact.span,) * count, fact.span)
+            return alike(labels, fact.span)
         if fact.labels[dim] or labels[dim]:
             return self._along(node, given)
         return replace(fact, labels=labels)
 
     def op_layer_norm(self, node: Node, given: Given) -> Fact:
-        fact = given["input"]
         count = len(given["normalized_shape"])
-        if any(fact.labels[len(fact.labels) - count :]):
+        if any(given["input"].labels[-count:]):
             raise Unproved("a norm mixes tokens")
-        self.require_still(fact)
-        return self._ordinary(node)
+        return self._computed(node)
 
-    def op_rms_norm(self, node: Node, given: Given) -> Fact:
-        return self.op_layer_norm(node, given)
+    op_rms_norm = op_layer_norm
 
     def op_group_norm(self, node: Node, given: Given) -> Fact:
         if any(given["input"].labels[1:]):
             raise Unproved("a norm mixes tokens")
-        return self._ordinary(node)
+        return self._computed(node)
 
     def op_batch_norm(self, node: Node, given: Given) -> Fact:
         if given["training"] or given.get("running_mean") is None:
             raise Unproved("a norm mixes rows of the batch")
-        return self._ordinary(node, given["input"])
+        return self._computed(node, given["input"])
 
     # Products.
 
     def op_linear(self, node: Node, given: Given) -> Fact:
         if given["input"].labels[-1]:
-            return self._product(node, given["input"], self.op_t(node, {"self": given["weight"]}))
+            return self._product(node, given["input"], _in_order(given["weight"], [1, 0]))
         if any(given["weight"].labels):
             raise Unproved("its weight is computed from tokens")
-        return self._ordinary(node, given["input"])
+        return self._computed(node, given["input"])
 
     def op_addmm(self, node: Node, given: Given) -> Fact:
         if any(given["self"].labels):
@@ -626,20 +509,17 @@ class Rules:
         return self._product(node, given["mat1"], given["mat2"])
 
     def op_matmul(self, node: Node, given: Given) -> Fact:
-        return self._product(node, given["self"], given["other"])
+        left, right = _facts(given.values())
+        return self._product(node, left, right)
 
-    def op_mm(self, node: Node, given: Given) -> Fact:
-        return self._product(node, given["self"], given["mat2"])
-
-    def op_bmm(self, node: Node, given: Given) -> Fact:
-        return self._product(node, given["self"], given["mat2"])
+    op_mm = op_bmm = op_matmul
 
     def _product(self, node: Node, left: Fact, right: Fact) -> Fact:
         self.require_still(left, right)
         if len(left.labels) < 2 or len(right.labels) < 2:
             if any(left.labels[-1:]) or any(right.labels[:1]) or any(right.labels[1:]):
                 raise Unproved("a product with a vector of tokens")
-            return self._ordinary(node, left, right)
+            return self._computed(node, left, right)
         labels = self._labels.of(value(node))
         _require_broadcast((*left.labels[:-1], ""), (*labels[:-1], ""))
         _require_broadcast(
@@ -647,48 +527,34 @@ class Rules:
         )
         inner = left.labels[-1], right.labels[-2]
         if any(inner):
-            self._require_contracted(
-                inner,
-                (left.pad(len(left.labels) - 1), right.pad(len(right.labels) - 2))
-                if inner == ("t", "t")
-                else (),
-            )
-        found = self._ordinary(node, left, right)
-        pads = tuple(
-            ZERO if _is_zero(left, right, dim, len(labels)) else found.span for dim in found.tokens
-        )
-        return replace(found, pads=pads)
-
-    def _require_contracted(self, inner: Sequence[str], pads: Sequence[Interval]) -> None:
-        if any("b" in label for label in inner):
-            raise Unproved("a product mixes rows of the batch")
-        if ZERO not in pads or any(map(math.isinf, itertools.chain(*map(wide, pads)))):
-            raise Unproved("a product takes padding along with the tokens")
+            pads = (left.pads[-1], right.pads[-2]) if inner == ("t", "t") else ()
+            _require_contracted(inner, pads)
+        found = self._computed(node, left, right)
+        # Where a row or a column is one of zeros, so is that of the product.
+        first = len(left.labels) - len(labels)
+        rows = [
+            ZERO if dim + first in left.tokens and left.pads[dim + first] == ZERO else found.span
+            for dim in range(len(labels) - 1)
+        ]
+        last = ZERO if right.pads[-1] == ZERO else found.span
+        return replace(found, pads=(*rows, last))
 
     def op_einsum(self, node: Node, given: Given) -> Fact:
-        equation = given["equation"].replace(" ", "")
-        facts = given["tensors"]
-        if "." in equation or "->" not in equation:
+        equation, facts = given["equation"].replace(" ", ""), given["tensors"]
+        inputs, arrow, output = equation.partition("->")
+        terms = inputs.split(",")
+        if "." in equation or not arrow or any(len(set(term)) != len(term) for term in terms):
             raise Unproved(f"einsum {equation!r} is not known to keep tokens apart")
         self.require_still(*facts)
-        inputs, _, output = equation.partition("->")
-        terms = inputs.split(",")
-        where: dict[str, list[tuple[str, Interval]]] = {}
-        for term, fact in zip(terms, facts, strict=True):
-            if len(set(term)) != len(term):
-                raise Unproved(f"einsum {equation!r} is not known to keep tokens apart")
-            for dim, letter in enumerate(term):
-                label = fact.labels[dim]
-                where.setdefault(letter, []).append(
-                    (label, fact.pad(dim) if "t" in label else None)
-                )
-        for letter, uses in where.items():
-            names = [label for label, _ in uses]
+        for letter in dict.fromkeys("".join(terms)):
+            dims = [(f, t.index(letter)) for t, f in zip(terms, facts, strict=True) if letter in t]
+            names = [fact.labels[dim] for fact, dim in dims]
             if any(names) and letter not in output:
-                self._require_contracted(names, [pad for _, pad in uses])
+                pads = [f.pads[dim] if "t" in f.labels[dim] else None for f, dim in dims]
+                _require_contracted(names, pads)
             if len(set(names)) > 1:
                 raise Unproved("a product of tokens with something else")
-        return self._ordinary(node, *facts)
+        return self._computed(node, *facts)
 
     def op_scaled_dot_product_attention(self, node: Node, given: Given) -> Fact:
         query, key, values = (given[name] for name in ("query", "key", "value"))
@@ -698,30 +564,27 @@ class Rules:
                 raise Unproved("attention over tokens as features")
             _require_broadcast(one.labels[:-2], labels[:-2])
         if not key.labels[-2]:
-            return self._ordinary(node, values)
+            return self._computed(node, values)
         if key.labels[-2] != "t" or query.labels[-2] not in ("t", ""):
             raise Unproved("attention mixes rows of the batch")
         bias = given.get("attn_mask")
         if bias is None:
             if not given.get("is_causal") or self._side != "right" or query.labels[-2] != "t":
                 raise Unproved("attention sees padding: it has no mask")
-            return self._ordinary(node, values)
-        self._require_masked(node, bias, labels, is_small(query.span) and is_small(key.span))
-        return self._ordinary(node, values)
-
-    def _require_masked(
-        self, node: Node, bias: Fact, labels: tuple[str, ...], ordinary: bool
-    ) -> None:
-        """Refuse attention whose mask lets padding in; `ordinary`: its scores are ordinary."""
+            return self._computed(node, values)
         if not bias.labels or bias.labels[-1] != "t":
             raise Unproved("attention sees padding: its mask is not of the tokens")
         _require_broadcast(bias.labels[:-2], labels[:-2])
-        pad, here = bias.pad(len(bias.labels) - 1), bias.here
-        is_bool = value(_argument(node, "attn_mask", 3)).dtype is torch.bool
-        if not ((nonzero(pad), nonzero(here)) == (ZERO, ONE) if is_bool else is_masked(pad, here)):
-            raise Unproved(_leaks(pad, here, is_bool))
-        if not is_bool and not ordinary:
-            raise Unproved(_leaks(ANYTHING, here))
+        mask: Any = node.kwargs["attn_mask"] if "attn_mask" in node.kwargs else node.args[3]
+        pad, here = bias.pads[-1], bias.here
+        if value(mask).dtype is torch.bool:
+            if (nonzero(pad), nonzero(here)) != (ZERO, ONE):
+                raise Unproved("attention may see padding: its mask is not known to be false there")
+        elif not is_masked(pad, here):
+            raise Unproved(_leak(pad, here))
+        elif not (is_small(query.span) and is_small(key.span)):  # no score is known to be ordinary
+            raise Unproved(_leak(ANYTHING, here))
+        return self._computed(node, values)
 
     def op_convolution(self, node: Node, given: Given) -> Fact:
         fact = given["input"]
@@ -729,31 +592,23 @@ class Rules:
             raise Unproved("a convolution mixes tokens with their neighbors")
         if any(given["weight"].labels):
             raise Unproved("its weight is computed from tokens")
-        return self._ordinary(node, fact)
+        return self._computed(node, fact)
 
     op_conv1d = op_conv2d = op_conv3d = op_convolution
 
-    def _ordinary(self, node: Node, *facts: Fact) -> Fact:
+    def _computed(self, node: Node, *facts: Fact) -> Fact:
         """What a model computes from these: ordinary numbers, unless one of them is not."""
-        labels = self._labels.of(value(node))
-        known = None if all(is_small(fact.span) for fact in facts) else ANYTHING
-        return Fact(labels, known, (known,) * _tokens(labels), known)
-
-    def require_still(self, *facts: Fact) -> None:
-        """Refuse positions in the batch, and those of tokens where columns on the left may be cut
-        off.
-        """
-        if any(fact.counts_rows for fact in facts):
-            raise Unproved("it depends on the position of a row in the batch")
-        if self._side == "any" and any(fact.moves for fact in facts):
-            raise Unproved("it depends on the position of a token")
+        return alike(self._labels.of(value(node)), _ordinary(facts))
 
 
-def _as_fact(one: Any) -> Fact:
-    if isinstance(one, Fact):
-        return one
-    plain = isinstance(one, int | float)
-    return of_constant(float(one), float(one), ()) if plain else Fact((), ANYTHING, (), ANYTHING)
+def _ordinary(facts: Sequence[Fact]) -> Interval:
+    return None if all(is_small(fact.span) for fact in facts) else ANYTHING
+
+
+def _number(given: Any) -> Fact:
+    """A number: a symbolic one may be anything."""
+    is_known = isinstance(given, int | float)
+    return alike((), (float(given), float(given)) if is_known else ANYTHING)
 
 
 def _require_broadcast(given: Sequence[str], labels: Sequence[str]) -> None:
@@ -764,85 +619,86 @@ def _require_broadcast(given: Sequence[str], labels: Sequence[str]) -> None:
             raise Unproved("it combines tokens with something else")
 
 
+def _require_contracted(inner: Sequence[str], pads: Sequence[Interval]) -> None:
+    """Refuse a product whose sum over tokens takes padding along."""
+    if any("b" in label for label in inner):
+        raise Unproved("a product mixes rows of the batch")
+    if ZERO not in pads or not all(math.isfinite(end) for pad in pads for end in wide(pad)):
+        raise Unproved("a product takes padding along with the tokens")
+
+
 def _by_region(
     labels: tuple[str, ...], compute: Callable[..., Interval], facts: Sequence[Fact]
 ) -> Fact:
     """What an elementwise function gives, wherever something is known of its operands."""
 
-    def at(dim: int) -> Interval:
-        return compute(*(_at_pad(fact, dim - len(labels) + len(fact.labels)) for fact in facts))
+    def at_pad(fact: Fact, dim: int) -> Interval:
+        """Where the token of a dimension of the result is padding, all others the same."""
+        own = dim - len(labels) + len(fact.labels)
+        return fact.pads[own] if own in fact.tokens else fact.here
 
     return Fact(
         labels,
         here=compute(*(fact.here for fact in facts)),
-        pads=tuple(at(dim) for dim, label in enumerate(labels) if "t" in label),
+        pads=tuple(
+            compute(*(at_pad(fact, dim) for fact in facts)) if "t" in label else ANYTHING
+            for dim, label in enumerate(labels)
+        ),
         span=compute(*(fact.span for fact in facts)),
     )
 
 
-def _at_pad(fact: Fact, dim: int) -> Interval:
-    """A value where the token of one dimension of the result is padding, all others the same."""
-    if dim >= 0 and dim in fact.tokens:
-        return fact.pad(dim)
-    return fact.here
+def _in_order(fact: Fact, order: Sequence[int]) -> Fact:
+    """Permuted: dimension `order[i]` becomes dimension i."""
+    return replace(
+        fact,
+        labels=tuple(fact.labels[dim] for dim in order),
+        pads=tuple(fact.pads[dim] for dim in order),
+        steps=None if fact.steps is None else tuple(fact.steps[dim] for dim in order),
+    )
 
 
-def _is_zero(left: Fact, right: Fact, dim: int, rank: int) -> bool:
-    """Whether a product's row or column is one of zeros."""
-    if dim == rank - 1:
-        return right.pad(len(right.labels) - 1) == ZERO
-    at = dim - rank + len(left.labels)
-    return at in left.tokens and left.pad(at) == ZERO
-
-
-def _is_number(found: Any, wanted: int) -> bool:
+def _is_number(given: Any, number: int) -> bool:
     """Whether a number is known to be this one; asking a symbolic one would decide it."""
-    return isinstance(found, int) and found == wanted
+    return isinstance(given, int) and given == number
 
 
-def _place(index: Fact, width: int) -> int | None:
-    """The dimension of a result along which an index runs, one by one from 0."""
-    along = index.index_along()
-    return None if along is None else width - len(index.labels) + along
-
-
-def _held(one: Interval, dtype: torch.dtype, *, is_exact: bool) -> Interval:
+def _held(bounds: Interval, dtype: torch.dtype, *, is_exact: bool) -> Interval:
     """Bounds as a dtype holds them: cut to integers, wrapped, or rounded."""
-    if one is None:
+    if bounds is None:
         return None
     if dtype is torch.bool:
-        return nonzero(one)
+        return nonzero(bounds)
     if not dtype.is_floating_point:
-        if not all(torch.iinfo(dtype).min <= bound <= torch.iinfo(dtype).max for bound in one):
-            return ANYTHING
-        return float(int(one[0])), float(int(one[1]))
-    off = 0.0 if is_exact else torch.finfo(dtype).eps
-    low, high = (0.0 if math.isinf(bound) else off * abs(bound) for bound in one)
-    return one[0] - low, one[1] + high
+        info = torch.iinfo(dtype)
+        fits = all(info.min <= bound <= info.max for bound in bounds)
+        return (float(int(bounds[0])), float(int(bounds[1]))) if fits else ANYTHING
+    step = 0.0 if is_exact else torch.finfo(dtype).eps
+    low, high = (0.0 if math.isinf(bound) else step * abs(bound) for bound in bounds)
+    return bounds[0] - low, bounds[1] + high
 
 
-def _is_whole(one: Interval, dtype: torch.dtype) -> bool:
+def _is_whole(bounds: Interval, dtype: torch.dtype) -> bool:
     """Whether bounds are integers that a dtype holds exactly."""
     if not dtype.is_floating_point:
         return True
     most = 1 / torch.finfo(dtype).eps
-    return all(float(bound).is_integer() and abs(bound) <= most for bound in wide(one))
+    return all(float(bound).is_integer() and abs(bound) <= most for bound in wide(bounds))
 
 
-def _runs(node: Any, labels: Sequence[str]) -> list[Any]:
+def _runs(node: Node, labels: Sequence[str]) -> list[Any]:
     """Labels in order, and between them how many elements the dimensions without one have."""
-    found: list[Any] = [1]
+    runs: list[Any] = [1]
     for label, size in zip(labels, value(node).shape, strict=True):
-        if label:
-            found += [one for letter in label for one in (letter, 1)]
-        else:
-            found[-1] = found[-1] * (size if isinstance(size, int) else size.node.expr)
-    return found
+        for letter in label:
+            runs += [letter, 1]
+        if not label:
+            runs[-1] = runs[-1] * (size if isinstance(size, int) else size.node.expr)
+    return runs
 
 
-def _leaks(pad: Interval, here: Interval, is_bool: bool = False) -> str:
-    if is_bool:
-        return "attention may see padding: its mask is not known to be false there"
+def _leak(pad: Interval, here: Interval) -> str:
+    """Why a softmax takes padding along, whose scores are within these bounds."""
     if pad is not None and -1e8 < pad[1] < 0:
         return f"attention sees padding: {pad[1]:g} does not mask a large score"
     if pad is not None and pad[1] < 0:
@@ -850,28 +706,9 @@ def _leaks(pad: Interval, here: Interval, is_bool: bool = False) -> str:
     return "attention sees padding: no mask outweighs every score there"
 
 
-def _is_position(found: Found) -> bool:
-    return isinstance(found, Fact) and found.steps is not None
-
-
-def _tokens(labels: Sequence[str]) -> int:
-    return sum("t" in label for label in labels)
-
-
-def _first(found: Any) -> Tensor:
-    return found if isinstance(found, Tensor) else found[0]
-
-
-def _first_fact(given: Given) -> Fact:
-    return next(one for one in given.values() if isinstance(one, Fact))
-
-
-def _argument(node: Node, name: str, place: int) -> Node:
-    return node.kwargs[name] if name in node.kwargs else node.args[place]  # type: ignore[return-value]
-
-
 def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
-    for one in values:
-        found += one if isinstance(one, list) else [one]
-    return found
+    return [one for each in values for one in (each if isinstance(each, list) else [each])]
+
+
+def _facts(values: Any) -> list[Fact]:
+    return [each for each in _flat(values) if isinstance(each, Fact)]

@@ -1,7 +1,7 @@
 """Calibration inputs that a plan can be measured on, and which rows of them count."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import same_shape
 from enginecast.passes.ir.match import behind_casts
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
+from enginecast.passes.quantize.measure.quantizable import find_layers
 
 Outputs = Sequence[Mapping[str, Tensor]]
 """By name, for each case."""
@@ -35,38 +35,30 @@ def check_calibration(program: ExportedProgram, context: PassContext) -> None:
     }
     for place, case in enumerate(context.calibration):
         for name in program.graph_signature.user_inputs:
+            what, given = f"calibration inputs {place}: {name!r}", case.get(name)
             if name not in case:
-                raise PassError(f"calibration inputs {place}: {name!r} is missing", hint=GIVE)
-            _check_values(f"calibration inputs {place}: {name!r}", case[name], embeddings.get(name))
-    _check_mask(context)
-
-
-def _check_values(what: str, given: object, embedding: Layer | None) -> None:
-    if not isinstance(given, Tensor):
+                raise PassError(f"{what} is missing", hint=GIVE)
+            if not isinstance(given, Tensor):
+                continue
+            if given.is_floating_point() and not bool(given.isfinite().all()):
+                raise PassError(f"{what} holds values that are not finite", hint=GIVE)
+            if name not in embeddings or not given.numel():
+                continue
+            rows, least, most = embeddings[name].shape[0], int(given.min()), int(given.max())
+            if least < 0 or most >= rows:
+                wrong = least if least < 0 else most
+                raise PassError(
+                    f"{what} holds the id {wrong}, and {embeddings[name].name} has {rows} rows",
+                    hint="It comes from another vocabulary than the model's.",
+                )
+    mask = context.mask_input
+    if mask is None:
         return
-    if given.is_floating_point() and not bool(given.isfinite().all()):
-        raise PassError(f"{what} holds values that are not finite", hint=GIVE)
-    if embedding is None or not given.numel():
-        return
-    rows = embedding.shape[0]
-    least, most = int(given.min()), int(given.max())
-    if least < 0 or most >= rows:
-        wrong = least if least < 0 else most
+    if mask not in context.calibration[0]:
+        raise PassError(f"the calibration inputs have no mask {mask!r}", hint=GIVE)
+    if not any(bool((case[mask] != 0).any()) for case in context.calibration):
         raise PassError(
-            f"{what} holds the id {wrong}, and {embedding.name} has {rows} rows",
-            hint="It comes from another vocabulary than the model's.",
-        )
-
-
-def _check_mask(context: PassContext) -> None:
-    name = context.mask_input
-    if name is None:
-        return
-    if name not in context.calibration[0]:
-        raise PassError(f"the calibration inputs have no mask {name!r}", hint=GIVE)
-    if not any(bool((case[name] != 0).any()) for case in context.calibration):
-        raise PassError(
-            f"the calibration inputs are padding alone: {name!r} is 0 everywhere", hint=GIVE
+            f"the calibration inputs are padding alone: {mask!r} is 0 everywhere", hint=GIVE
         )
 
 
@@ -145,38 +137,24 @@ def row_errors(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) 
     Outputs that hold no floats have no such error.
     """
     largest = [0.0] * len(wanted)
-    for output in _rows_of_outputs(found, wanted, masks):
-        for case, (rows, exact) in enumerate(output):
-            error = (rows.double() - exact.double()).norm(dim=-1)
-            sizes = exact.double().norm(dim=-1)
+    lengths = {mask.shape[1:] for mask in masks if mask is not None}
+    for name, first in wanted[0].items():
+        if not first.is_floating_point():
+            continue
+        # An output follows the mask if it has a row for each position in every case, through
+        # several lengths: one may have as many by accident.
+        follows = len(lengths) > 1 and all(
+            mask is not None and same_shape(case[name].shape[: mask.dim()], mask.shape)
+            for case, mask in zip(wanted, masks, strict=True)
+        )
+        for case, (outputs, exact, mask) in enumerate(zip(found, wanted, masks, strict=True)):
+            counted = mask if follows else None
+            rows, right = (valid_rows(each[name], counted).double() for each in (outputs, exact))
+            sizes = right.norm(dim=-1)
             shown = sizes[sizes > 0]
             least = SMALL_ROW * (shown.median() if len(shown) else sizes.new_zeros(()))
-            ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
+            tiny = torch.finfo(torch.float64).tiny
+            ratios = (rows - right).norm(dim=-1) / sizes.maximum(least).clamp(min=tiny)
             if len(ratios):
                 largest[case] = max(largest[case], float(ratios.nan_to_num(BEYOND).amax()))
     return largest
-
-
-def _rows_of_outputs(
-    found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]
-) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """For each output of floats the rows that count, found and wanted, of every case."""
-    for name, first in wanted[0].items():
-        if first.is_floating_point():
-            follows = _follow_mask([case[name] for case in wanted], masks)
-            counted = masks if follows else [None] * len(wanted)
-            yield [
-                (valid_rows(one[name], mask), valid_rows(other[name], mask))
-                for one, other, mask in zip(found, wanted, counted, strict=True)
-            ]
-
-
-def _follow_mask(outputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> bool:
-    """Whether an output has a row for each position in every case, through several lengths: one
-    may be so by accident.
-    """
-    lengths = {mask.shape[1:] for mask in masks if mask is not None}
-    return len(lengths) > 1 and all(
-        mask is not None and same_shape(output.shape[: mask.dim()], mask.shape)
-        for output, mask in zip(outputs, masks, strict=True)
-    )

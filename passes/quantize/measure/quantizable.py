@@ -1,7 +1,7 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,26 +25,7 @@ from enginecast.passes.ir.quantization_plan import Kind, LayerPlan
 from enginecast.passes.ir.source import layer_path, source_line
 from enginecast.passes.ir.traits import Trait, has
 
-_KINDS: dict[object, tuple[Kind, int]] = {
-    aten.linear.default: ("linear", 1),
-    aten.embedding.default: ("embedding", 0),
-    aten.conv1d.default: ("conv", 1),
-    aten.conv1d.padding: ("conv", 1),
-    aten.conv2d.default: ("conv", 1),
-    aten.conv2d.padding: ("conv", 1),
-    aten.conv3d.default: ("conv", 1),
-    aten.conv3d.padding: ("conv", 1),
-    aten.conv_transpose1d.default: ("conv-transpose", 1),
-    aten.conv_transpose2d.input: ("conv-transpose", 1),
-    aten.conv_transpose3d.input: ("conv-transpose", 1),
-}
-"""Op -> what it is, and which argument is its weight."""
-_RECURRENCES: dict[object, Kind] = {
-    aten.lstm.input: "lstm",
-    aten.gru.input: "gru",
-    aten.rnn_tanh.input: "rnn",
-    aten.rnn_relu.input: "rnn",
-}
+RECURRENT: frozenset[Kind] = frozenset({"lstm", "gru", "rnn"})
 _IN_ORDER = (
     *(aten.max_pool2d.default, aten.max_pool3d.default),
     *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
@@ -86,31 +67,39 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
     weights = weight_expressions(program)
     specs = weight_specs(program)
     counts: Counter[tuple[str, str]] = Counter()
-    found = []
+    layers = []
     for node in program.graph.nodes:
-        kind, weight = _weight_of(node)
-        if kind is None or not isinstance(weight, Node) or weight not in weights or node in weights:
+        kind = _kind_of(node)
+        if kind is None or node in weights:
             continue
-        if kind in _RECURRENCES.values() and not weights.issuperset(arguments(node)[2]):
+        matrices: Any = arguments(node)[2] if kind in RECURRENT else node.args[:2]
+        weight = matrices[0 if kind in RECURRENT or kind == "embedding" else 1]
+        if not weights.issuperset(matrices if kind in RECURRENT else [weight]):
             continue
-        leaf = _first_leaf(weight)
+        leaf = weight
+        while leaf.op != "placeholder":
+            leaf = leaf.all_input_nodes[0]
         module, source = layer_path(node), source_line(node)
         ordinal = counts[module, source]
         counts[module, source] += 1
         name = str(specs[leaf.name].target)
         constants = frozenset(weights.intersection(node.all_input_nodes))
-        found.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
-    return found
+        layers.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
+    return layers
 
 
-def _weight_of(node: Node) -> tuple[Kind | None, object]:
-    """What a layer is, and the first weight that it reads; None where it is none."""
-    if node.op != "call_function":
-        return None, None
-    if node.target in _RECURRENCES:
-        return _RECURRENCES[node.target], arguments(node)[2][0]
-    kind, place = _KINDS.get(node.target, (None, 0))
-    return kind, node.args[place] if kind else None
+def _kind_of(node: Node) -> Kind | None:
+    """What a layer is; None where it is none."""
+    if is_call(node, aten.linear.default):
+        return "linear"
+    if is_call(node, aten.embedding.default):
+        return "embedding"
+    if has(node, Trait.CONVOLVES):
+        return "conv-transpose" if has(node, Trait.TRANSPOSED) else "conv"
+    if has(node, Trait.RECURS):
+        kinds: dict[object, Kind] = {aten.lstm.input: "lstm", aten.gru.input: "gru"}
+        return kinds.get(node.target, "rnn")
+    return None
 
 
 @dataclass(frozen=True)
@@ -142,15 +131,6 @@ def recurrence_of(node: Node, weights: Sequence[Any]) -> Recurrence:
     return Recurrence(steps, bool(has_biases), bool(batch_first), count > whole)
 
 
-def _first_leaf(weight: Node) -> Node:
-    while weight.op != "placeholder":
-        weight = weight.all_input_nodes[0]
-    return weight
-
-
-_PRODUCTS = (aten.mm.default, aten.matmul.default)
-
-
 def products_as_linears(program: ExportedProgram) -> int:
     """Make linears of products x @ W and b + x @ W whose W is a weight [K, N], in place.
 
@@ -160,32 +140,25 @@ def products_as_linears(program: ExportedProgram) -> int:
     weights = weight_expressions(program)
     count = 0
     for node in list(program.graph.nodes):
-        found = None if node in weights else _factors(node, weights)
-        if found is None:
+        if node in weights or node.kwargs:  # factors alpha and beta
             continue
-        x, weight, *bias = found
+        bias: list[Node] = []
+        if is_call(node, aten.addmm.default):
+            addend, x, weight = arguments(node)
+            bias = [addend]
+            fits = addend in weights and shape_of(addend) == shape_of(weight)[1:]
+        elif is_call(node, aten.mm.default, aten.matmul.default):
+            x, weight = arguments(node)
+            fits = len(shape_of(x)) > 1
+        else:
+            continue
+        if not fits or weight not in weights or x in weights or len(shape_of(weight)) != 2:
+            continue
         with program.graph.inserting_before(node):
             transposed = insert(program.graph, aten.t.default, (weight,), like=node)
         node.target, node.args = aten.linear.default, (x, transposed, *bias)
         count += 1
     return count
-
-
-def _factors(node: Node, weights: set[Node]) -> tuple[Node, ...] | None:
-    """x, W and b, if there is one, of a product that is a linear; None for any other node."""
-    if node.kwargs:  # factors alpha and beta
-        return None
-    if is_call(node, aten.addmm.default):
-        bias, x, weight = arguments(node)
-        fits = bias in weights and shape_of(bias) == shape_of(weight)[1:]
-        found = (x, weight, bias)
-    elif is_call(node, *_PRODUCTS):
-        x, weight = found = arguments(node)
-        fits = len(shape_of(x)) > 1
-    else:
-        return None
-    fits = fits and weight in weights and x not in weights and len(shape_of(weight)) == 2
-    return found if fits else None
 
 
 @dataclass(frozen=True)
@@ -244,8 +217,8 @@ def transposed_geometry_of(node: Node) -> TransposedGeometry:
     given: tuple[Any, ...] = (*node.args[3:], *(None,) * 5)
     stride, padding, behind, groups, dilation = given[:5]
     count = len(kernel)
-    strides, dilations = (_each(found or 1, count) for found in (stride, dilation))
-    paddings, more = (_each(found or 0, count) for found in (padding, behind))
+    strides, dilations = (_each(sizes or 1, count) for sizes in (stride, dilation))
+    paddings, more = (_each(sizes or 0, count) for sizes in (padding, behind))
     taps, before, after, cropped = [], [], [], []
     for s, p, b, k, d in zip(strides, paddings, more, kernel, dilations, strict=True):
         reach = d * (k - 1) + 1
@@ -290,30 +263,22 @@ class Tail:
 
 def tail_of(node: Node) -> Tail:
     """The rectifier or clamp behind a node that nothing else reads; else the node itself."""
-    users = list(node.users)
-    if len(users) != 1:
+    if len(node.users) != 1:
         return Tail(node)
-    (user,) = users
+    [user] = node.users
     if is_call(user, aten.relu.default, aten.relu_.default):
         return Tail(user, 0.0)
     if is_call(user, aten.relu6.default):
         return Tail(user, 0.0, 6.0)
-    limits = (*user.args[1:3], None, None)[:2]
-    if is_call(user, aten.hardtanh.default, aten.clamp.default, aten.clamp_min.default):
-        if is_call(user, aten.hardtanh.default):
-            limits = (*user.args[1:3], *(-1.0, 1.0)[len(user.args) - 1 :])
-        low, high = (limit if isinstance(limit, int | float) else None for limit in limits)
-        fits = (
-            user.args[0] is node
-            and not user.kwargs
-            and not any(isinstance(n, Node) for n in limits)
-        )
-        return (
-            Tail(user, *(None if n is None else float(n) for n in (low, high)))
-            if fits
-            else Tail(node)
-        )
-    return Tail(node)
+    defaults = (-1.0, 1.0) if is_call(user, aten.hardtanh.default) else (None, None)
+    limits = (*user.args[1:3], *defaults[len(user.args) - 1 :])
+    clamps = is_call(user, aten.hardtanh.default, aten.clamp.default, aten.clamp_min.default)
+    if not clamps or user.kwargs or user.args[0] is not node:
+        return Tail(node)
+    if any(isinstance(limit, Node) for limit in limits):
+        return Tail(node)
+    low, high = (float(n) if isinstance(n, int | float) else None for n in limits)
+    return Tail(user, low, high)
 
 
 def origin_in_order(node: Node) -> Node:
@@ -330,8 +295,7 @@ def origin_in_order(node: Node) -> Node:
 def feeds_convolution(node: Node) -> bool:
     """Whether a convolution reads what a node gives, or elements of it in their order."""
     for user in node.users:
-        kind, _ = _KINDS.get(user.target, ("linear", 0))
-        if kind.startswith("conv") and user.args[0] is node:
+        if has(user, Trait.CONVOLVES) and user.args[0] is node:
             return True
         if origin_in_order(user) is not user and feeds_convolution(user):
             return True
@@ -368,8 +332,12 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
         if node in convs:
             found[tail_of(node).node] = node
         elif is_call(node, aten.add.Tensor) and not node.kwargs and len(node.args) == 2:
-            tail = tail_of(node).node
-            if tail in read and _adds_integers(node, found, read):
+            tail, shape = tail_of(node).node, shape_of(node)
+            sides = [s for s in node.args if isinstance(s, Node) and same_shape(shape_of(s), shape)]
+            origins = [origin_in_order(side) for side in sides]
+            known = [origin for origin in origins if origin in found]
+            adds = len(sides) == 2 and known and all(o in known or o in read for o in origins)
+            if tail in read and adds:
                 found[tail] = node
     sums = (node for node in found.values() if node not in convs)
     read |= {origin_in_order(side) for node in sums for side in node.all_input_nodes}
@@ -389,24 +357,16 @@ def joined_integers(plans: Mapping[Node, LayerPlan]) -> dict[Node, list[Node]]:
     convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
     tails = {tail_of(node).node for node in convs}
     open_ = [origin_in_order(first_input(node)) for node in plans if node in convs]
-    found: dict[Node, list[Node]] = {}
+    joined: dict[Node, list[Node]] = {}
     while open_:
         node = open_.pop()
-        if node in found or not is_call(node, aten.cat.default, aten.concat.default):
+        if node in joined or not is_call(node, aten.cat.default, aten.concat.default):
             continue
         origins = [origin_in_order(part) for part in arguments(node)[0]]
         if tails.intersection(origins) or any(is_call(o, aten.cat.default) for o in origins):
-            found[node] = origins
+            joined[node] = origins
             open_ += origins
-    return found
-
-
-def _adds_integers(node: Node, held: Mapping[Node, Node], read: Set[Node]) -> bool:
-    sides = [side for side in node.args if isinstance(side, Node)]
-    if len(sides) < 2 or not all(same_shape(shape_of(s), shape_of(node)) for s in sides):
-        return False
-    origins = [origin_in_order(side) for side in sides]
-    return any(o in held for o in origins) and all(o in held or o in read for o in origins)
+    return joined
 
 
 def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bool]:
@@ -414,7 +374,9 @@ def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bo
     whether they are wanted of each channel.
     """
     read = (node for node, plan in plans.items() if is_product_of_integers(plan))
-    found = {origin_in_order(first_input(node)): False for node in read}
+    by_channel = {origin_in_order(first_input(node)): False for node in read}
     for origins in joined_integers(plans).values():
-        found |= dict.fromkeys(origins, False)
-    return found | {tail: held.by_channel for tail, held in integer_values(graph, plans).items()}
+        by_channel |= dict.fromkeys(origins, False)
+    return by_channel | {
+        tail: held.by_channel for tail, held in integer_values(graph, plans).items()
+    }

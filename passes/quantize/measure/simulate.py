@@ -22,6 +22,7 @@ from enginecast.passes.ir.interpret import Run, interpret_cases, named
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
 from enginecast.passes.quantize.measure.quantizable import (
+    RECURRENT,
     Recurrence,
     channels_first,
     find_layers,
@@ -39,7 +40,6 @@ FLOOR = 2.0**-40
 """Of a scale: a row of zeros has one, too."""
 FNUZ = frozenset({"gfx942"})
 """Architectures whose fp8 is e4m3fnuz."""
-_MANTISSA = 3
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,8 @@ class Grid:
     """fp32 within +-limit to the nearest value of the format, ties to even."""
 
 
-def _fp8_grid(limit: float, least_exponent: int) -> Grid:
-    def rounded(x: Tensor) -> Tensor:
-        _, exponent = torch.frexp(x)
-        step = torch.ldexp(torch.ones_like(x), (exponent - 1).clamp(min=least_exponent) - _MANTISSA)
-        return (x / step).round() * step
-
-    return Grid(limit, rounded)
-
-
-E4M3 = _fp8_grid(448.0, -6)
-E4M3_FNUZ = _fp8_grid(240.0, -7)
+E4M3 = Grid(448.0, lambda x: x.to(torch.float8_e4m3fn).float())
+E4M3_FNUZ = Grid(240.0, lambda x: x.to(torch.float8_e4m3fnuz).float())
 
 
 def grid_of(quantized: Format, arch: str, bits: int) -> Grid:
@@ -76,10 +67,8 @@ def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | 
 
     Args:
         x: [..., K]; a weight that is scaled by rows has its rows first: [N, ...].
-        grid: of the format.
         scaling: what shares one scale: all of x, each vector along the last dim, or each `block`
             values of it.
-        block: for blocks.
         largest: max |x| to go by instead of x's own; None: x's own.
     """
     wide = x.float()
@@ -89,8 +78,8 @@ def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | 
         sizes = wide.abs()
         largest = sizes.amax() if scaling == "tensor" else sizes.amax(-1, keepdim=True)
     scale = (largest.float() / grid.limit).clamp(min=FLOOR)
-    found = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
-    return found.flatten(-2) if scaling == "block" else found
+    rounded = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
+    return rounded.flatten(-2) if scaling == "block" else rounded
 
 
 def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
@@ -107,37 +96,10 @@ def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
         sums = torch.maximum(pairs.clamp(min=0).sum(-1), -pairs.clamp(max=0).sum(-1))
         largest = sums.amax() if plan.weights == "tensor" else sums.amax(1, keepdim=True)
         grid = Grid(127.0, torch.round)
-    found = fake(rows, grid, plan.weights, plan.block, largest).view(weight.shape)
+    rounded = fake(rows, grid, plan.weights, plan.block, largest).view(weight.shape)
     # What is stored is brought back to the dtype of the layer, and read from there.
     is_whole = plan.choice == "storage" and plan.weights != "block"
-    return found.to(weight.dtype).float() if is_whole else found
-
-
-def fake_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    plan: LayerPlan,
-    grid: Grid,
-    largest: Tensor | None,
-) -> Tensor:
-    """A linear of a plan.
-
-    Args:
-        x: [..., K], any float dtype.
-        weight: fp32, of `fake_weight`.
-        bias: [N] or None.
-        grid: of the activations.
-        largest: max |x| over the calibration inputs, where the scale is static.
-
-    Returns:
-        [..., N], dtype of x.
-    """
-    read = x.float()
-    if plan.activations is not None:
-        read = fake(x, grid, plan.activations, plan.block, largest)
-    found: Tensor = functional.linear(read, weight, None if bias is None else bias.float())
-    return found.to(x.dtype)
+    return rounded.to(weight.dtype).float() if is_whole else rounded
 
 
 UNSIGNED = 255
@@ -179,74 +141,46 @@ def fake_unsigned(x: Tensor, span: Span) -> Tensor:
     return steps * step
 
 
-def fake_lstm(
+def fake_recurrence(
     x: Tensor, start: Sequence[Tensor], recurrence: Recurrence
-) -> tuple[Tensor, Tensor, Tensor]:
-    """An LSTM in int8: x and, at each step, the state are rounded with one scale for all rows.
+) -> tuple[Tensor, ...]:
+    """An LSTM or a GRU in int8: x and, at each step, the state are rounded with one scale for all
+    rows.
 
     Args:
         x: [S, B, I], or [B, S, I] with batches first.
-        start: state and cell, [layers * directions, B, H] both.
+        start: [layers * directions, B, H]: the states and, of an LSTM, the cells.
         recurrence: with rounded weights.
 
     Returns:
-        As the LSTM of torch.
+        As the op of torch.
     """
     rows = x.transpose(0, 1) if recurrence.batch_first else x
-    states: list[Tensor] = []
-    cells: list[Tensor] = []
+    ends: list[tuple[Tensor, ...]] = []
     for layer in recurrence.steps:
-        read, found = _fake_whole(rows), []
+        read, results = _fake_whole(rows), []
         for backward, weights in enumerate(layer):
             places = range(len(rows))
-            state, cell = (first[len(states)] for first in start)
+            state, *cell = (first[len(ends)] for first in start)
             outputs = [state] * len(rows)
             for place in reversed(places) if backward else places:
-                whole = functional.linear(read[place], weights[0], *weights[2:3])
-                whole = whole + functional.linear(_fake_whole(state), weights[1], *weights[3:4])
-                enters, forgets, new, leaves = whole.chunk(4, -1)
-                cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
-                state = leaves.sigmoid() * cell.tanh()
+                given = functional.linear(read[place], weights[0], *weights[2:3])
+                held = functional.linear(_fake_whole(state), weights[1], *weights[3:4])
+                if cell:
+                    enters, forgets, new, leaves = (given + held).chunk(4, -1)
+                    cell = [forgets.sigmoid() * cell[0] + enters.sigmoid() * new.tanh()]
+                    state = leaves.sigmoid() * cell[0].tanh()
+                else:
+                    resets, updates, new = given.chunk(3, -1)
+                    kept = held.chunk(3, -1)
+                    new = (new + (resets + kept[0]).sigmoid() * kept[2]).tanh()
+                    state = new + (updates + kept[1]).sigmoid() * (state - new)
                 outputs[place] = state
-            found.append(torch.stack(outputs))
-            states.append(state)
-            cells.append(cell)
-        rows = torch.cat(found, -1)
+            results.append(torch.stack(outputs))
+            ends.append((state, *cell))
+        rows = torch.cat(results, -1)
     last = rows.transpose(0, 1) if recurrence.batch_first else rows
-    return last, torch.stack(states), torch.stack(cells)
-
-
-def fake_gru(x: Tensor, start: Tensor, recurrence: Recurrence) -> tuple[Tensor, Tensor]:
-    """A GRU in int8: x and, at each step, the state are rounded with one scale for all rows.
-
-    Args:
-        x: [S, B, I], or [B, S, I] with batches first.
-        start: [layers * directions, B, H].
-        recurrence: with rounded weights.
-
-    Returns:
-        As the GRU of torch.
-    """
-    rows = x.transpose(0, 1) if recurrence.batch_first else x
-    states: list[Tensor] = []
-    for layer in recurrence.steps:
-        read, found = _fake_whole(rows), []
-        for backward, weights in enumerate(layer):
-            places = range(len(rows))
-            state = start[len(states)]
-            outputs = [state] * len(rows)
-            given = functional.linear(read, weights[0], *weights[2:3])
-            for place in reversed(places) if backward else places:
-                resets, updates, new = given[place].chunk(3, -1)
-                held = functional.linear(_fake_whole(state), weights[1], *weights[3:4]).chunk(3, -1)
-                new = (new + (resets + held[0]).sigmoid() * held[2]).tanh()
-                state = new + (updates + held[1]).sigmoid() * (state - new)
-                outputs[place] = state
-            found.append(torch.stack(outputs))
-            states.append(state)
-        rows = torch.cat(found, -1)
-    last = rows.transpose(0, 1) if recurrence.batch_first else rows
-    return last, torch.stack(states)
+    return last, *map(torch.stack, zip(*ends, strict=True))
 
 
 def _fake_whole(x: Tensor) -> Tensor:
@@ -267,7 +201,6 @@ def simulate(
     Args:
         program: the one that the plan was made for, in fp32, fp16 or bf16; layers that the plan
             does not name, and those that it keeps, compute as they are.
-        plan: what is rounded.
         cases: inputs by placeholder name.
         names: of the tensor outputs, in order; None: `interpret.output_names`.
         mask_input: the input that marks the rows that static scales are taken from; None: all.
@@ -305,42 +238,37 @@ class Rounding:
         Args:
             values: the arguments of the node.
         """
+        assert callable(node.target)
         if layer.kind == "linear":
-            largest = None
-            if layer.choice == "w8a8-static":
-                largest = torch.tensor(self._spans[first_input(node)].largest)
-            grid = grid_of(self._plan.format, self._plan.arch, 8)
-            bias = values[2] if len(values) > 2 else None
-            weight = self._weight(node, layer, values[1])
-            return fake_linear(values[0], weight, bias, layer, grid, largest)
-        if layer.kind in ("lstm", "gru", "rnn"):
-            return self._recurrence(node, layer, values)
+            x, _, *bias = values
+            read = x.float()
+            if layer.activations is not None:
+                largest = None
+                if layer.choice == "w8a8-static":
+                    largest = torch.tensor(self._spans[first_input(node)].largest)
+                grid = grid_of(self._plan.format, self._plan.arch, 8)
+                read = fake(x, grid, layer.activations, layer.block, largest)
+            added = None if bias[:1] in ([], [None]) else bias[0].float()
+            product = functional.linear(read, self._weight(node, layer, values[1]), added)
+            return product.to(x.dtype)
+        if layer.kind in RECURRENT:
+            grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
+            weights = [fake_weight(w, layer, grid) if w.dim() == 2 else w for w in values[2]]
+            if layer.choice == "storage":
+                return node.target(*values[:2], weights, *values[3:])
+            start = values[1] if layer.kind == "lstm" else [values[1]]
+            return fake_recurrence(values[0], start, recurrence_of(node, weights))
         place = 0 if layer.kind == "embedding" else 1
         weight = self._weight(node, layer, values[place]).to(values[place].dtype)
-        assert callable(node.target)
         if is_product_of_integers(layer):
-            read = fake_unsigned(values[0], self._spans[origin_in_order(first_input(node))])
-            values = (read.to(values[0].dtype), *values[1:])
-        found: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
-        if is_product_of_integers(layer):
-            found = self.held(found, tail_of(node).node)
-        return found
+            read = self.held(values[0], origin_in_order(first_input(node)))
+            values = (read, *values[1:])
+        result: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
+        return self.held(result, tail_of(node).node) if is_product_of_integers(layer) else result
 
-    def _recurrence(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Any:
-        grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
-        weights = [
-            fake_weight(weight, layer, grid) if weight.dim() == 2 else weight
-            for weight in values[2]
-        ]
-        if layer.choice == "w8a8-dynamic":
-            fake = fake_lstm if layer.kind == "lstm" else fake_gru
-            return fake(values[0], values[1], recurrence_of(node, weights))
-        assert callable(node.target)
-        return node.target(*values[:2], weights, *values[3:])
-
-    def held(self, found: Tensor, node: Node) -> Tensor:
+    def held(self, tensor: Tensor, node: Node) -> Tensor:
         """A value as the unsigned integers that hold it say it."""
-        return fake_unsigned(found, self._spans[node]).to(found.dtype)
+        return fake_unsigned(tensor, self._spans[node]).to(tensor.dtype)
 
     def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
         """The same for all cases of a run, which come one after the other."""
@@ -392,36 +320,42 @@ class Simulation(Run):
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
-        if layer is None:
-            found = self._sum(node) if node in self._rounded else super().evaluate(node, case)
-            return self._rounding.held(found, node) if node in self._sums else found
-        values, _ = self.fetch_args_kwargs_from_env(node)
-        return self._rounding.output(node, layer, values)
-
-    def _sum(self, node: Node) -> Tensor:
-        values, _ = self.fetch_args_kwargs_from_env(node)
-        sides = [
-            value if origin in self._held else self._rounding.held(value, origin)
-            for value, origin in zip(values, self._rounded[node], strict=True)
-        ]
-        return sides[0] + sides[1]
+        if layer is not None:
+            values, _ = self.fetch_args_kwargs_from_env(node)
+            return self._rounding.output(node, layer, values)
+        if node in self._rounded:
+            values, _ = self.fetch_args_kwargs_from_env(node)
+            left, right = (
+                value if origin in self._held else self._rounding.held(value, origin)
+                for value, origin in zip(values, self._rounded[node], strict=True)
+            )
+            result = left + right
+        else:
+            result = super().evaluate(node, case)
+        return self._rounding.held(result, node) if node in self._sums else result
 
 
 def static_spans(
-    program: ExportedProgram, context: PassContext, layers: Iterable[tuple[Node, LayerPlan]]
+    program: ExportedProgram,
+    context: PassContext,
+    layers: Iterable[tuple[Node, LayerPlan]],
+    source: Callable[[Node], Node] = first_input,
 ) -> dict[Node, Span]:
     """The least and largest elements that the static scales of layers are made for, all else
     exact.
+
+    Args:
+        source: the value whose elements a linear reads.
     """
     static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
-    read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
+    read = {source(node) for node, layer in static.items() if layer.kind == "linear"}
     spans = activation_spans(program, context, read, spans_wanted(program.graph, static))
     return with_joined(spans, static)
 
 
 def with_joined(spans: Mapping[Node, Span], plans: Mapping[Node, LayerPlan]) -> dict[Node, Span]:
     """Spans, of which what is joined in integers has one in common."""
-    found = dict(spans)
+    joined = dict(spans)
     groups: list[set[Node]] = []
     for node, origins in joined_integers(plans).items():
         group = {node, *origins}
@@ -430,19 +364,11 @@ def with_joined(spans: Mapping[Node, Span], plans: Mapping[Node, LayerPlan]) -> 
             group |= other
         groups.append(group)
     for group in groups:
-        members = [found[node] for node in group]
+        members = [joined[node] for node in group]
         low, high = (torch.tensor([getattr(m, end) for m in members]) for end in ("low", "high"))
         whole = Span(float(low.amin()), float(high.amax()))  # NaN is handed on
-        found |= dict.fromkeys(group, whole)
-    return found
-
-
-def activation_ranges(
-    program: ExportedProgram, context: PassContext, nodes: Set[Node]
-) -> dict[Node, float]:
-    """For each node max |x| of `activation_spans`; infinite or NaN where a value is."""
-    spans = activation_spans(program, context, nodes)
-    return {node: span.largest for node, span in spans.items()}
+        joined |= dict.fromkeys(group, whole)
+    return joined
 
 
 def activation_spans(
@@ -476,7 +402,7 @@ def activation_spans(
             "static scales of activations need calibration inputs, got none",
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
-    found: dict[Node, tuple[Tensor, Tensor]] = {}
+    spans: dict[Node, tuple[Tensor, Tensor]] = {}
     channels: dict[Node, Tensor] = {}
     masks = masks_of(context)
     wanted = nodes | whole.keys()
@@ -487,9 +413,9 @@ def activation_spans(
         valid = valid_rows(tensor, None if node in whole else masks[case])
         if valid.numel():
             low, high = (end.float() for end in valid.aminmax())
-            known = found.get(node, (low, high))
+            known = spans.get(node, (low, high))
             # Both hand NaN on.
-            found[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
+            spans[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
             if whole.get(node):
                 sizes = tensor.abs().transpose(0, 1).flatten(1).amax(1).float()
                 channels[node] = torch.maximum(channels.get(node, sizes), sizes)
@@ -500,7 +426,7 @@ def activation_spans(
                 keep(case, node, inputs[node.name])
     interpret_cases(program, context.calibration, watch=keep)
     nothing = (torch.zeros(()), torch.zeros(()))
-    ends = {node: found.get(node, nothing) for node in wanted}
+    ends = {node: spans.get(node, nothing) for node in wanted}
     return {
         node: Span(float(low), float(high), channels.get(node))
         for node, (low, high) in ends.items()

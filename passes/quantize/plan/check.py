@@ -44,8 +44,9 @@ def check_plan(
     layers = {layer.key: layer for layer in find_layers(program)}
     for place, decision in enumerate(plan.layers):
         where = f"plan: layers[{place}] ({decision.module})"
-        found = _layer_of(where, decision, layers)
-        for field, fault in _faults(decision, found, plan):
+        if decision.key not in layers:
+            raise _unknown(where, decision, layers)
+        for field, fault in _faults(decision, layers[decision.key], plan):
             raise PassError(f"{where}: {field}: {fault}")
     counts = Counter(decision.key for decision in plan.layers)
     for key, count in counts.items():
@@ -59,21 +60,19 @@ def check_plan(
     return plan if note in plan.notes else replace(plan, notes=(*plan.notes, note))
 
 
-def _layer_of(
+def _unknown(
     where: str, decision: LayerPlan, layers: Mapping[tuple[str, str, int], Layer]
-) -> Layer:
-    if decision.key in layers:
-        return layers[decision.key]
+) -> PassError:
     lines = [f"{s} #{o}" for module, s, o in layers if module == decision.module]
     if lines:
-        raise PassError(
+        return PassError(
             f"{where}: the module is there, but not {decision.source} #{decision.ordinal}",
             hint=f"The program has it at {', '.join(lines)}: the model's code is another version.",
         )
     modules = sorted({layer.module for layer in layers.values()})
     close = difflib.get_close_matches(decision.module, modules, n=3)
     meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise PassError(
+    return PassError(
         f"{where}: the program has no such layer",
         hint=meant or f"It has {len(modules)}, such as {', '.join(modules[:3])}.",
     )
@@ -90,72 +89,29 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
             yield field, f"the program has {wanted}, the plan {got}"
     if layer.choice == "keep":
         return
-    if layer.choice == "storage":
+    integers = plan.format == "int8"
+    multiplies = layer.choice != "storage"
+    if not multiplies:
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
-    elif (layer.kind, plan.format) in _OF_INTEGERS:
-        yield from _OF_INTEGERS[layer.kind, plan.format](layer, found, plan)
+    elif integers and layer.kind in ("conv", "conv-transpose", "lstm", "gru"):
+        is_conv = layer.kind.startswith("conv")
+        names = {"lstm": "an LSTM", "gru": "a GRU"}
+        name, choice = names.get(layer.kind, "a convolution"), f"{layer.choice!r} of"
+        wanted = "w8a8-static" if is_conv else "w8a8-dynamic"
+        if (layer.choice, layer.weights, layer.activations) != (wanted, "row", "tensor"):
+            yield "choice", f"{choice} {name}: {wanted} by row and tensor, storage or keep"
+        if plan.arch != CPU:
+            yield "choice", f"{choice} {name}, which has int8 on a CPU alone"
+        if is_conv and (reason := unfit(found)):
+            yield "choice", f"{choice} {reason}"
+        if not is_conv and recurrence_of(found.node, arguments(found.node)[2]).has_projection:
+            yield "choice", f"{choice} an LSTM with a projection: storage or keep"
     elif layer.kind != "linear":
         yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
         yield "activations", f"none with {layer.choice!r}: tensor, row or block"
-    yield from _block_faults(layer)
-    yield from _format_faults(layer, plan)
-    if plan.format == "fp8":
-        yield from _native_faults(layer, plan.arch)
 
-
-def _conv_faults(
-    layer: LayerPlan, found: Layer, plan: QuantizationPlan
-) -> Iterator[tuple[str, str]]:
-    form = (layer.choice, layer.weights, layer.activations)
-    if form != ("w8a8-static", "row", "tensor"):
-        wanted = "w8a8-static by row and tensor, storage or keep"
-        yield "choice", f"{layer.choice!r} of a convolution: {wanted}"
-    if plan.arch != CPU:
-        yield "choice", f"{layer.choice!r} of a convolution, which has int8 on a CPU alone"
-    if reason := unfit(found):
-        yield "choice", f"{layer.choice!r} of {reason}"
-
-
-def _recurrence_faults(
-    layer: LayerPlan, found: Layer, plan: QuantizationPlan
-) -> Iterator[tuple[str, str]]:
-    form = (layer.choice, layer.weights, layer.activations)
-    name = "an LSTM" if found.kind == "lstm" else "a GRU"
-    if form != ("w8a8-dynamic", "row", "tensor"):
-        wanted = "w8a8-dynamic by row and tensor, storage or keep"
-        yield "choice", f"{layer.choice!r} of {name}: {wanted}"
-    if plan.arch != CPU:
-        yield "choice", f"{layer.choice!r} of {name}, which has int8 on a CPU alone"
-    if recurrence_of(found.node, arguments(found.node)[2]).has_projection:
-        yield "choice", f"{layer.choice!r} of an LSTM with a projection: storage or keep"
-
-
-_OF_INTEGERS = {
-    ("conv", "int8"): _conv_faults,
-    ("conv-transpose", "int8"): _conv_faults,
-    ("lstm", "int8"): _recurrence_faults,
-    ("gru", "int8"): _recurrence_faults,
-}
-"""What besides linears is multiplied, by kind and format."""
-
-
-def _format_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
-    if layer.bits == 4 and (plan.format, layer.weights) != ("int8", "block"):
-        yield "bits", "4 bits are for int8 in blocks"
-    if layer.bits == 4 and layer.choice != "storage":
-        yield "bits", "4 bits are for storage"
-    multiplies = layer.choice != "storage" and layer.weights != "block"
-    if layer.bits == 7 and not (plan.format == "int8" and multiplies):
-        yield "bits", "7 bits are for products of rows in int8; storage and blocks have 8"
-    if layer.choice == "w8a8-static" and layer.activations != "tensor":
-        yield "activations", f"{layer.activations!r}: a static scale is one for the whole tensor"
-    if plan.format == "fp8" and "block" in (layer.weights, layer.activations):
-        yield "weights", "'block': fp8 in blocks is not built"
-
-
-def _block_faults(layer: LayerPlan) -> Iterator[tuple[str, str]]:
     blocks = "block" in (layer.weights, layer.activations)
     if blocks and (layer.weights != "block" or layer.activations not in ("block", None)):
         yield "activations", "blocks are for weight and activations alike"
@@ -166,17 +122,22 @@ def _block_faults(layer: LayerPlan) -> Iterator[tuple[str, str]]:
     if layer.block and (layer.block < 16 or layer.block & (layer.block - 1)):
         yield "block", f"{layer.block}: a power of two, 16 at least"
 
-
-def _native_faults(layer: LayerPlan, arch: str) -> Iterator[tuple[str, str]]:
-    """What products in fp8 demand, of an architecture and of sizes."""
-    if layer.choice == "storage":
-        require(arch, "storage")
+    if layer.bits == 4 and not (integers and layer.weights == "block"):
+        yield "bits", "4 bits are for int8 in blocks"
+    if layer.bits == 4 and multiplies:
+        yield "bits", "4 bits are for storage"
+    if layer.bits == 7 and not (integers and multiplies and layer.weights != "block"):
+        yield "bits", "7 bits are for products of rows in int8; storage and blocks have 8"
+    if layer.choice == "w8a8-static" and layer.activations != "tensor":
+        yield "activations", f"{layer.activations!r}: a static scale is one for the whole tensor"
+    if integers:
         return
-    assert layer.activations is not None
-    if arch == CPU:
-        return
-    require(arch, _COLUMNS[layer.activations])
-    n, k = layer.shape
-    fault = off_multiple(n, k)
-    if fault:
-        yield "choice", f"{layer.choice!r} cannot be: {fault}"
+    if blocks:
+        yield "weights", "'block': fp8 in blocks is not built"
+    if not multiplies:
+        require(plan.arch, "storage")
+    elif plan.arch != CPU:
+        assert layer.activations is not None
+        require(plan.arch, _COLUMNS[layer.activations])
+        if fault := off_multiple(*layer.shape):
+            yield "choice", f"{layer.choice!r} cannot be: {fault}"

@@ -8,7 +8,6 @@ a block gets.
 
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -26,20 +25,18 @@ def declared_reason(layer: Layer) -> str:
     The model is the outermost module around the layer whose class says anything: diffusers does not
     ask the models within a model.
     """
-    around = ((path, kind, _patterns(kind)) for path, kind in _around(layer))
-    path, kind, patterns = next((found for found in around if found[2]), ("", "", ()))
+    around = (  # the outermost first
+        (path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
+        for path, kind in layer_stack(layer.node).values()
+    )
+    known = ((path, kind, patterns) for path, kind in around if (patterns := _patterns(kind)))
+    path, kind, patterns = next(known, ("", "", ()))
     inside = layer.module.removeprefix(path).removeprefix(".")
     within = list(accumulate(inside.split("."), "{}.{}".format))
     kept = (p for p in patterns if any(re.search(p, module) for module in within))
     return next(
         (f"{kind.rpartition('.')[2]} keeps {p!r} from low precision{OVERRIDE}" for p in kept), ""
     )
-
-
-def _around(layer: Layer) -> Iterator[tuple[str, str]]:
-    """Path and class of each module around a layer, the outermost first."""
-    for path, kind in layer_stack(layer.node).values():
-        yield path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 @cache

@@ -61,7 +61,18 @@ def decode_plan(data: bytes, file: str = "plan") -> QuantizationPlan:
     Raises:
         InputError: see `read_plan`.
     """
-    content = _parse(data, file)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+            raise InputError(f"{file}: key {twice!r} is there twice in one object")
+        return content
+
+    try:
+        content = json.loads(data.decode(), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: no JSON: {error}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:
         raise InputError(
@@ -72,7 +83,8 @@ def decode_plan(data: bytes, file: str = "plan") -> QuantizationPlan:
         return msgspec.json.decode(data, type=QuantizationPlan)
     except msgspec.ValidationError as error:
         fault, _, path = str(error).partition(" - at ")
-        raise InputError(f"{file}: {path.strip('`') or '$'}: {_lower(fault)}") from error
+        fault = fault[:1].lower() + fault[1:]
+        raise InputError(f"{file}: {path.strip('`') or '$'}: {fault}") from error
 
 
 def check_model(plan: QuantizationPlan, fingerprint: Mapping[str, str], file: Path) -> None:
@@ -80,8 +92,6 @@ def check_model(plan: QuantizationPlan, fingerprint: Mapping[str, str], file: Pa
 
     Args:
         plan: one without fingerprint fits every model.
-        fingerprint: of the model at hand.
-        file: where the plan comes from.
 
     Raises:
         InputError: names the first field that differs, with both values.
@@ -94,21 +104,3 @@ def check_model(plan: QuantizationPlan, fingerprint: Mapping[str, str], file: Pa
                 f" the model has {here or 'none'}",
                 hint='"model": {} in the plan says that it is meant for another one as well.',
             )
-
-
-def _parse(data: bytes, file: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-            raise InputError(f"{file}: key {twice!r} is there twice in one object")
-        return found
-
-    try:
-        return json.loads(data.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: no JSON: {error}") from error
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]

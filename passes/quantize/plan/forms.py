@@ -20,6 +20,7 @@ from torch.fx import Node
 from enginecast.passes.ir.edit import arguments, dtype_of, first_input, shape_of
 from enginecast.passes.ir.quantization_plan import Choice, LayerPlan, Scaling
 from enginecast.passes.quantize.measure.quantizable import (
+    RECURRENT,
     Layer,
     geometry_of,
     recurrence_of,
@@ -98,10 +99,12 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         return [stored], ""
     if layer.kind in ("conv", "conv-transpose"):
         return _conv(layer, options)
-    if layer.kind in ("lstm", "gru", "rnn"):
+    if layer.kind in RECURRENT:
         return _recurrence(layer, options)
     if options.mode == "storage":
-        return _stored(stored, options), ""
+        few = [replace(stored, bits=4)] if options.bits == 4 and block else []  # are for blocks
+        found = [*few, stored]
+        return [_with_gain(f) for f in found] if options.arch == CPU and block else found, ""
     if options.format == "fp8":
         return _fp8(layer, options)
     return _int8(layer, stored, options), ""
@@ -195,27 +198,20 @@ def unfit(layer: Layer) -> str:
     return ""
 
 
-def _stored(stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
-    if not stored.block:
-        return [stored]  # 4 bits are for blocks
-    found = [replace(stored, bits=4), stored] if options.bits == 4 else [stored]
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
-
-
 def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
     bits = _multiplied_bits(options)
     if options.static:
-        found = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
+        some = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
     else:
         # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
-        found = [planned(layer, "w8a8-dynamic", "row", "row", bits=bits)]
+        some = [planned(layer, "w8a8-dynamic", "row", "row", bits=bits)]
     if stored.block:
         # MatMulNBits has 8 bits on every CPU: without VNNI it adds the high bits of weights apart.
         k = layer.shape[-1]
         sizes = (COARSE, stored.block) if k > COARSE and k % COARSE == 0 else (stored.block,)
-        found += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
-        found.append(stored)
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
+        some += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
+        some.append(stored)
+    return [_with_gain(form) for form in some] if options.arch == CPU else some
 
 
 def block_size(k: int) -> int:

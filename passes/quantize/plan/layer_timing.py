@@ -6,8 +6,8 @@ one kernel and count in the time.  Each distinct size is timed once.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import median
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -70,51 +70,37 @@ def with_measured_gains(
         context: sizes are those of its largest calibration case, else those of the example.
         forms: of fp8; what is not a product keeps its gain.
     """
-    symbols = _sizes(program, context)
+    names = program.graph_signature.user_inputs
+    leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
+    case = max(
+        context.calibration or [dict(zip(names, leaves, strict=False))],
+        key=lambda case: sum(t.numel() for t in case.values() if isinstance(t, Tensor)),
+    )
+    symbols = {
+        size.node.expr: actual
+        for node in program.graph.find_nodes(op="placeholder")
+        if isinstance(given := case.get(node.name), Tensor)
+        for size, actual in zip(value(node).shape, given.shape, strict=True)
+        if not isinstance(size, int) and size.node.expr.is_Symbol
+    }
     known: dict[Product, float] = {}
     found = {node: list(some) for node, some in forms.items()}
     for node, some in found.items():
         for place, form in enumerate(some):
-            rows = None if form.activations is None else _rows_of(node, symbols)
-            if rows is None:
+            if form.activations is None:
+                continue
+            sizes = value(first_input(node)).shape[:-1]
+            counts = [s if isinstance(s, int) else s.node.expr.subs(symbols) for s in sizes]
+            if not all(isinstance(count, int) or count.is_Integer for count in counts):
                 continue
             n, k = form.shape
             static = form.choice == "w8a8-static"
+            rows = prod(map(int, counts))
             product = Product(rows, n, k, form.activations == "row", static, arch)
             if product not in known:
                 plain, quantized = timing(product)
                 known[product] = round(plain / quantized, 2)
             some[place] = replace(form, gain=known[product], gain_from="measured")
-    return found
-
-
-def _rows_of(linear: Node, symbols: Mapping[Any, int]) -> int | None:
-    """How many vectors a linear reads, by the sizes of symbols; None where one is not known."""
-    rows = 1
-    for size in value(first_input(linear)).shape[:-1]:
-        found = size if isinstance(size, int) else size.node.expr.subs(symbols)
-        if not isinstance(found, int) and not found.is_Integer:
-            return None
-        rows *= int(found)
-    return rows
-
-
-def _sizes(program: ExportedProgram, context: PassContext) -> dict[Any, int]:
-    """Symbol -> size, of the largest calibration case."""
-    names = program.graph_signature.user_inputs
-    leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
-    example = dict(zip(names, leaves, strict=False))
-    case = max(
-        context.calibration or [example],
-        key=lambda case: sum(t.numel() for t in case.values() if isinstance(t, Tensor)),
-    )
-    found = {}
-    for node in program.graph.nodes:
-        given = case.get(node.name) if node.op == "placeholder" else None
-        if isinstance(given, Tensor):
-            for size, actual in zip(value(node).shape, given.shape, strict=True):
-                if not isinstance(size, int) and size.node.expr.is_Symbol:
-                    found[size.node.expr] = actual
     return found
 
 

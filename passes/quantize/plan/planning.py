@@ -31,6 +31,7 @@ from enginecast.passes.quantize.measure.calibration import (
     row_errors,
 )
 from enginecast.passes.quantize.measure.quantizable import (
+    RECURRENT,
     Layer,
     feeds_convolution,
     find_layers,
@@ -86,7 +87,18 @@ class PlanPass(QuantizingPass):
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         products_as_linears(program)
-        plan = self._plan(program, context)
+        if context.plan is None:
+            plan = make_plan(program, context, self.options)
+        else:
+            check_arch(self.options)
+            plan = check_plan(program, context.plan, self.options)
+            if self.measure:  # the whole again: somebody may have changed a layer
+                check_calibration(program, context)
+                exact = _simulated(program, context, replace(plan, layers=()))
+                found = _simulated(program, context, plan)
+                errors = row_errors(found, exact, masks_of(context))
+                by_name = _by_name(errors, context)
+                plan = replace(plan, predicted_error=max(errors), errors=by_name)
         attach_plan(program, plan)
         log = SiteLog(context)
         decisions = plan.by_site()
@@ -96,25 +108,14 @@ class PlanPass(QuantizingPass):
                 log.refused(layer.node, "the plan does not name it")
             elif decision.choice == "keep":
                 log.refused(layer.node, decision.reason or "kept")
-            else:
-                log.done(layer.node, _in_words(decision))
+            else:  # "w8a8-dynamic, scales by row and row; error 0.035, gain 1.4"
+                in_full = decision.bits == 8 and decision.choice != "storage"
+                bits = "" if in_full else f" in {decision.bits} bits"
+                error = "" if decision.error is None else f", error {decision.error:.2g}"
+                gain = "" if decision.gain is None else f", gain {decision.gain:.2g}"
+                scales = f"scales by {_scales(decision)}"
+                log.done(layer.node, f"{decision.choice}{bits}, {scales}{error}{gain}")
         return log.sites
-
-    def _plan(self, program: ExportedProgram, context: PassContext) -> QuantizationPlan:
-        if context.plan is None:
-            return make_plan(program, context, self.options)
-        check_arch(self.options)
-        given = check_plan(program, context.plan, self.options)
-        return _measured_again(program, context, given) if self.measure else given
-
-
-def _in_words(layer: LayerPlan) -> str:
-    """A decision in one phrase: "w8a8-dynamic, scales by row and row; error 0.035, gain 1.4"."""
-    in_full = layer.bits == 8 and layer.choice != "storage"
-    bits = "" if in_full else f" in {layer.bits} bits"
-    error = "" if layer.error is None else f", error {layer.error:.2g}"
-    gain = "" if layer.gain is None else f", gain {layer.gain:.2g}"
-    return f"{layer.choice}{bits}, scales by {_scales(layer)}{error}{gain}"
 
 
 def _scales(layer: LayerPlan) -> str:
@@ -153,32 +154,48 @@ def make_plan(
     timing = timing or timing_on(options.arch)
     if timing is not None and options.format == "fp8":
         choices = with_measured_gains(program, context, choices, timing, options.arch)
+    default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
+    least = default if options.min_gain is None else options.min_gain
     for node, known in list(choices.items()):
-        choices[node] = _paying(known, options)
-        if not choices[node]:
-            kept[node] = _too_slow(known)
-            del choices[node]
+        choices[node] = [form for form in known if form.gain is None or form.gain >= least]
+        if choices[node]:
+            continue
+        del choices[node]
+        best = max(known, key=lambda form: form.gain or 0.0)
+        kept[node] = (
+            f"does not pay: its gain was measured as {best.gain:.2g}"
+            if best.gain_from == "measured"
+            else f"too small to pay: its gain would be {best.gain:.2g} by the model"
+        )
     _require_some(layers, kept.values(), options)
-    plan = _Planner(program, context, options, layers, kept, choices).plan()
-    notes = (*_declared_in_words(layers, kept), *plan.notes, *_integers_in_words(plan, context))
-    plan = replace(plan, notes=notes)
+    plan = _searched(program, context, options, layers, kept, choices)
+    declared = Counter(reason for reason in kept.values() if reason.endswith(OVERRIDE))
+    notes = [
+        f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
+        for reason, count in declared.items()
+    ]
+    # What who runs the engine should know of convolutions, LSTMs and GRUs in int8.
+    counts = Counter(p.kind for p in plan.layers if p.choice.startswith("w8a8"))
+    of_integers = []
+    if count := counts["conv"] + counts["conv-transpose"]:
+        names = f": {', '.join(context.names)}" if context.names else ""
+        of_integers.append(
+            f"static scales of {count} convolution{'s' if count > 1 else ''} from"
+            f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
+        )
+    of_integers += [
+        f"{count} {name}{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
+        " which change one another within that rounding"
+        for count, name in ((counts["lstm"], "LSTM"), (counts["gru"], "GRU"))
+        if count
+    ]
+    plan = replace(plan, notes=(*notes, *plan.notes, *of_integers))
     _require_some(layers, [p.reason for p in plan.layers if p.choice == "keep"], options)
     return plan
 
 
-def _measured_again(
-    program: ExportedProgram, context: PassContext, plan: QuantizationPlan
-) -> QuantizationPlan:
-    """A plan with the error that it has as a whole: somebody may have changed a layer."""
-    check_calibration(program, context)
-    exact = _simulated(program, context, replace(plan, layers=()))
-    found = _simulated(program, context, plan)
-    errors = row_errors(found, exact, masks_of(context))
-    return replace(plan, predicted_error=max(errors), errors=_by_name(errors, context))
-
-
 def _by_name(errors: Sequence[float], context: PassContext) -> dict[str, float]:
-    return dict(zip(context.names, errors, strict=True)) if context.names else {}
+    return dict(zip(context.names, errors, strict=True)) if context.names and errors else {}
 
 
 def _simulated(
@@ -208,19 +225,6 @@ def max_error(options: PlanOptions) -> float:
     return MAX_ERROR[options.format, options.mode, options.bits]
 
 
-def _paying(known: list[LayerPlan], options: PlanOptions) -> list[LayerPlan]:
-    default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
-    least = default if options.min_gain is None else options.min_gain
-    return [form for form in known if form.gain is None or form.gain >= least]
-
-
-def _too_slow(known: list[LayerPlan]) -> str:
-    best = max(known, key=lambda form: form.gain or 0.0)
-    if best.gain_from == "measured":
-        return f"does not pay: its gain was measured as {best.gain:.2g}"
-    return f"too small to pay: its gain would be {best.gain:.2g} by the model"
-
-
 _HEAD = "a head"
 
 
@@ -240,161 +244,93 @@ def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions
     )
 
 
-def _declared_in_words(layers: Sequence[Layer], kept: Mapping[Node, str]) -> Iterator[str]:
-    """How many layers the model's classes keep."""
-    reasons = (kept.get(layer.node, "") for layer in layers)
-    counts = Counter(reason for reason in reasons if reason.endswith(OVERRIDE))
-    for reason, count in counts.items():
-        yield f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
-
-
-def _integers_in_words(plan: QuantizationPlan, context: PassContext) -> Iterator[str]:
-    """What who runs the engine should know of convolutions, LSTMs and GRUs in int8."""
-    multiplied = (p for p in plan.layers if p.choice.startswith("w8a8"))
-    counts = Counter(p.kind for p in multiplied)
-    if count := counts["conv"] + counts["conv-transpose"]:
-        names = f": {', '.join(context.names)}" if context.names else ""
-        yield (
-            f"static scales of {count} convolution{'s' if count > 1 else ''} from"
-            f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
-        )
-    for count, name in ((counts["lstm"], "LSTM"), (counts["gru"], "GRU")):
-        if not count:
-            continue
-        yield (
-            f"{count} {name}{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
-            " which change one another within that rounding"
-        )
-
-
-class _Planner:
+def _searched(
+    program: ExportedProgram,
+    context: PassContext,
+    options: PlanOptions,
+    layers: Sequence[Layer],
+    kept: Mapping[Node, str],
+    choices: Mapping[Node, list[LayerPlan]],
+) -> QuantizationPlan:
     """What is left to decide, once skips and sizes have been looked at."""
+    forms_of = dict(choices)
+    readings: Mapping[Node, Reading] = {}
+    simulated: dict[frozenset[tuple[Node, int]], list[float]] = {}
+    limit = min(MARGIN * max_error(options), LARGEST_ROW)
 
-    def __init__(
-        self,
-        program: ExportedProgram,
-        context: PassContext,
-        options: PlanOptions,
-        layers: list[Layer],
-        kept: Mapping[Node, str],
-        choices: dict[Node, list[LayerPlan]],
-    ) -> None:
-        self._program = program
-        self._context = context
-        self._options = options
-        self._layers = layers
-        self._kept = kept
-        self._choices = choices
-        self._simulated: dict[frozenset[tuple[Node, int]], list[float]] = {}
+    def decided(layer: Layer, chosen: Mapping[Node, int]) -> LayerPlan:
+        known = forms_of.get(layer.node)
+        if known is None:
+            return planned(layer, "keep", gain=1.0, reason=kept[layer.node])
+        place = chosen.get(layer.node, len(known))
+        reason = _reason_of(known[:place], readings.get(layer.node))
+        if place == len(known):
+            return planned(layer, "keep", gain=1.0, reason=reason)
+        return replace(known[place], reason=reason)
 
-    def plan(self) -> QuantizationPlan:
-        if not self._options.measure:
-            return self._with(dict.fromkeys(self._choices, 0))
-        subject = (self._program, self._context, self._with({}))
-        found = measure(*subject, {node: known[:1] for node, known in self._choices.items()})
-        first = self._error(dict.fromkeys(self._choices, 0), found)
-        if first > self._limit:  # else there is nothing to choose and to order
-            others = {node: known[1:] for node, known in self._choices.items() if known[1:]}
-            for node, more in measure(*subject, others).errors.items():
-                found.errors[node] += more
-            measure_alone(*subject, self._choices, found)
-        self._note_errors(found)
-        searched = search(
-            {node: self._options_of(node) for node in self._choices},
-            lambda chosen: self._error(chosen, found),
-            self._limit,
-            first,
-            start={node: self._first_within(known) for node, known in self._choices.items()},
-        )
-        plan = self._with(searched.chosen, found)
-        errors = self._simulated.get(frozenset(searched.chosen.items()))
-        by_name = _by_name(errors, self._context) if errors else {}
-        return replace(
-            plan,
-            predicted_error=searched.error,
-            errors=by_name,
-            notes=(
-                *_found_in_words(searched, found, len(self._context.calibration)),
-                *_errors_in_words(by_name),
-            ),
+    def plan_of(chosen: Mapping[Node, int]) -> QuantizationPlan:
+        return QuantizationPlan(
+            format=options.format,
+            arch=options.arch,
+            max_error=max_error(options),
+            layers=tuple(decided(layer, chosen) for layer in layers),
         )
 
-    def _note_errors(self, found: Sensitivity) -> None:
-        """Write into every form that was measured what it loses: at the outputs in the measure in
-        which it loses more or less than the fastest one by itself.
-        """
-        for node, known in self._choices.items():
-            errors, reached = found.errors[node], found.end_to_end.get(node)
-            measured = [
-                replace(
-                    form, error=error, end_to_end=reached and reached * error / (errors[0] or 1)
-                )
-                for form, error in zip(known, errors, strict=False)
-            ]
-            self._choices[node] = [*measured, *known[len(measured) :]]
+    fastest = dict.fromkeys(choices, 0)
+    if not options.measure:
+        return plan_of(fastest)
+    subject = (program, context, plan_of({}))
+    measured = measure(*subject, {node: known[:1] for node, known in choices.items()})
 
-    def _first_within(self, known: Sequence[LayerPlan]) -> int:
-        """The place of the fastest form that does not spend the whole limit by itself."""
-        fits = (place for place, form in enumerate(known) if (form.end_to_end or 0) <= self._limit)
-        return next(fits, len(known))
+    def error_of(chosen: Mapping[Node, int]) -> float:
+        outputs = _simulated(program, context, plan_of(chosen))
+        errors = row_errors(outputs, measured.outputs, masks_of(context))
+        simulated[frozenset(chosen.items())] = errors
+        return max(errors)
 
-    @property
-    def _limit(self) -> float:
-        """The error that the search may leave."""
-        return min(MARGIN * max_error(self._options), LARGEST_ROW)
-
-    def _options_of(self, node: Node) -> list[Option]:
-        """The forms of a layer, and the layer as it is."""
-        known = self._choices[node]
-        whole = float(prod(known[0].shape))
-        time = (
-            whole * _positions(node, known[0].kind) if known[0].kind.startswith("conv") else whole
-        )
-        options = [
+    first = error_of(fastest)
+    if first > limit:  # else there is nothing to choose and to order
+        others = {node: known[1:] for node, known in choices.items() if known[1:]}
+        for node, more in measure(*subject, others).errors.items():
+            measured.errors[node] += more
+        measure_alone(*subject, choices, measured)
+    options_of: dict[Node, list[Option]] = {}
+    start = {}  # the fastest form that does not spend the whole limit by itself
+    for node, known in choices.items():
+        # Every form that was measured says what it loses: at the outputs in the measure in which it
+        # loses more or less than the fastest one by itself.
+        errors, reached = measured.errors[node], measured.end_to_end.get(node)
+        noted = [
+            replace(form, error=error, end_to_end=reached and reached * error / (errors[0] or 1))
+            for form, error in zip(known, errors, strict=False)
+        ]
+        forms_of[node] = known = [*noted, *known[len(noted) :]]
+        fits = (place for place, form in enumerate(known) if (form.end_to_end or 0) <= limit)
+        start[node] = next(fits, len(known))
+        whole = time = float(prod(known[0].shape))
+        if (kind := known[0].kind).startswith("conv"):
+            # Its weight is used at every place of one of a batch, by the sizes of the example.
+            walked = value(first_input(node) if kind == "conv-transpose" else node).shape[2:]
+            sizes = (size if isinstance(size, int) else size.node.hint for size in walked)
+            time = whole * prod(size or 1 for size in sizes)
+        as_it_is = Option(0.0, time, 4 * whole)
+        options_of[node] = [
             Option(
                 error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
                 time=time / (form.gain or 1.0),
                 size=whole * form.value_bytes,
             )
             for form in known
-        ]
-        return [*options, Option(0.0, time, 4 * whole)]
-
-    def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
-        outputs = _simulated(self._program, self._context, self._with(chosen))
-        errors = row_errors(outputs, found.outputs, masks_of(self._context))
-        self._simulated[frozenset(chosen.items())] = errors
-        return max(errors)
-
-    def _with(
-        self, chosen: Mapping[Node, int], found: Sensitivity | None = None
-    ) -> QuantizationPlan:
-        return QuantizationPlan(
-            format=self._options.format,
-            arch=self._options.arch,
-            max_error=max_error(self._options),
-            layers=tuple(self._decided(layer, chosen, found) for layer in self._layers),
-        )
-
-    def _decided(
-        self, layer: Layer, chosen: Mapping[Node, int], found: Sensitivity | None
-    ) -> LayerPlan:
-        known = self._choices.get(layer.node)
-        if known is None:
-            return planned(layer, "keep", gain=1.0, reason=self._kept[layer.node])
-        place = chosen.get(layer.node, len(known))
-        reading = found.readings.get(layer.node) if found is not None else None
-        reason = _reason_of(known[:place], reading)
-        if place == len(known):
-            return planned(layer, "keep", gain=1.0, reason=reason)
-        return replace(known[place], reason=reason)
-
-
-def _positions(conv: Node, kind: str) -> int:
-    """How often a convolution's weight is used for one of a batch, by the sizes of the example."""
-    walked = value(first_input(conv) if kind == "conv-transpose" else conv).shape[2:]
-    sizes = (size if isinstance(size, int) else size.node.hint for size in walked)
-    return prod(size or 1 for size in sizes)
+        ] + [as_it_is]
+    searched = search(options_of, error_of, limit, first, start)
+    readings = measured.readings
+    by_name = _by_name(simulated.get(frozenset(searched.chosen.items()), ()), context)
+    notes = _found_in_words(searched, measured, len(context.calibration))
+    if by_name:
+        shown = (f"{name} {error:.2g}" for name, error in by_name.items())
+        notes = (*notes, f"worst row by calibration inputs: {', '.join(shown)}")
+    plan = plan_of(searched.chosen)
+    return replace(plan, predicted_error=searched.error, errors=by_name, notes=notes)
 
 
 LOUD = 30.0
@@ -405,11 +341,15 @@ def _reason_of(refused: Sequence[LayerPlan], reading: Reading | None) -> str:
     """Why a layer got the form after these, or is kept where they are all."""
     if not refused:
         return ""
-    left = "; ".join(_lost(form) for form in refused)
+    lost = []  # "storage block loses 0.084 (0.03 of the outputs)"
+    for form in refused:
+        alone = "" if form.end_to_end is None else f" ({form.end_to_end:.2g} of the outputs)"
+        error = "" if form.error is None else f" loses {form.error:.2g}{alone}"
+        lost.append(f"{form_in_words(form)}{error}")
     peak = ""
     if reading is not None and reading.peak >= LOUD:
         peak = f"; it reads values up to {reading.largest:.3g}, {reading.peak:.0f} times their mean"
-    return f"not within max_error: {left}{peak}"
+    return f"not within max_error: {'; '.join(lost)}{peak}"
 
 
 def form_in_words(form: LayerPlan) -> str:
@@ -420,18 +360,11 @@ def form_in_words(form: LayerPlan) -> str:
     return f"{form.choice} {_scales(form)}{of}"
 
 
-def _lost(form: LayerPlan) -> str:
-    """What a form would lose: "storage block loses 0.084 (0.03 of the outputs)"."""
-    alone = "" if form.end_to_end is None else f" ({form.end_to_end:.2g} of the outputs)"
-    error = "" if form.error is None else f" loses {form.error:.2g}{alone}"
-    return f"{form_in_words(form)}{error}"
-
-
-def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
+def _found_in_words(search: Found[Any], sensitivity: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
     by = (
-        f"their effect on the outputs (tried in {found.variants} variants)"
-        if found.end_to_end
+        f"their effect on the outputs (tried in {sensitivity.variants} variants)"
+        if sensitivity.end_to_end
         else "the error of their own output"
     )
     first = "every layer in its fastest form: " + (
@@ -445,12 +378,6 @@ def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple
         f" {search.error:.3g}, found in {search.runs} simulations of the whole on {cases}"
         " calibration inputs",
     )
-
-
-def _errors_in_words(errors: Mapping[str, float]) -> Iterator[str]:
-    if errors:
-        shown = (f"{name} {error:.2g}" for name, error in errors.items())
-        yield f"worst row by calibration inputs: {', '.join(shown)}"
 
 
 def _skip_reasons(
@@ -467,19 +394,34 @@ def _skip_reasons(
         for name in getattr(options, field):
             if name not in modules:
                 raise _nothing(f"{field}={name!r}", "no layer has this name", name, modules)
-    patterns = [_pattern(text, modules) for text in options.skip_modules_pattern]
+    patterns = []
+    for text in options.skip_modules_pattern:
+        try:
+            pattern = re.compile(text)
+        except re.error as error:
+            message = f"skip_modules_pattern={text!r} is not a regular expression: {error}"
+            raise PassError(message) from error
+        if not any(map(pattern.search, modules)):
+            raise _nothing(f"skip_modules_pattern={text!r}", "it matches no layer", "", modules)
+        patterns.append(pattern)
     classes = {name for layer in layers for name in module_classes(layer.node)}
     for name in options.skip_modules_classes:
         if name not in classes:
             fault = "it is around no layer"
             raise _nothing(f"skip_modules_classes={name!r}", fault, name, classes)
     weights = weight_expressions(program)
-    found = {}
+    reasons = {}
     for layer in layers:
         reason = next(_reasons(layer, options, patterns, weights), "")
         if reason and layer.module not in options.include_modules:
-            found[layer.node] = reason
-    return found | _tied(layers, found)
+            reasons[layer.node] = reason
+    # Embeddings whose weight a kept layer reads as well: two copies are larger than one.
+    whole = {layer.weight: layer for layer in reversed(layers) if layer.node in reasons}
+    for layer in layers:
+        if layer.kind == "embedding" and layer.node not in reasons and layer.weight in whole:
+            kept = whole[layer.weight].module
+            reasons[layer.node] = f"shares its weight with {kept!r}, which is kept"
+    return reasons
 
 
 def _reasons(
@@ -495,7 +437,7 @@ def _reasons(
         yield declared
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
-    is_head = layer.kind not in ("embedding", "lstm", "gru", "rnn")
+    is_head = layer.kind not in {"embedding", *RECURRENT}
     if is_head and not options.heads and _reaches_output(layer.node):
         yield f"{_HEAD}: its error is the output's error (heads=true quantizes it)"
     if _is_small_stem(layer, options) and _reads_input(layer.node, weights):
@@ -532,32 +474,11 @@ def _reads_input(node: Node, weights: set[Node]) -> bool:
     """Whether the first argument is an input of the program, cast or normalized at most."""
     source = node.args[0]
     while has(source, Trait.MOVES, Trait.CASTS, Trait.ARITHMETIC):
-        others = [found for found in source.all_input_nodes if found not in weights]
+        others = [each for each in source.all_input_nodes if each not in weights]
         if len(others) != 1:
             return False
         source = others[0]
     return isinstance(source, Node) and source.op == "placeholder"
-
-
-def _tied(layers: Sequence[Layer], kept: dict[Node, str]) -> dict[Node, str]:
-    """Embeddings whose weight a kept layer reads as well: two copies are larger than one."""
-    whole = {layer.weight: layer for layer in reversed(layers) if layer.node in kept}
-    return {
-        layer.node: f"shares its weight with {whole[layer.weight].module!r}, which is kept"
-        for layer in layers
-        if layer.kind == "embedding" and layer.node not in kept and layer.weight in whole
-    }
-
-
-def _pattern(text: str, modules: set[str]) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        message = f"skip_modules_pattern={text!r} is not a regular expression: {error}"
-        raise PassError(message) from error
-    if not any(map(pattern.search, modules)):
-        raise _nothing(f"skip_modules_pattern={text!r}", "it matches no layer", "", modules)
-    return pattern
 
 
 def _nothing(what: str, fault: str, name: str, known: set[str]) -> PassError:

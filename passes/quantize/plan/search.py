@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 MOST_RUNS = 12
-"""Whole simulations of a search."""
+"""Whole simulations of a search, that of the fastest forms included."""
 CLOSE = 0.9
 """Part of the limit from which on a plan is not searched further."""
 SIZE = 1.0
@@ -56,28 +56,25 @@ def search(
     simulate: Callable[[dict[Key, int]], float],
     limit: float,
     first: float,
-    most_runs: int = MOST_RUNS,
-    start: Mapping[Key, int] | None = None,
+    start: Mapping[Key, int],
 ) -> Found[Key]:
     """The fastest choice that fits.
 
     Args:
         options: for each layer its forms, fastest first; the last one is the layer as it is, which
             has no error.
-        simulate: the error of a whole choice.
         limit: that this error may have.
         first: the error with every layer in its fastest form.
-        most_runs: how often errors may be simulated, `first` included.
-        start: for each layer the first form that is worth a try; None: the fastest.
+        start: for each layer the first form that is worth a try.
     """
     fastest = dict.fromkeys(options, 0)
     if first <= limit:
         return Found(fastest, first, first, 1, 0)
-    start = fastest if start is None else dict(start)
+    start = dict(start)
     moves = list(_moves(options, start))
     failing, fits, error, runs = 0 if start == fastest else -1, len(moves), 0.0, 1
     guess = _guess(options, start, moves, first, limit)
-    while fits - failing > 1 and runs < most_runs and error < CLOSE * limit:
+    while fits - failing > 1 and runs < MOST_RUNS and error < CLOSE * limit:
         at = guess if failing < guess < fits else (failing + fits) // 2
         found, guess, runs = simulate(start | dict(moves[:at])), -1, runs + 1
         if found <= limit:

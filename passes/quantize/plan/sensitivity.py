@@ -126,13 +126,27 @@ def measure_alone(
     """
     sizes = found.sizes
     variants = _variants(program, sizes)
-    if not _is_affordable(context, choices, found.readings, len(variants)):
+    places = _few_cases(context)
+    elements = _sizes(context)
+    # Decided by sizes and not by a clock, so that equal calls give equal plans.
+    products = sum(read.rows * prod(choices[n][0].shape) for n, read in found.readings.items())
+    share = sum(elements[place] for place in places) / max(elements)
+    if products * share * len(variants) / 2 > MOST_PRODUCTS:
         return
     fastest = {node: known[0] for node, known in choices.items()}
+    cases = [context.calibration[place] for place in places]
+    masks = [masks_of(context)[place] for place in places]
+    reached: list[float] = []
     with torch.no_grad():
         rounding = Rounding(plan, static_spans(program, context, fastest.items()))
         layers = [{node: fastest[node] for node in variant} for variant in variants]
-        reached = _reached(program, context, layers, rounding)
+        for start in range(0, len(variants), AT_ONCE):
+            run = _Variants(program, cases, layers[start : start + AT_ONCE], rounding)
+            outputs = [named(results, None) for results in run.results()]
+            reached += [
+                largest_row_error(outputs[at : at + len(cases)], outputs[: len(cases)], masks)
+                for at in range(len(cases), len(outputs), len(cases))
+            ]
     for variant, error in zip(variants, reached, strict=True):
         whole = hypot(*(sizes[node] for node in variant)) or 1.0
         found.end_to_end |= {node: error * sizes[node] / whole for node in variant}
@@ -141,7 +155,7 @@ def measure_alone(
 
 def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[list[Node]]:
     """The layers, those together that are tried at once."""
-    found: list[list[Node]] = []
+    variants: list[list[Node]] = []
     for regions in repeated_regions(program):
         for counterparts in zip(*(region.nodes for region in regions), strict=True):
             if counterparts[0] not in sizes:
@@ -149,9 +163,9 @@ def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[lis
             usual = median(sizes[node] for node in counterparts)
             alike = [n for n in counterparts if usual <= UNLIKE * sizes[n] <= UNLIKE**2 * usual]
             size = ceil(len(alike) / PARTS)
-            found += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
-    together = {node for variant in found for node in variant}
-    return [*found, *([node] for node in sizes if node not in together)]
+            variants += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
+    together = {node for variant in variants for node in variant}
+    return [*variants, *([node] for node in sizes if node not in together)]
 
 
 class _Isolated(Run):
@@ -196,7 +210,13 @@ class _Isolated(Run):
             self.readings[node] = replace(known, rows=max(known.rows, positions))
         if forms[0].kind == "linear":
             rows = valid_rows(values[0], mask)
-            self._read(node, values[0], rows)
+            if rows.numel():
+                known, sizes = self.readings.get(node, Reading()), rows.abs()
+                self.readings[node] = Reading(
+                    max(known.rows, values[0].numel() // values[0].shape[-1]),
+                    max(known.largest, float(sizes.max())),
+                    max(known.mean, float(sizes.double().mean())),
+                )
             if mask is not None and values[0].dim() > mask.dim():
                 # What a row gives, it gives without the others, too.
                 values, mask = (rows, *values[1:]), None
@@ -206,27 +226,6 @@ class _Isolated(Run):
             rounded = tail.clamped(rounded if isinstance(rounded, Tensor) else rounded[0])
             total.add(valid_rows(rounded, mask), wanted)
         return exact
-
-    def _read(self, node: Node, x: Tensor, rows: Tensor) -> None:
-        known = self.readings.get(node, Reading())
-        if not rows.numel():
-            return
-        sizes = rows.abs()
-        self.readings[node] = Reading(
-            max(known.rows, x.numel() // x.shape[-1]),
-            max(known.largest, float(sizes.max())),
-            max(known.mean, float(sizes.double().mean())),
-        )
-
-
-def _is_affordable(
-    context: PassContext, choices: Choices, readings: Mapping[Node, Reading], variants: int
-) -> bool:
-    """Decided by sizes and not by a clock, so that equal calls give equal plans."""
-    sizes = _sizes(context)
-    products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
-    share = sum(sizes[place] for place in _few_cases(context)) / max(sizes)
-    return products * share * variants / 2 <= MOST_PRODUCTS
 
 
 def _sizes(context: PassContext) -> list[int]:
@@ -242,27 +241,6 @@ def _few_cases(context: PassContext) -> list[int]:
         if sum(counts[known] for known in chosen) < ENOUGH:
             chosen.append(place)
     return chosen
-
-
-def _reached(
-    program: ExportedProgram,
-    context: PassContext,
-    variants: Sequence[Mapping[Node, LayerPlan]],
-    rounding: Rounding,
-) -> list[float]:
-    places = _few_cases(context)
-    cases = [context.calibration[place] for place in places]
-    masks = [masks_of(context)[place] for place in places]
-    found: list[float] = []
-    count = len(cases)
-    for start in range(0, len(variants), AT_ONCE):
-        run = _Variants(program, cases, variants[start : start + AT_ONCE], rounding)
-        outputs = [named(results, None) for results in run.results()]
-        found += [
-            largest_row_error(outputs[at : at + count], outputs[:count], masks)
-            for at in range(count, len(outputs), count)
-        ]
-    return found
 
 
 class _Variants(Run):
@@ -290,14 +268,14 @@ class _Variants(Run):
             return self._rounding.output(node, form, values)
         is_outer = node.graph is self._program.graph  # what a block computes is not kept
         shareable = is_outer and node.op == "call_function"
-        if variant and shareable and self._is_exact(node, case, exact):
-            return self._own[exact][node]
-        return super().evaluate(node, case)
-
-    def _is_exact(self, node: Node, case: int, exact: int) -> bool:
-        """Whether all that a node reads is what the exact program has."""
         own, known = self._own[case], self._own[exact]
-        return all(
-            source in self._weights or own[source] is known[source]
-            for source in node.all_input_nodes
-        )
+        if (
+            variant
+            and shareable
+            and all(  # that it reads is what the exact program has
+                source in self._weights or own[source] is known[source]
+                for source in node.all_input_nodes
+            )
+        ):
+            return known[node]
+        return super().evaluate(node, case)

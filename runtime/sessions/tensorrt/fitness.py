@@ -55,13 +55,9 @@ def require_fit(needs: Needs, here: Needs, name: str, instead: str) -> None:
     """Refuse an engine that was built for another machine.
 
     Args:
-        needs: as the manifest says; a key that is not known here is refused, and a key that is
-            missing, too.
+        needs: as the manifest says; a key that is missing or not known here is refused, too.
         here: what `machine` gives.
         instead: what would load here, as a sentence.
-
-    Raises:
-        MissingError: says what the engine was built for and what is here, each in one sentence.
     """
     refuse_misfit(name, list(_unclear(needs)) or _differences(needs, here), instead)
 

@@ -33,10 +33,7 @@ class Context:
     """An execution context: sets shapes and addresses, and enqueues a run."""
 
     def __init__(self, loaded: LoadedEngine, gpu: Gpu) -> None:
-        """
-        Raises:
-            MissingError: TensorRT makes no context; most often, memory is short.
-        """
+        """A MissingError where TensorRT makes no context; most often, memory is short."""
         self._loaded = loaded
         self._gpu = gpu
         self._messages = Messages()
@@ -81,14 +78,9 @@ class Context:
         """The shapes of the outputs; the same shapes are not set again, which a graph that is
         being recorded could not hold.
         """
-        if list(given) != self._given or not self._found:
-            self._given = []
-            self._set_shapes(given)
-            self._found = self._infer()
-            self._given = list(given)
-        return self._found
-
-    def _set_shapes(self, given: Sequence[tuple[int, ...]]) -> None:
+        if list(given) == self._given and self._found:
+            return self._found
+        self._given = []
         for tensor, shape in zip(self._loaded.inputs, given, strict=True):
             if not self._context.set_input_shape(tensor.binding, shape):
                 wanted = self._loaded.range_of(tensor.name)
@@ -97,8 +89,6 @@ class Context:
                     f" {self._messages.take()}",
                     hint="The engine was built for those; export it with the range that you need.",
                 )
-
-    def _infer(self) -> list[tuple[int, ...]]:
         try:
             lacking = self._context.infer_shapes()
         except RuntimeError as error:
@@ -114,6 +104,7 @@ class Context:
                     " is not supported"
                 )
             found.append(shape)
+        self._given, self._found = list(given), found
         return found
 
 
@@ -133,10 +124,7 @@ class Lane:
             self._call = GraphCache(self._context.run, self._record_apart, limit=GRAPHS)
 
     def run(self, inputs: Tensors) -> list[Any]:
-        """Enqueue one run on the lane's stream: see `Context.run`.
-
-        The outputs are for the stream in use when it is called.
-        """
+        """Enqueue one run on the lane's stream; the outputs are for the stream in use now."""
         with self._gpu.on(self.stream, inputs) as hand_over:
             outputs = self._call(inputs)
             hand_over(outputs)
@@ -194,15 +182,12 @@ class Lanes:
 
     def _get(self) -> Lane:
         with self._changed:
-            while True:
-                lane = self._choose()
-                if lane is not None:
-                    self._free.remove(lane)
-                    break
-                if self._made < LANES:
-                    self._made += 1
-                    break
+            while (lane := self._choose()) is None and self._made == LANES:
                 self._changed.wait()
+            if lane is None:
+                self._made += 1
+            else:
+                self._free.remove(lane)
         if lane is None:
             try:
                 lane = self._make()

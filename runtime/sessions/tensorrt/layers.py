@@ -106,9 +106,8 @@ class Layers:
         where: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for node in layer.origins:
-                op = re.sub(
-                    r"^node_|(_+\d+)+$", "", node
-                ).lower()  # "rms_norm" of "node_rms_norm_3"
+                # "rms_norm" of "node_rms_norm_3"
+                op = re.sub(r"^node_|(_+\d+)+$", "", node).lower()
                 if op in KINDS[kind] and layer.kind.lower() not in _COPIES:
                     where.setdefault(node, []).append(layer)
         return Kept(
@@ -127,16 +126,20 @@ class Layers:
             f"outputs of layers: {_listed(self.output_dtypes)}",
             f"layers that compute several nodes of the network: {len(self.fused)}",
         ]
-        found += [_line(one) for one in map(self.kept, KINDS) if one.whole or one.split]
+        for kept in map(self.kept, KINDS):
+            total = len(kept.whole) + len(kept.split)
+            line = f"{kept.kind}: {len(kept.whole)} of {total} in one layer each"
+            if kept.split:
+                rest = f" and {len(kept.split) - 3} more" if len(kept.split) > 3 else ""
+                line += f"; several layers for {', '.join(kept.split[:3])}{rest}"
+            if kept.fp8:
+                line += f"; {len(kept.fp8)} on fp8"
+            found += [line] if total else []
         return tuple(found)
 
 
 def parse_layers(text: str, name: str = "the engine inspector") -> Layers:
-    """Read what `EngineInspector.get_engine_information` gives as JSON.
-
-    Raises:
-        BundleError: it is not JSON, or has no list of layers.
-    """
+    """Read what `EngineInspector.get_engine_information` gives as JSON."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -151,34 +154,27 @@ def parse_layers(text: str, name: str = "the engine inspector") -> Layers:
 def _layer(given: Any) -> Layer:
     if not isinstance(given, dict):
         return Layer(str(given))
+    # The nodes of "[ONNX Layer: a]\\x1e[ONNX Layer: b]"; else its parts, as torch_tensorrt sets
+    # them.
+    metadata = str(given.get("Metadata", ""))
+    origins = _ORIGIN.findall(metadata) or filter(None, _SEPARATORS.split(metadata))
     return Layer(
         str(given.get("Name", "")),
         str(given.get("LayerType", "")),
         _dtypes(given.get("Inputs")),
         _dtypes(given.get("Outputs")),
-        _origins(str(given.get("Metadata", ""))),
+        tuple(dict.fromkeys(origins)),
     )
 
 
 def _dtypes(tensors: Any) -> tuple[str, ...]:
-    if not isinstance(tensors, list):
-        return ()
-    return tuple(_dtype(one) for one in tensors if isinstance(one, dict))
-
-
-def _dtype(tensor: Mapping[str, Any]) -> str:
-    text = next((str(tensor[name]) for name in _TYPE_FIELDS if name in tensor), "")
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return next((_DTYPES[word] for word in words if word in _DTYPES), "unknown")
-
-
-def _origins(metadata: str) -> tuple[str, ...]:
-    """The nodes of "[ONNX Layer: a]\\x1e[ONNX Layer: b]"; else its parts, as torch_tensorrt sets
-    them.
-    """
-    named = _ORIGIN.findall(metadata)
-    parts = named or [part for part in _SEPARATORS.split(metadata) if part]
-    return tuple(dict.fromkeys(parts))
+    found = []
+    for one in tensors if isinstance(tensors, list) else ():
+        if isinstance(one, dict):
+            text = next((str(one[name]) for name in _TYPE_FIELDS if name in one), "")
+            words = re.findall(r"[a-z0-9]+", text.lower())
+            found.append(next((_DTYPES[word] for word in words if word in _DTYPES), "unknown"))
+    return tuple(found)
 
 
 def _counted(items: Iterator[str]) -> dict[str, int]:
@@ -188,14 +184,3 @@ def _counted(items: Iterator[str]) -> dict[str, int]:
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none reported"
-
-
-def _line(kept: Kept) -> str:
-    total = len(kept.whole) + len(kept.split)
-    line = f"{kept.kind}: {len(kept.whole)} of {total} in one layer each"
-    if kept.split:
-        rest = f" and {len(kept.split) - 3} more" if len(kept.split) > 3 else ""
-        line += f"; several layers for {', '.join(kept.split[:3])}{rest}"
-    if kept.fp8:
-        line += f"; {len(kept.fp8)} on fp8"
-    return line

@@ -39,9 +39,6 @@ def import_tensorrt(why: str) -> Any:
 
     Args:
         why: what needs it, for the message: "engine.plan: a TensorRT engine".
-
-    Raises:
-        MissingError: it is not installed, does not load, or lacks names.
     """
     trt = import_library(
         "tensorrt", why, "Its libraries come in tensorrt-cu13-libs; see `enginecast doctor`."
@@ -57,15 +54,7 @@ def import_tensorrt(why: str) -> Any:
 
 
 def import_library(name: str, why: str, hint: str) -> Any:
-    """A module.
-
-    Args:
-        why: what needs it.
-        hint: where it is installed and does not load.
-
-    Raises:
-        MissingError: it is not installed, or does not load.
-    """
+    """A module that `why` needs; `hint` is for one that is installed and does not load."""
     try:
         return import_module(name)
     except Exception as error:  # torch_tensorrt asks CUDA for the GPU while it is imported
@@ -84,11 +73,7 @@ def _install() -> str:
 
 
 def names_for(version: str) -> Names:
-    """The names that are called of this version; those of the newest known one before it.
-
-    Raises:
-        MissingError: it is older than all that are known.
-    """
+    """The names that are called of this version; those of the newest known one before it."""
     known = {numbers(found): names for found, names in known_apis().items()}
     older = [found for found in known if found <= numbers(short_version(version))]
     if not older:

@@ -82,11 +82,24 @@ def load_engine(
     """
     messages = Messages()
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
-    runtime = _runtime(trt, logger, messages)
+    try:
+        runtime = trt.Runtime(logger)
+    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
+        said = messages.take() if len(messages) else str(error)
+        raise MissingError(
+            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
+            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
+        ) from error
     runtime.error_recorder = recorder
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
-    engine = _deserialized(runtime, path)
+    engine = None
+    if path.stat().st_size:  # it can take gigabytes: it is mapped, not read
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise BundleError(
             f"{record.file}: TensorRT refuses the plan: {messages.take()}",
@@ -109,28 +122,6 @@ def load_engine(
     _require_profile(engine, record.file, inputs, profile)
     keep = (runtime, recorder, logger)
     return LoadedEngine(trt, engine, record.file, inputs, outputs, profile, messages, keep)
-
-
-def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
-    try:
-        return trt.Runtime(logger)
-    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
-        said = messages.take() if len(messages) else str(error)
-        raise MissingError(
-            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
-            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
-        ) from error
-
-
-def _deserialized(runtime: Any, path: Path) -> Any:
-    """The engine, or None.  It can take gigabytes: it is mapped, not read."""
-    if path.stat().st_size == 0:
-        return None
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        return runtime.deserialize_cuda_engine(content)
 
 
 def _refit(trt: Any, engine: Any, logger: Any, record: EngineRecord, network: Path) -> None:
@@ -194,11 +185,7 @@ def _renamed(declared: Sequence[Output], actual: Sequence[Tensor]) -> Sequence[T
 def _agreed(
     file: str, field: str, declared: Sequence[Input | Output], actual: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The tensors in the order of the manifest.
-
-    Raises:
-        BundleError: names, dtypes, ranks or sizes differ.
-    """
+    """The tensors in the order of the manifest: names, dtypes, ranks and sizes must be its."""
     by_name = {one.name: one for one in actual}
     expected = {one.name: f"{one.dtype} {_shown(one.shape)}" for one in declared}
     got = {name: f"{one.dtype} {_shown(one.shape)}" for name, one in by_name.items()}
@@ -209,7 +196,12 @@ def _agreed(
         )
     for one in declared:
         found = by_name[one.name]
-        if found.dtype != one.dtype or not _fits(one.shape, found.shape):
+        # A size that varies in the manifest may be fixed in the engine: one range of one size.
+        fits = len(one.shape) == len(found.shape) and all(
+            isinstance(size, str) or actual in (size, -1)
+            for size, actual in zip(one.shape, found.shape, strict=True)
+        )
+        if found.dtype != one.dtype or not fits:
             raise BundleError(
                 f"{file}: {field}: the manifest says {one.name} {expected[one.name]}, the plan has"
                 f" {got[one.name]}"
@@ -217,22 +209,10 @@ def _agreed(
     return tuple(by_name[one.name] for one in declared)
 
 
-def _fits(declared: Sequence[int | str], actual: Sequence[int]) -> bool:
-    """A size that varies in the manifest may be fixed in the engine: one range of one size."""
-    return len(declared) == len(actual) and all(
-        isinstance(size, str) or found in (size, -1)
-        for size, found in zip(declared, actual, strict=True)
-    )
-
-
 def _require_profile(
     engine: Any, file: str, inputs: Sequence[Tensor], profile: Mapping[str, ShapeRange]
 ) -> None:
-    """The one profile of the engine must be what the manifest says.
-
-    Raises:
-        BundleError: it is another, or there are several.
-    """
+    """The one profile of the engine must be what the manifest says."""
     if engine.num_optimization_profiles != 1:
         raise BundleError(
             f"{file}: expected a plan of one profile, got {engine.num_optimization_profiles}"

@@ -38,10 +38,7 @@ class TensorRTSession(Session):
     packages = ("torch", PROVIDER)
 
     def __init__(self, loaded: LoadedEngine, gpu: Gpu, *, cuda_graphs: bool) -> None:
-        """
-        Raises:
-            MissingError: TensorRT makes no context.
-        """
+        """A MissingError where TensorRT makes no context."""
         self._loaded = loaded
         self._gpu = gpu
         self._lanes = Lanes(lambda: Lane(loaded, gpu, graphs=cuda_graphs), gpu.is_idle)
@@ -90,10 +87,7 @@ class TensorRTSession(Session):
     def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
         """Run once; the values are tensors on the GPU, ready on the stream in use.
 
-        Args:
-            feeds: for each input a numpy array, which is copied to the GPU, or a tensor there,
-                which is read where it is.
-            outputs: the outputs wanted.
+        A numpy array is copied to the GPU; a tensor there is read where it is.
 
         Raises:
             InputError: a tensor lies on another device, the engine was not built for a shape, or

@@ -55,8 +55,7 @@ def check_pair(
 
     Args:
         torch: its version: "2.13.0+cu130".
-        torch_tensorrt: None: not installed, and not looked at.
-        tensorrt: None: not installed, and not looked at.
+        torch_tensorrt, tensorrt: None: not installed, and not looked at.
         cuda: what torch was built for: "13.0"; None: not looked at.
     """
     row = next((pair for pair in known_pairs() if pair.torch == short_version(torch)), None)
@@ -81,14 +80,12 @@ def check_pair(
 def import_torch_tensorrt(
     why: str, *, torch: str, tensorrt: str | None, cuda: str | None = None
 ) -> Any:
-    """The module torch_tensorrt, where it goes with the torch and the TensorRT that are here.
-
-    Args:
-        why: what needs it, for the message: "--trt-route torch".
+    """The module torch_tensorrt, where it goes with the torch and the TensorRT that are here; `why`
+    is what needs it: "--trt-route torch".
 
     Raises:
         MissingError: it is not installed, does not load, was made for other versions, or lacks
-            names that are called.
+            names.
     """
     # Before it is imported: a wrong version ends in an undefined symbol.
     for version in installed("torch_tensorrt").values():

@@ -1,0 +1,65 @@
+"""docs/results/models.md from docs/results/models.json: what tests/compiler/test_families.py found.
+
+`make models` runs the tests, which write the results, and then this file, which writes the page.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+ROWS = RESULTS / "models.json"
+PAGE = RESULTS / "models.md"
+
+HEAD = """\
+# Models
+
+What the tests found for one tiny model of each family (`tests/support/family_text.py`,
+`tests/support/family_vision.py`): random seeded weights, norms with outlier channels. `make
+models` runs the tests and rewrites this page; nothing in it is written by hand.
+
+* **inputs**: derived from `config.json` and `forward`; ranges are those of the engine.
+* **fused**: fusions in the engine, of those that the model's structure lets one expect.
+* **fp32**: the verdict, and the engine's error in units of the error that eager fp32 has; up to 3
+  is allowed.
+* **other shape**: relative L2 error against eager in a shape that neither the capture nor the
+  verification saw.
+* **changed**: the verdict of `enginecast verify` after one element of this weight, or the epsilon
+  of one norm, was changed in the bundle.
+* **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU), or why
+  it is refused.
+
+| family | class | inputs | nodes | fused | fp32 | other shape | changed | fp16 |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def render(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page; `rows` by family, each as tests/compiler/test_families.py records it."""
+    return HEAD + "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in rows.items())
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    inputs = "; ".join(f"`{key}` [{', '.join(map(str, s))}]" for key, s in row["inputs"].items())
+    fused = ", ".join(f"{kind} {got}/{of}" for kind, (got, of) in row["fusions"].items())
+    return [
+        name,
+        f"`{row['class']}`",
+        inputs,
+        str(row["nodes"]),
+        fused or "none",
+        f"{row['outcome']}, {row['ratio']:.2g}x",
+        f"{row['other shape']:.1e}",
+        f"`{row['weight']}`: {row['weight changed']}; epsilon: {row['epsilon changed']}",
+        row["fp16"],
+    ]
+
+
+def main() -> None:
+    rows = json.loads(ROWS.read_text(encoding="utf-8"))
+    PAGE.write_text(render(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

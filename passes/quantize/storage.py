@@ -1,0 +1,158 @@
+"""Weights as quantized values with their scales, and the layers that read them so."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.ops.quantize import LIMITS
+from enginecast.passes.ir.edit import SCALE, arguments, aten, dtype_of, insert, shape_of
+from enginecast.passes.ir.effects import own
+from enginecast.passes.ir.match import behind_casts
+from enginecast.passes.ir.quantization_plan import LayerPlan
+from enginecast.passes.precision.cast_borders import mark_border
+from enginecast.passes.quantize.measure.quantizable import Layer
+
+ScaleDtype = Literal["fp32", "fp16", "bf16"]
+Chosen = tuple[Layer, LayerPlan]
+
+HALF_STEPS: dict[ScaleDtype, tuple[torch.dtype, float, float]] = {
+    "fp16": (torch.float16, 2.0**-11, 2.0**-25),
+    "bf16": (torch.bfloat16, 2.0**-8, 0.0),
+}
+"""Half a step of each dtype: relative to a normal value, and of those below the smallest normal
+one.  With that added, rounding to nearest never falls below the value."""
+
+
+def change(node: Node, target: Any, args: Iterable[Any]) -> None:
+    """Let a node call another op; it stays the same node, with its name."""
+    node.target, node.args, node.kwargs = target, tuple(args), {}
+
+
+class Weights:
+    """Makes quantized weights, as expressions at the insertion point.
+
+    Args:
+        scale_dtype: holds every scale exactly.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, dtype: torch.dtype, scale_dtype: ScaleDtype
+    ) -> None:
+        self.dtype = dtype
+        self.scale_dtype = scale_dtype
+        self._program = program
+        self._known: dict[tuple[object, ...], tuple[Node, Node]] = {}
+
+    def insert(self, layer: Layer, target: Any, *args: object) -> Node:
+        node = insert(self._program.graph, target, args, like=layer.node)
+        node.meta.pop(SCALE, None)  # a scale carries the power of two, if there is one
+        return node
+
+    def of(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
+        """Values and scale of a layer's weight, as expressions that stand before the layer; layers
+        that share a weight share them.
+
+        The values have the weight's shape; the scale is [], [N, 1] (for a conv [N, 1, ..., 1]) or,
+        for blocks, [N, K / block].  They are made of the weight as it is stored: rounding it to the
+        compute dtype before would be a second rounding.
+        """
+        weight = behind_casts(layer.weight)
+        key = (weight, plan.weights, plan.block, plan.bits, layer.kind)
+        if key not in self._known:
+            with self._program.graph.inserting_before(layer.node):
+                scale = self.scale(layer, plan, weight)
+                op = own.quantize_blocks if plan.weights == "block" else own.quantize
+                how = plan.bits if plan.weights == "block" else self.dtype
+                self._known[key] = self.insert(layer, op.default, weight, scale, how), scale
+        return self._known[key]
+
+    def matrix(self, layer: Layer, weight: Node, plan: LayerPlan) -> tuple[Node, Node]:
+        """A weight [N, K] by rows, and its scales [N, 1]."""
+        whole = behind_casts(weight)
+        scale = self._rounded_up(layer, self._scale_of(layer, whole, plan, by_row=True))
+        return self.insert(layer, own.quantize.default, whole, scale, self.dtype), scale
+
+    def scale(self, layer: Layer, plan: LayerPlan, weight: Node) -> Node:
+        """The scale of a layer's weight, [out, in, kernel...] of any convolution."""
+        shape = shape_of(weight)
+        if plan.weights == "block":
+            sizes = [shape[0], shape[1] // plan.block, plan.block]
+            blocks = self.insert(layer, aten.reshape.default, weight, sizes)
+            scale = self.insert(layer, own.dynamic_scale.default, blocks, torch.int8, True)
+            scale = self._coarser(layer, scale, plan)
+            scale = self.insert(layer, aten.squeeze.dim, scale, -1)
+        elif plan.weights == "tensor" or not layer.kind.startswith("conv"):
+            scale = self._scale_of(layer, weight, plan, by_row=plan.weights == "row")
+        else:
+            rows = self.insert(layer, aten.flatten.using_ints, weight, 1)
+            scale = self.insert(layer, own.dynamic_scale.default, rows, self.dtype, True)
+            scale = self._coarser(layer, scale, plan)
+            sizes = [shape[0], *(1 for _ in shape[1:])]
+            scale = self.insert(layer, aten.reshape.default, scale, sizes)
+        return self._rounded_up(layer, scale)
+
+    def _scale_of(self, layer: Layer, weight: Node, plan: LayerPlan, *, by_row: bool) -> Node:
+        """The scale of a matrix [N, K]; of 7 bits, for the sums of two neighbors along K, of those
+        above zero and of those below: what they are multiplied with is added in 16 bits.
+        """
+        if plan.bits == 7:
+            if shape_of(weight)[1] % 2:
+                weight = self.insert(layer, aten.constant_pad_nd.default, weight, [0, 1])
+            pairs = self.insert(layer, aten.unflatten.int, weight, 1, [-1, 2])
+            sums = []
+            for side in (pairs, self.insert(layer, aten.neg.default, pairs)):
+                above = self.insert(layer, aten.relu.default, side)
+                sums.append(self.insert(layer, aten.sum.dim_IntList, above, [-1]))
+            weight = self.insert(layer, aten.cat.default, sums, 1)
+        return self.insert(layer, own.dynamic_scale.default, weight, self.dtype, by_row)
+
+    def _coarser(self, layer: Layer, scale: Node, plan: LayerPlan) -> Node:
+        """The scale of an int8 weight, with which its largest value takes the bits of the plan."""
+        if plan.bits == 8:
+            return scale
+        steps = LIMITS[torch.int8] / (2 ** (plan.bits - 1) - 1)
+        return self.insert(layer, aten.mul.Scalar, scale, steps)
+
+    def _rounded_up(self, layer: Layer, scale: Node) -> Node:
+        if self.scale_dtype == "fp32":
+            return scale
+        dtype, relative, least = HALF_STEPS[self.scale_dtype]
+        scale = self.insert(layer, aten.mul.Scalar, scale, 1.0 + relative)
+        scale = self.insert(layer, aten.add.Scalar, scale, least)
+        for to in (dtype, torch.float32):
+            scale = self.insert(layer, aten.to.dtype, scale, to)
+            mark_border(scale, f"a scale that {self.scale_dtype} holds exactly")
+        return scale
+
+
+def quantize_weight(
+    program: ExportedProgram, weights: Weights, layer: Layer, plan: LayerPlan
+) -> None:
+    """Let a linear, convolution or embedding read a stored weight; a linear of blocks may round its
+    input, too.
+    """
+    node, dtype = layer.node, dtype_of(layer.weight)
+    values, scale = weights.of(layer, plan)
+    with program.graph.inserting_before(node):
+        if layer.kind == "embedding":
+            _, ids, *_ = node.args
+            rows = weights.insert(layer, aten.embedding.default, values, *node.args[1:])
+            if shape_of(scale):
+                scale = weights.insert(layer, aten.embedding.default, scale, ids)
+            if plan.weights != "block":
+                change(node, own.dequantize.default, (rows, scale, dtype))
+                return
+            blocks = weights.insert(layer, aten.unflatten.int, rows, -1, [-1, plan.block])
+            scale = weights.insert(layer, aten.unsqueeze.default, scale, -1)
+            whole = weights.insert(layer, own.dequantize.default, blocks, scale, dtype)
+            change(node, aten.flatten.using_ints, (whole, -2))
+        elif plan.weights == "block":
+            x, _, *bias = arguments(node)
+            rounds = plan.activations is not None
+            args = (x, values, scale, bias[0] if bias else None, plan.bits, rounds)
+            change(node, own.blockwise_linear.default, args)
+        else:
+            node.update_arg(1, weights.insert(layer, own.dequantize.default, values, scale, dtype))

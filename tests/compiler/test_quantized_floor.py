@@ -1,0 +1,118 @@
+"""The floor of a quantized engine: wide enough for its plan, too narrow for a wrong scale."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from exports import Exports
+
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.rewrite import Rewritten, rewrite
+from enginecast.compiler.steps import Steps
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.quantize.storage import Weights
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Where
+from enginecast.verification.floor import Floor
+from enginecast.verification.metrics import Array, measure, pool_output
+from enginecast.verification.reference import Reference, read_reference, write_reference
+from enginecast.verification.verdict import QUANTIZED_LIMIT, judge
+
+PIPELINE = "plan-int8{max_error=0.2},int8-matmul"
+OUTPUT = "last_hidden_state"
+HERE = Where(provider="CPUExecutionProvider", device="here", versions={})
+
+
+@pytest.fixture(scope="module")
+def prepared(exports: Exports) -> Prepared:
+    return prepare(open_source(exports.model("vit")), ModelOptions(), Steps())
+
+
+@pytest.fixture(scope="module")
+def reference(prepared: Prepared) -> Reference:
+    return reference_of(prepared, "fp32")
+
+
+def carried_out(prepared: Prepared, reference: Reference) -> Rewritten:
+    return rewrite(prepared, build(PIPELINE), reference, Steps())
+
+
+@pytest.fixture(scope="module")
+def quantized(prepared: Prepared, reference: Reference) -> Rewritten:
+    return carried_out(prepared, reference)
+
+
+def relative(floor: Floor) -> float:
+    return pool_output(floor.cases, OUTPUT).relative
+
+
+def test_the_floor_holds_what_the_plan_rounds(reference: Reference, quantized: Rewritten) -> None:
+    floor = quantized.reference.floor
+    assert (floor.dtype, floor.rounding, floor.label) == ("fp32", "int8", "fp32+int8")
+    assert floor.max_error == 0.2
+    assert relative(reference.floor) < 1e-5 < 1e-3 < relative(floor) < 0.1
+    assert not quantized.failures
+
+
+def test_the_rewriting_is_as_wrong_as_its_simulation(quantized: Rewritten) -> None:
+    check = next(check for check in quantized.checks if check.name == "int8-matmul")
+    assert check.failure == ""
+    case = quantized.reference.cases[0]
+    found = interpret(quantized.program, tensors(case.inputs), names=names(quantized))
+    error = measure(found[OUTPUT].numpy(), case.reference[OUTPUT]).relative
+    floor = quantized.reference.floor.only(frozenset({case.name}))
+    assert error == pytest.approx(relative(floor), rel=0.2)
+
+
+def tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def names(rewritten: Rewritten) -> list[str]:
+    return list(rewritten.reference.cases[0].reference)
+
+
+@pytest.fixture
+def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products are scaled by a tenth more than the weights were rounded by."""
+    right = Weights.of
+
+    def wrong(self, layer, plan):  # type: ignore[no-untyped-def]
+        values, scale = right(self, layer, plan)
+        if not plan.choice.startswith("w8a8") or plan.weights == "block":
+            return values, scale
+        with self._program.graph.inserting_before(layer.node):
+            return values, self.insert(layer, aten.mul.Scalar, scale, 1.1)
+
+    monkeypatch.setattr(Weights, "of", wrong)
+    return iter([None])
+
+
+@pytest.mark.usefixtures("wrong_scale")
+def test_a_wrong_scale_is_not_part_of_the_floor(
+    prepared: Prepared, reference: Reference, quantized: Rewritten
+) -> None:
+    wrong = carried_out(prepared, reference)
+    assert relative(wrong.reference.floor) == pytest.approx(relative(quantized.reference.floor))
+    assert wrong.failures
+    assert "'int8-matmul' promises 'precision'" in wrong.failures[0]
+
+
+def test_the_limit_of_the_plan_counts_too(reference: Reference, quantized: Rewritten) -> None:
+    floor = quantized.reference.floor
+    tight = Floor(floor.dtype, floor.cases, rounding="int8", max_error=relative(floor) / 2)
+    assert judge(floor.cases, floor, where=HERE, engine_ran=True).outcome == "verified"
+    verdict = judge(floor.cases, tight, where=HERE, engine_ran=True)
+    assert verdict.outcome == "rejected"
+    assert "the plan allows" in verdict.reasons[0]
+    assert verdict.outputs[0].limit == QUANTIZED_LIMIT
+
+
+def test_it_is_stored_with_the_bundle(tmp_path: Path, quantized: Rewritten) -> None:
+    path = tmp_path / "reference.safetensors"
+    write_reference(path, quantized.reference)
+    assert read_reference(path).floor == quantized.reference.floor

@@ -1,0 +1,204 @@
+"""A target of another package: examples/plugin_target, as if it were installed."""
+
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exports import Exports, cast
+from safetensors.numpy import load_file
+
+from enginecast.errors import DefectError, EnginecastWarning
+from enginecast.exporters.registry import TARGETS, target_of
+from enginecast.runtime.load import backends, load
+from enginecast.runtime.sessions.registry import SESSIONS, session_class
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin_target"
+PROJECT = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
+Install = Callable[[Mapping[str, Mapping[str, str]]], None]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a distribution with these entry points (group -> name -> value) beside the others."""
+
+    def installed(groups: Mapping[str, Mapping[str, str]]) -> None:
+        info = tmp_path / "site" / "enginecast_pt2-0.1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Name: enginecast-pt2\nVersion: 0.1.0\n", encoding="utf-8")
+        lines = [
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+            for group, entries in groups.items()
+        ]
+        (info / "entry_points.txt").write_text("".join(lines), encoding="utf-8")
+        monkeypatch.syspath_prepend(str(info.parent))
+
+    return installed
+
+
+@pytest.fixture
+def plugin(install: Install, tmp_path: Path) -> None:
+    install(PROJECT["entry-points"])
+    shutil.copytree(EXAMPLE / "enginecast_pt2", tmp_path / "site" / "enginecast_pt2")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plugin_exports_verifies_and_runs(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    model, bundle = exports.model("t5"), tmp_path / "out"
+    made = cast(capsys, "export", model, "-o", bundle, "--target", "pt2", "--json")
+    assert made.code == 0, made.err
+    assert made.json["outcome"] == "verified"
+    assert {"program.pt2", "reference.safetensors"} <= {path.name for path in bundle.iterdir()}
+
+    refused = cast(capsys, "verify", bundle)
+    assert refused.code == 2
+    assert "a pt2 engine runs code when it is loaded" in refused.err
+    checked = cast(capsys, "verify", bundle, "--model", model, "--allow-code", "--json")
+    assert (checked.code, checked.json["backend"]) == (0, "pt2"), checked.err
+    assert "for pt2 on torch-cpu; judged with torch-cpu of torch " in cast(
+        capsys, "inspect", bundle
+    ).out.replace("\n", " ")
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\nthe quick brown fox\n", encoding="utf-8")
+    ran = cast(
+        capsys,
+        *("run", bundle, "--prompts", prompts, "-o", tmp_path / "by_pt2", "--prefer", "pt2"),
+        "--allow-code",
+    )
+    assert ran.code == 0, ran.err
+    onnx = cast(
+        capsys, "run", exports("t5").folder, "--prompts", prompts, "-o", tmp_path / "by_onnx"
+    )
+    assert onnx.code == 0, onnx.err
+    by_pt2, by_onnx = (
+        load_file(tmp_path / name)["last_hidden_state"] for name in ("by_pt2", "by_onnx")
+    )
+    np.testing.assert_allclose(by_pt2, by_onnx, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.slow
+def test_a_plugin_is_listed_and_low_precision_is_emulated(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    assert backends()["pt2"].device == "cpu"
+    unknown = cast(capsys, "export", "model", "-o", tmp_path / "out", "--target", "pt3")
+    assert unknown.code == 2
+    assert "Did you mean 'pt2'" in unknown.err
+    bundle = tmp_path / "low"
+    made = cast(
+        capsys,
+        *("export", exports.model("t5"), "-o", bundle, "--target", "pt2", "--precision", "bf16"),
+        "--json",
+    )
+    assert made.code == 0, made.err
+    with load(bundle, allow_code=True) as engine:
+        assert engine.verdict.arithmetic == "torch-cpu"
+
+
+def test_a_bundle_of_a_target_that_is_not_installed(
+    install: Install,
+    exports: Exports,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = tmp_path / "out"
+    monkeypatch.chdir(exports.root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLE))
+        install({group: dict(names) for group, names in PROJECT["entry-points"].items()})
+        made = cast(capsys, "export", exports.model("plain"), "-o", bundle, "--target", "pt2")
+        assert made.code == 0, made.err
+    shutil.rmtree(tmp_path / "site")
+    assert cast(capsys, "inspect", bundle).code == 0
+    done = cast(capsys, "verify", bundle, "--allow-code")
+    assert done.code == 3
+    assert "this build opens tensorrt, onnxruntime" in done.err
+    assert "install the package that brings this one" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "message"),
+    [
+        ("pt2", "no_such_module_here:Pt2", "target 'pt2' cannot be loaded from no_such_module_"),
+        ("pt2", "enginecast.errors:Pt2", "target 'pt2' cannot be loaded from enginecast.errors:"),
+        ("pt2", "enginecast.errors:UsageError", "is not a subclass of enginecast.exporters.target"),
+        ("pt2", TARGETS["tensorrt"], "calls itself 'tensorrt'"),
+    ],
+)
+def test_a_target_that_is_not_usable(
+    install: Install, tmp_path: Path, capsys: Capture, name: str, where: str, message: str
+) -> None:
+    install({"enginecast.targets": {name: where}})
+    with pytest.raises(DefectError) as caught:
+        target_of(name)
+    assert message in caught.value.message
+    done = cast(capsys, "export", "model", "-o", tmp_path / "out", "--target", name)
+    assert done.code == 70
+    assert len([line for line in done.err.splitlines() if line.startswith("error:")]) == 1
+    assert message in done.err
+    assert cast(capsys, "export", "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "message"),
+    [
+        ("pt2", "no_such_module_here:Pt2", "session 'pt2' cannot be loaded from no_such_module_"),
+        ("pt2", "enginecast.errors:UsageError", "is not a subclass of enginecast.runtime.sessions"),
+        ("pt2", SESSIONS["torchscript"], "calls itself 'torchscript'"),
+    ],
+)
+def test_a_session_that_is_not_usable(
+    install: Install, name: str, where: str, message: str
+) -> None:
+    install({"enginecast.sessions": {name: where}})
+    with pytest.raises(DefectError) as caught:
+        session_class(name)
+    assert message in caught.value.message
+    assert "onnxruntime-cpu" in backends()
+    assert name not in backends()
+
+
+def test_names_of_ours_stay_ours_and_doctor_names_who_wants_them(
+    install: Install, capsys: Capture
+) -> None:
+    install(
+        {
+            "enginecast.targets": {"onnxruntime": "other:Theirs"},
+            "enginecast.sessions": {"tensorrt": "other:Theirs", "pt2": "no_such_module_here:X"},
+        }
+    )
+    with pytest.warns(EnginecastWarning, match="two targets are called 'onnxruntime'"):
+        assert target_of("onnxruntime").name == "onnxruntime"
+    problems = [one["what"] for one in cast(capsys, "doctor", "--json").json["problems"]]
+    told = [one for one in problems if "of enginecast-pt2 0.1.0 is left out" in one]
+    assert [one.partition(" of ")[0] for one in told] == [
+        "session 'pt2'",
+        "session 'tensorrt'",
+        "target 'onnxruntime'",
+    ]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_exception_of_a_target_is_its_package_s(
+    exports: Exports, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("enginecast_pt2")]:
+        monkeypatch.delitem(sys.modules, name)
+    file = tmp_path / "site" / "enginecast_pt2" / "target.py"
+    text = file.read_text("utf-8")
+    (where,) = [line for line in text.splitlines() if line.startswith("    def lower(")]
+    file.write_text(text.replace(where, f"{where}\n        1 / 0", 1), "utf-8")
+    done = cast(capsys, "export", exports.model("plain"), "-o", tmp_path / "out", "--target", "pt2")
+    assert done.code == 70
+    assert "enginecast-pt2 0.1.0 failed: ZeroDivisionError" in done.err
+    assert f"{file}:" in done.err
+    assert "defect of enginecast-pt2 0.1.0, not of enginecast" in done.err

@@ -1,0 +1,222 @@
+"""How many fusions a model should have, how many there are, and what is said of those missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from lowering import lower, profile_ops
+from programs import TOKENS, Function, Image, Text, calibrated, captured, prompts, seeded
+from torch.export import ExportedProgram
+from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
+
+from enginecast.compiler.fusion_contract import (
+    ATTENTION,
+    RMS_NORM,
+    SKIP_NORM,
+    count_fusions,
+    expect_fusions,
+)
+from enginecast.exporters.onnx.lower import GRAPH_FILE
+from enginecast.passes.ir.base import Site, SiteKey
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.presets import preset
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Fusion
+
+LAYERS = 3
+EXPECTED = {
+    "t5": (2 * LAYERS + 1, 2 * LAYERS, LAYERS),
+    "llama": (2 * LAYERS + 1, 2 * LAYERS, LAYERS),
+    "bert": (0, 0, LAYERS),
+    "vit": (0, 0, LAYERS),
+}
+"""Norms, norms of a residual sum, attentions."""
+
+
+def capture(name: str) -> ExportedProgram:
+    if name == "vit":
+        module = Image(seeded(ViTModel, models.vit_config(layers=LAYERS)))
+        return captured(module, torch.randn(3, 3, 16, 16), dynamic={0: TOKENS[0]})
+    make: Any = {
+        "t5": lambda: seeded(T5EncoderModel, models.t5_config(layers=LAYERS)),
+        "llama": lambda: seeded(LlamaModel, models.llama_config(layers=LAYERS)),
+        "bert": lambda: seeded(BertModel, models.bert_config(layers=LAYERS)),
+    }
+    return captured(Text(make[name]()), *prompts(3, 7), dynamic=TOKENS)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, ExportedProgram]:
+    return {name: capture(name) for name in EXPECTED}
+
+
+Sites = dict[str, list[Site]]
+
+
+def passed(
+    program: ExportedProgram, pipeline: str, skip: frozenset[SiteKey] = frozenset()
+) -> tuple[ExportedProgram, Sites]:
+    copy = structural_copy(program)
+    sites: Sites = {}
+    for run in run_pipeline(build(pipeline), copy, calibrated(program, skip=skip)):
+        sites.setdefault(run.pass_.name, []).extend(run.sites)
+    return copy, sites
+
+
+def by_kind(fusions: Sequence[Fusion]) -> dict[str, Fusion]:
+    return {fusion.kind: fusion for fusion in fusions}
+
+
+def engine_ops(program: ExportedProgram) -> dict[str, int]:
+    """The counts of an engine that keeps every fusion of the program."""
+    ops = torch.ops.enginecast
+    targets = [node.target for node in program.graph.nodes]
+    return {
+        "com.microsoft::SkipSimplifiedLayerNormalization": targets.count(ops.skip_rms_norm.default),
+        "RMSNormalization": targets.count(torch.ops.aten.rms_norm.default),
+        "com.microsoft::MultiHeadAttention": targets.count(ops.attention.default),
+        "MatMul": 7,
+    }
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_sites_of_a_model_are_known_before_any_pass(
+    programs: dict[str, ExportedProgram], name: str
+) -> None:
+    sites = expect_fusions(programs[name])
+    assert tuple(len(sites[kind]) for kind in (RMS_NORM, SKIP_NORM, ATTENTION)) == EXPECTED[name]
+    places = sites[ATTENTION]
+    assert len(set(places)) == LAYERS
+    assert all("model." in place and ".py:" in place for place in places)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_presets_fuse_every_site(
+    programs: dict[str, ExportedProgram], name: str, precision: str
+) -> None:
+    program, sites = passed(programs[name], preset(precision))
+    ops = engine_ops(program)
+    fusions = count_fusions(expect_fusions(programs[name]), program, ops, None, sites)
+    wanted = {
+        kind: number
+        for kind, number in zip((RMS_NORM, SKIP_NORM, ATTENTION), EXPECTED[name], strict=True)
+        if number
+    }
+    assert {f.kind: f.expected for f in fusions} == wanted
+    assert {f.kind: f.program for f in fusions} == wanted
+    assert {f.kind: f.engine for f in fusions} == wanted
+    assert all(f.runtime is None and f.missing == () for f in fusions)
+
+
+def test_skipped_site_is_named_with_module_line_and_reason(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    _, sites = passed(programs["t5"], "canonicalize,fuse-rms-norm,fuse-attention")
+    chosen = next(s for s in sites["fuse-attention"] if "block.1." in s.module)
+    program, sites = passed(programs["t5"], preset("fp32"), frozenset({chosen.key}))
+    expected = expect_fusions(programs["t5"])
+    found = by_kind(count_fusions(expected, program, engine_ops(program), None, sites))
+    assert found[ATTENTION].program == LAYERS - 1
+    assert found[ATTENTION].missing == (f"{chosen.module} {chosen.source}: left alone on request",)
+    assert "block.1.layer.0.SelfAttention" in chosen.module
+    assert chosen.source.startswith("modeling_t5.py:")
+    assert found[RMS_NORM].missing == found[SKIP_NORM].missing == ()
+
+
+def test_refused_site_gives_the_pass_s_reason() -> None:
+    def attend(q: torch.Tensor, mask: torch.Tensor) -> Any:
+        scores = (q @ q.transpose(-1, -2)) * mask
+        weights = scores.softmax(-1)
+        return weights @ q, weights
+
+    x = torch.randn(2, 4, 5, 8)
+    program = captured(Function(attend), x, torch.ones(2, 4, 5, 5))
+    after, sites = passed(program, "canonicalize,fuse-attention")
+    (found,) = count_fusions(expect_fusions(program), after, engine_ops(after), None, sites)
+    assert (found.kind, found.expected, found.program) == (ATTENTION, 1, 0)
+    (reason,) = found.missing
+    (site,) = sites["fuse-attention"]
+    assert reason == f"{site.source}: {site.reason}"
+    assert "softmax" in site.reason
+
+
+def test_skipped_norm_counts_as_norm_and_as_residual(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    _, sites = passed(programs["t5"], "canonicalize,fuse-rms-norm")
+    chosen = sites["fuse-rms-norm"][2]
+    program, sites = passed(programs["t5"], preset("fp32"), frozenset({chosen.key}))
+    expected = expect_fusions(programs["t5"])
+    found = by_kind(count_fusions(expected, program, engine_ops(program), None, sites))
+    assert found[RMS_NORM].program == 2 * LAYERS
+    assert found[SKIP_NORM].program == 2 * LAYERS - 1
+    assert chosen.module in found[RMS_NORM].missing[0]
+    # The pass that is named is the one that left the site alone, not the one that never saw it.
+    assert found[SKIP_NORM].missing == found[RMS_NORM].missing
+
+
+def test_pass_that_is_not_in_the_pipeline_is_named(programs: dict[str, ExportedProgram]) -> None:
+    program, sites = passed(programs["t5"], "canonicalize,fuse-rms-norm")
+    expected = expect_fusions(programs["t5"])
+    found = by_kind(count_fusions(expected, program, engine_ops(program), None, sites))
+    assert found[RMS_NORM].missing == ()
+    assert found[ATTENTION].missing == ("fuse-attention is not in the pipeline",)
+    assert found[SKIP_NORM].missing == ("fuse-skip-norm is not in the pipeline",)
+
+
+def test_what_lowering_and_the_runtime_lose_is_said(programs: dict[str, ExportedProgram]) -> None:
+    program, sites = passed(programs["t5"], preset("fp32"))
+    ops = engine_ops(program) | {"com.microsoft::MultiHeadAttention": LAYERS - 1}
+    executed = ["Attention"] * (LAYERS - 2) + ["SkipSimplifiedLayerNormalization"] * 6
+    expected = expect_fusions(programs["t5"])
+    found = by_kind(count_fusions(expected, program, ops, executed, sites))
+    attention = found[ATTENTION]
+    assert (attention.program, attention.engine, attention.runtime) == (3, 2, 1)
+    assert attention.missing == ("lowering kept 2 of 3", "the runtime executes 1 of 2")
+    assert found[SKIP_NORM].missing == ()
+    assert found[RMS_NORM].missing == ("the runtime executes 6 of 7",)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_runtime_executes_what_the_engine_holds(
+    programs: dict[str, ExportedProgram], tmp_path: Path, device: str
+) -> None:
+    program, sites = passed(programs["t5"], preset("fp32", device=device))
+    lowered = lower(program, tmp_path, device=device)
+    ids, mask = prompts(2, 5)
+    executed = profile_ops(tmp_path / GRAPH_FILE, {"ids": ids.numpy(), "mask": mask.numpy()})
+    fusions = count_fusions(
+        expect_fusions(programs["t5"]),
+        program,
+        lowered.ops,
+        executed,
+        sites,
+    )
+    assert {f.kind: f.runtime for f in fusions} == dict(
+        zip((RMS_NORM, SKIP_NORM, ATTENTION), EXPECTED["t5"], strict=True)
+    )
+    assert all(fusion.missing == () for fusion in fusions)
+
+
+def test_model_without_any_site_has_an_empty_contract() -> None:
+    program = captured(Function(lambda x: x.relu()), torch.randn(3))
+    assert count_fusions(expect_fusions(program), program, {"Relu": 1}, None, {}) == ()
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(3, 1), (4, 0)])
+def test_a_norm_of_heads_reads_no_residual(rank: int, expected: int) -> None:
+    def normalize(x: torch.Tensor) -> Any:
+        total = x + x.sin()
+        return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    program = captured(Function(normalize), torch.randn(2, 4, 5, 8)[(0,) * (4 - rank)])
+    counted = {
+        found.kind: found.expected
+        for found in count_fusions(expect_fusions(program), program, {}, None, {})
+    }
+    assert counted == {RMS_NORM: 1} | ({SKIP_NORM: 1} if expected else {})

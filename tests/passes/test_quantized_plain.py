@@ -1,0 +1,174 @@
+"""Quantized ops in torch's own: equal values, a clamp before every cast, calls that CUDA takes."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from planned_programs import quantized_by_plan
+from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import LoweringError
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import arguments, aten, first_input, value
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.ir.quantization_plan import Format
+from enginecast.verification.emulate.emulate import emulate
+from enginecast.verification.emulate.profiles import get_profile
+
+FP8 = torch.float8_e4m3fn
+Quantized = Callable[[str, Format], ExportedProgram]
+FORMS: dict[str, Format] = {
+    "storage": "fp8",
+    "static": "fp8",
+    "tensorwise": "fp8",
+    "rowwise": "fp8",
+    "rows by tensor": "int8",
+    "blocks": "int8",
+    "blocks of 4 bits": "int8",
+    "both by blocks": "int8",
+}
+
+
+class Layers(nn.Module):
+    """A table, linears with and without bias that share what they read, and a conv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 64)
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
+        self.conv = nn.Conv1d(32, 32, 3, padding=1)
+        self.last = nn.Linear(32, 48)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        both = torch.tanh(self.a(x)) * self.b(x)
+        found: Tensor = self.last(self.conv(both.transpose(1, 2)).transpose(1, 2))
+        return found
+
+
+def ids(batch: int, tokens: int) -> Tensor:
+    return torch.arange(batch * tokens).view(batch, tokens) * 7 % 40
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    torch.manual_seed(0)
+    module = Layers().requires_grad_(False)
+    return captured(module, ids(2, 5), dynamic={0: Dim("batch", min=1, max=8), 1: TOKENS[1]})
+
+
+@pytest.fixture(scope="module")
+def low(program: ExportedProgram) -> Quantized:
+    """The program in bf16, with all layers in a form: made when it is first asked for."""
+    narrow = rewritten(program, "unify-dtype{to=bf16},canonicalize")[0]
+    return functools.cache(lambda *form: quantized_by_plan(narrow, *form, ids(2, 5)))
+
+
+def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
+    return rewritten(program, f"decompose-quantized{{device={device}}}")[0]
+
+
+def casts_to_fp8(program: ExportedProgram) -> list[Node]:
+    return [n for n in program.graph.nodes if n.target is aten.to.dtype and value(n).dtype == FP8]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
+    ours = quantized_by_plan(program, form, FORMS[form], ids(2, 5))
+    for device in ("cpu", "cuda"):
+        plain = lowered(ours, device)
+        assert not [t for t in targets(plain) if t.startswith("enginecast")]
+        for batch, tokens in ((1, 2), (3, 7)):
+            given = ids(batch, tokens)
+            found, expected = outputs(plain, given)[0], outputs(ours, given)[0]
+            assert relative_error(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_lowered_program_is_emulated_like_the_one_before(
+    low: Quantized, form: str, device: str
+) -> None:
+    ours = low(form, FORMS[form])
+    plain, _ = rewritten(ours, f"hoist-weights,decompose-quantized{{device={device}}}")
+    cases = {"a": {"ids": ids(2, 5)}}
+    profile = get_profile("inductor")
+    (expected,), (found,) = (emulate(p, cases, profile)[0] for p in (ours, plain))
+    # A rounding of bf16 more or less.
+    assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
+
+
+def test_every_cast_to_fp8_has_a_clamp_right_before_it(low: Quantized) -> None:
+    """A test of values cannot see it where the cast itself saturates: torch 2.13 does, 2.12 gives
+    NaN."""
+    found = 0
+    for form in ("rowwise", "tensorwise", "static", "storage"):
+        plain = lowered(low(form, "fp8"))
+        for cast in casts_to_fp8(plain):
+            clamp = first_input(cast)
+            assert clamp.target is aten.clamp.default, cast.format_node()
+            assert clamp.args[1:] == (-448.0, 448.0)
+            found += 1
+    assert found >= 20
+
+
+@pytest.mark.parametrize("form", ["rowwise", "tensorwise", "static", "rows by tensor"])
+def test_a_gpu_would_take_every_product(low: Quantized, form: str) -> None:
+    plain = lowered(low(form, "fp8"), "cuda")
+    calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
+    assert len(calls) == 3
+    for call in calls:  # torch's meta kernel has the rules of layouts and of scales
+        *tensors, _, dtype, _ = (value(a) if isinstance(a, Node) else a for a in arguments(call))
+        with FakeTensorMode():
+            given = [
+                None
+                if t is None
+                else torch.empty_strided(
+                    [_size(s) for s in t.shape],
+                    [_size(s) for s in t.stride()],
+                    dtype=t.dtype,
+                    device="cuda",
+                )
+                for t in tensors
+            ]
+            torch._scaled_mm(*given, out_dtype=dtype)
+        assert given[4] is None or given[4].dtype == dtype != torch.float32, call.format_node()
+
+
+def _size(size: int | torch.SymInt) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:
+    ours = quantized_by_plan(program, "storage")
+    stored, _ = rewritten(ours, "hoist-weights,decompose-quantized")
+    again, _ = rewritten(stored, "hoist-weights")  # would fold what brings them back
+    kept, left = ([w.dtype for w in deferred_weights(p).values()] for p in (stored, again))
+    assert kept.count(FP8) == 5
+    assert left.count(FP8) < 5, "so the order matters"
+    assert not casts_to_fp8(stored)
+    found, expected = (interpret(p, {"ids": ids(2, 5)})["output_0"] for p in (stored, ours))
+    assert relative_error(found, expected) < 1e-6
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x)
+        return found
+
+
+def test_an_integer_product_that_cuda_refuses_is_refused() -> None:
+    program = captured(Narrow().requires_grad_(False), torch.randn(3, 16))
+    ours = quantized_by_plan(program, "rowwise", "int8")
+    lowered(ours, "cpu")
+    with pytest.raises(LoweringError, match=r"linear: CUDA multiplies int8 .* K=16 and N=12"):
+        lowered(ours, "cuda")

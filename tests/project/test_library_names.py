@@ -1,0 +1,159 @@
+"""What a version of torch or another library lacks costs that, and no import."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_layers import PROJECT, ROOT, sources
+
+from enginecast import library_names
+from enginecast.cli.app import crash
+from enginecast.errors import MissingError
+from enginecast.library_names import (
+    MissingOperator,
+    Operators,
+    higher_order,
+    private,
+    private_or_none,
+)
+from enginecast.ops.rules import Rules
+
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "diffusers")
+PROJECT_NEEDS = [
+    *PROJECT["project"]["dependencies"],
+    *PROJECT["project"]["optional-dependencies"]["export"],
+]
+EVERYWHERE = {
+    "torch._dispatch.python",
+    "torch._ops",
+    "torch._subclasses",
+    "torch._subclasses.fake_tensor",
+    "torch.utils._python_dispatch",
+    "torch.utils._pytree",
+    "torch.utils._sympy.functions",
+    "torch.utils._sympy.numbers",
+    "torch.utils._sympy.value_ranges",
+}
+"""Private modules without which nothing is captured at all."""
+PLAIN = EVERYWHERE | {"torch._C", "torch._check", "torch._int_mm", "torch._scaled_mm"}
+OPERATORS = ("torch.ops.aten", "torch.ops.higher_order")
+WITHOUT = """
+import pkgutil, sys
+from importlib import import_module
+import enginecast
+from enginecast import library_names
+from enginecast.library_names import MissingOperator
+
+def lacking(self, name):
+    return library_names._Overloads(f"aten.{name}", None)
+
+library_names.Operators.__getattr__ = lacking
+library_names.higher_order = MissingOperator
+library_names.private_or_none = lambda name: None
+for found in pkgutil.walk_packages(enginecast.__path__, "enginecast."):
+    if found.name != "enginecast.__main__":
+        import_module(found.name)
+assert "enginecast.exporters.onnx.passes.linear_forms" in sys.modules
+"""
+
+
+def test_an_operator_that_torch_lacks_is_no_target_of_a_node_and_has_no_rule() -> None:
+    aten = Operators("aten")
+    assert aten.add.Tensor is torch.ops.aten.add.Tensor
+    for op in (aten.no_such.default, aten.add.no_such, higher_order("no_such")):
+        assert isinstance(op, MissingOperator)
+        assert {op: "form"}.get(torch.ops.aten.add.Tensor) is None
+    rules: Rules[str] = Rules()
+    rules.rule(aten.no_such.default, aten.add.Tensor)("a rule")
+    assert rules == {torch.ops.aten.add.Tensor: "a rule"}
+
+
+def test_a_missing_name_is_told_where_it_is_asked_for_with_a_version_that_has_it() -> None:
+    with pytest.raises(
+        MissingError, match=r"torch\.ops\.aten\.no_such\.default, which torch"
+    ) as op:
+        Operators("aten").no_such.default(1)
+    assert "pip install 'torch>=2." in op.value.hint
+    for name in ("torch._inductor.no_such", "torch._no_such.name", "transformers._no_such.name"):
+        assert private_or_none(name) is None
+        library = name.partition(".")[0]
+        with pytest.raises(MissingError, match=f"a sentence needs {name}, which {library} ") as one:
+            private(name, "a sentence")
+        assert f"pip install '{library}>=" in one.value.hint
+
+
+@pytest.mark.parametrize(
+    ("library", "called"),
+    [("torch", "torch"), ("transformers", "transformers"), ("onnxruntime", "ONNX Runtime")],
+)
+def test_readme_names_the_versions_that_were_tested(library: str, called: str) -> None:
+    [row] = re.findall(rf"^\| {called} \| (.+)$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    least, beyond = re.findall(r"\d+\.(\d+)", library_names.TESTED[library])
+    minors = [int(minor) for minor in re.findall(r"\d+\.(\d+)", row)]
+    assert (min(minors), max(minors) + 1) == (int(least), int(beyond))
+    [wanted] = [one for one in PROJECT_NEEDS if one.startswith(f"{library}>=")]
+    assert wanted == f"{library}{library_names.TESTED[library].partition(',')[0]}"
+
+
+def test_a_private_name_may_be_a_module() -> None:
+    assert private("torch.utils._sympy", "this").__name__ == "torch.utils._sympy"
+    assert private("torch.utils._sympy.numbers.int_oo", "this") > 0
+
+
+def test_a_crash_under_an_untested_version_names_it_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash()
+    assert "was not tested" not in capsys.readouterr().err
+    monkeypatch.setitem(library_names.TESTED, "torch", ">=1.8,<1.9")
+    crash()
+    said = capsys.readouterr().err
+    assert f"torch {torch.__version__} was not tested. " in said
+    assert "pip install 'torch>=1.8,<1.9'" in said
+
+
+def test_every_module_imports_where_torch_lacks_every_operator_and_private_name() -> None:
+    """None of our tables, and none of our modules, needs one to be there."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def _private_names(path: Path) -> Iterator[str]:
+    """Operators and private names of libraries that a file looks up by itself."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):  # what it is an attribute of is a node of its own
+            found = [ast.unparse(node)] if isinstance(node.ctx, ast.Load) else []
+            has_private = _is_private(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.module not in EVERYWHERE:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            has_private = any(map(_is_private, ".".join(found).split(".")))
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+            has_private = any(map(_is_private, ".".join(found).split(".")))
+        else:
+            continue
+        for name in found:
+            is_private = has_private and name.partition(".")[0] in LIBRARIES
+            if name in OPERATORS or (is_private and name not in PLAIN):
+                yield f"{node.lineno}: {name}"
+
+
+def test_operators_and_private_names_are_looked_up_in_one_place() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{name}"
+        for _, path in sources()
+        if path.name != "library_names.py"
+        for name in _private_names(path)
+    ]
+    assert found == []

@@ -1,0 +1,181 @@
+"""The bill of materials and the audit of the locked packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCK = """\
+msgspec==0.22.0 \\
+    --hash=sha256:{0}
+numpy==2.4.6 \\
+    --hash=sha256:{0}
+"""
+FLAW = {
+    "id": "PYSEC-0000-1",
+    "summary": "reads beyond its end",
+    "affected": [
+        {
+            "package": {"name": "numpy", "ecosystem": "PyPI"},
+            "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "9.9"}]}],
+        }
+    ],
+}
+
+
+@contextmanager
+def database(status: int = 200, *, stops_after: int = 1000) -> Iterator[tuple[str, list[str]]]:
+    """A database that knows of one flaw, and the packages that it was asked about."""
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the name that http.server calls
+            question: dict[str, Any] = json.loads(
+                self.rfile.read(int(self.headers["Content-Length"]))
+            )
+            asked.append(question["package"]["name"])
+            if len(asked) > stops_after:
+                self.close_connection = True
+                return
+            found = {"vulns": [FLAW]} if asked[-1] == "numpy" else {}
+            body = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1/query", asked
+        finally:
+            server.shutdown()
+
+
+def audit(folder: Path, url: str, accepted: str = "") -> tuple[int, str]:
+    (folder / "requirements.lock").write_text(LOCK.format("0" * 64), "utf-8")
+    (folder / "accepted.txt").write_text(accepted, "utf-8")
+    command = [sys.executable, str(ROOT / "release" / "audit.py"), "--url", url]
+    command += ["--lock", str(folder / "requirements.lock")]
+    command += ["--accepted", str(folder / "accepted.txt")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    return run.returncode, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_a_vulnerability_fails_the_audit_unless_it_was_accepted(tmp_path: Path) -> None:
+    with database() as (url, asked):
+        code, text = audit(tmp_path, url)
+        assert code == 1, text
+        assert "2 of 2 packages asked about, 1 vulnerabilities" in text
+        assert "numpy 2.4.6: PYSEC-0000-1 (fixed in 9.9) reads beyond its end" in text
+        assert set(asked) == {"msgspec", "numpy"}
+        code, text = audit(tmp_path, url, "PYSEC-0000-1 arrays are never read there\n")
+        assert (code, "0 vulnerabilities, 1 accepted" in text) == (0, True), text
+    code, text = audit(tmp_path, url, "PYSEC-0000-1\n")
+    assert (code, "expected a reason" in text) == (1, True), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_database_that_refuses_was_not_reached(tmp_path: Path, status: int) -> None:
+    with database(status) as (url, _):
+        code, text = audit(tmp_path, url)
+    assert code == 0
+    assert f"{url} was not reached (HTTP Error {status}" in text
+    assert "nothing was audited" in text
+
+
+@pytest.mark.slow
+def test_a_database_that_is_gone_was_not_reached(tmp_path: Path) -> None:
+    with database() as (url, _):
+        pass
+    code, text = audit(tmp_path, url)
+    assert (code, "was not reached" in text) == (0, True), text
+    with database(stops_after=1) as (url, asked):
+        code, text = audit(tmp_path, url)
+        assert len(asked) > 1, "it answered the first question"
+    assert (code, "was not reached" in text) == (0, True), text
+
+
+@pytest.mark.slow
+def test_a_database_that_never_answers_was_not_reached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code, text = audit(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}/v1/query")
+    assert (code, "was not reached (timed out)" in text) == (0, True), text
+
+
+def sbom(out: Path, *options: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "release" / "sbom.py", "--out", out, *options]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+
+
+@pytest.mark.slow
+def test_the_bill_is_reproducible_valid_and_whole(tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for out, seed, zone in ((first, "0", "UTC"), (second, "1", "Asia/Tokyo")):
+        run = sbom(out, PYTHONHASHSEED=seed, TZ=zone)
+        assert run.returncode == 0, run.stderr
+    assert first.read_bytes() == second.read_bytes()
+
+    bill = json.loads(first.read_bytes())
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(first.read_text("utf-8")) is None
+    assert validator.validate_str(json.dumps(bill | {"components": [{"name": "x"}]})) is not None
+
+    text = (ROOT / "requirements.lock").read_text("utf-8")
+    components = {component["name"].lower(): component for component in bill["components"]}
+    assert len(components) == text.count("\n    # via") > 100
+    digests = sum(
+        len(reference.get("hashes", []))
+        for component in bill["components"]
+        for reference in component["externalReferences"]
+    )
+    assert digests == text.count("--hash=sha256:")
+    scopes = {name: component["scope"] for name, component in components.items()}
+    assert [scopes[name] for name in ("onnxruntime", "numpy", "protobuf")] == ["required"] * 3
+    assert [scopes[name] for name in ("torch", "pytest", "model-signing")] == ["optional"] * 3
+    references = {component["bom-ref"] for component in bill["components"]}
+    edges = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
+    assert set(edges) - references == {"root-component"}
+    assert all(set(needs) <= references for needs in edges.values())
+    assert {need.split("==")[0] for need in edges[_reference(edges, "sympy")]} == {"mpmath"}
+    assert str(ROOT) not in first.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_another_environment_than_the_locked_one_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(LOCK.format("0" * 64).replace("2.4.6", "2.4.5"), "utf-8")
+    run = sbom(tmp_path / "a.json", "--lock", lock)
+    assert run.returncode == 1
+    assert "numpy is 2.4.6, expected 2.4.5" in run.stderr
+    lock.write_text(LOCK.format("0" * 64), "utf-8")
+    run = sbom(tmp_path / "a.json", "--lock", lock)
+    assert run.returncode == 1
+    assert "lacks what is needed here" in run.stderr
+    assert "torch" in run.stderr
+    assert not (tmp_path / "a.json").exists()
+
+
+def _reference(edges: dict[str, Any], name: str) -> str:
+    (found,) = (reference for reference in edges if reference.startswith(f"{name}=="))
+    return found
