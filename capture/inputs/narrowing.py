@@ -112,13 +112,40 @@ def tie(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
     if len(names) != 2 or any(dims[name].asked for name in names):
         return None
     first, second = names
+    both = _both(dims[first], dims[second])
 
     def tied(dim: DimSpec) -> DimSpec:
-        return dims[first] if dim.name == second else dim
+        return both if both is not None and dim.name in names else dim
 
     found = (replace(spec, dims=tuple(map(tied, spec.dims))) for spec in specs)
     note = f"{second} is {first}: this model's code needs them to be equal"
-    return Narrowed(with_example_sizes(tuple(found)), (note,))
+    return Narrowed(with_example_sizes(tuple(found)), (note,)) if both is not None else None
+
+
+def _both(one: DimSpec, other: DimSpec) -> DimSpec | None:
+    """A dimension of the sizes that two have in common; None where there are fewer than two."""
+    low, high = max(one.minimum, other.minimum), min(one.maximum, other.maximum)
+    common = replace(one, minimum=low, maximum=high, step=math.lcm(one.step, other.step))
+    return common if len(common.sizes) > 1 else None
+
+
+def equal(
+    specs: tuple[InputSpec, ...], takes: Callable[[Mapping[str, int]], bool]
+) -> Narrowed | None:
+    """Make one dimension of two of which the code takes equal sizes alone, where it raised an error
+    at others; None if there are no such, or if the user asked for one of them.
+
+    Args:
+        takes: whether the model's code accepts inputs of these sizes.
+    """
+    dims = named_dims(specs)
+    given = {name: dim.size for name, dim in dims.items()}
+    for first, second in itertools.combinations(dims, 2):
+        both = _both(dims[first], dims[second])
+        sizes = [] if both is None else [*both.sizes[:2], both.sizes[-1]]
+        if sizes and all(takes({**given, first: size, second: size}) for size in sizes):
+            return tie(specs, (first, second))
+    return None
 
 
 def in_steps(
