@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from enginecast.capture.tracing.ladder.ladder import LEADS_ON
-from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.capture.tracing.ladder import LEADS_ON
+from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import (
     EnginecastError,

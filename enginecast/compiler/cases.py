@@ -32,8 +32,8 @@ from enginecast.capture.python.locations import (
     is_model_code,
 )
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.answers.oracle import Guard
-from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
+from enginecast.capture.tracing.answers.recorded_reads import Guard
+from enginecast.capture.tracing.sizes.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.ranges.eager import FAILS, Eager
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError

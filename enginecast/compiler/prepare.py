@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read
+from enginecast.capture.control_flow.detect.reporters import overlooked
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
-from enginecast.capture.tracing.ladder.shapes import Range, sum_checks
+from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
 from enginecast.compiler.attempts import FIRST, Attempt
 from enginecast.compiler.cases import (
     MOST_TRIALS,
@@ -218,7 +218,7 @@ def prepare(
                 captured = capture(
                     *(source, specs, example, wanted, options.fallback, given),
                     widens=attempt.widens,
-                    as_eager=attempt.is_hidden,
+                    is_hidden=attempt.is_hidden,
                 )
             program = captured.program
             if wanted or has_structure(program):

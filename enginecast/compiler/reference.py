@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.capture.outputs.flatten import run_named
-from enginecast.capture.tracing.state.history import CalledInTurn
+from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
 from enginecast.compiler.dropped_tensors import dropped_failures
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.ranges.eager import Eager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from enginecast.capture.sources.recording import Recorded
-    from enginecast.capture.tracing.ladder.strategy import Fallback
+    from enginecast.capture.tracing.attempt import Fallback
     from enginecast.exporters.target import Target
     from enginecast.passes.ir.base import Pass
     from enginecast.passes.ir.quantization_plan import QuantizationPlan

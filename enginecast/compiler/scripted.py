@@ -28,7 +28,7 @@ from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
-from enginecast.capture.tracing.ladder.strategy import Rung
+from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.checks import Criteria
 from enginecast.compiler.engines import run_engine, unsealed

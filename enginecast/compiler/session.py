@@ -13,7 +13,7 @@ from functools import partial
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
-from enginecast.capture.tracing.patches.flex_attention import flex_attention_spelled_out
+from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
 from enginecast.compiler import budget
 from enginecast.compiler.attempts import (
     Attempt,

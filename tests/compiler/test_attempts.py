@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from enginecast.capture.refusals.refusal import Refusal
-from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.attempts import (
     Attempt,
     Before,

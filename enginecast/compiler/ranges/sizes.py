@@ -34,14 +34,14 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.checks.sweep import telling_sizes
-from enginecast.capture.tracing.export import Captured
-from enginecast.capture.tracing.ladder.shapes import (
+from enginecast.capture.tracing.captured import Captured
+from enginecast.capture.tracing.sizes.shapes import (
     FrozenDimensionError,
     OtherSizes,
     Range,
     SizeCheck,
 )
+from enginecast.capture.tracing.sizes.sweep import telling_sizes
 from enginecast.compiler.ranges.eager import Eager, differences, parameters_of
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.analyses.work import work_of
