@@ -52,7 +52,7 @@ from enginecast.verification.generation import (
     follow,
     write_continued,
 )
-from enginecast.verification.metrics import Array, Metrics, measure, pool, ratio, times
+from enginecast.verification.metrics import Array, measure, pool, ratio, times
 from enginecast.verification.verdict import judge
 
 STEPS = 64
@@ -193,7 +193,11 @@ def generated(
         )
     if dtype != "fp32":
         plain = own_logits(dtype)
-    floor = Floor(dtype, _by_step(plain, exact), kernels=single.kernels)
+    by_step = {
+        f"step {index + 1}": {LOGITS: measure(plain[:, index], exact[:, index])}
+        for index in range(exact.shape[1])
+    }
+    floor = Floor(dtype, by_step, kernels=single.kernels)
     model = continued(ids.numpy(), mask.numpy(), tokens.numpy(), exact, plain, dtype)
     arrays = {name: tensor.numpy() for name, tensor in read.items()}
     problems = [f"generating: {each}" for each in problems]
@@ -242,13 +246,6 @@ class Generates(Check):
         )
         failures = (*run.problems, *followed.failures, *(f"generating: {each}" for each in wrong))
         return Examined(tuple(dict.fromkeys(failures)), checked)
-
-
-def _by_step(found: Numbers, exact: Numbers) -> dict[str, dict[str, Metrics]]:
-    return {
-        f"step {index + 1}": {LOGITS: measure(found[:, index], exact[:, index])}
-        for index in range(exact.shape[1])
-    }
 
 
 def _distance(found: Numbers, exact: Numbers) -> float:
