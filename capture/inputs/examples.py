@@ -213,7 +213,11 @@ def verification_inputs(
             style=plan.style,
             is_marked=plan.is_marked,
         )
-        if not any(_is_repeat(plan, inputs, case) for case in cases):
+        is_alike = plan.lengths is None and plan.style == "normal" and not plan.is_marked
+        shapes = {name: tensor.shape for name, tensor in inputs.items()}
+        if not is_alike or all(
+            {name: t.shape for name, t in case.inputs.items()} != shapes for case in cases
+        ):
             case = Case(plan.name, inputs)
             cases.append(
                 _of_singles(specs, cases[0], case) if cases and (heavy or costly) else case
@@ -360,12 +364,6 @@ def _corners(specs: Sequence[InputSpec], parameters: int, *, has_mask: bool) -> 
         return [_Plan("longest", 1, size, 0) for size in sizes[-1:]]
     empty = [_Plan(f"empty prompt, {n - 1} pads", 1, n, 0, (1,)) for n in sizes]
     return [_Plan("longest", 1, sizes[-1], 0, (sizes[-1],)), *empty] if sizes else []
-
-
-def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
-    if plan.lengths is not None or plan.style != "normal" or plan.is_marked:
-        return False
-    return all(inputs[name].shape == tensor.shape for name, tensor in case.inputs.items())
 
 
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
@@ -534,7 +532,9 @@ def perturbed(
             for value in _variants(base[spec.name], spec) if spec.is_free else ():
                 yield _all_placed(specs, {**base, spec.name: value})
         if base is bases[0]:
-            yield from _small_sizes(specs, seed)
+            for name, dim in named_dims(specs).items():
+                for size in dim.sizes[:SMALL]:
+                    yield sample(specs, {**example_sizes(specs), name: size}, seed)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(CHANCES):
         base = bases[int(torch.randint(len(bases), (), generator=generator))]
@@ -571,12 +571,6 @@ def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Te
         for size in sorted(wanted - {dim.size}):
             if size in dim.sizes:
                 yield sample(specs, {**example_sizes(specs), name: size}, seed)
-
-
-def _small_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
-    for name, dim in named_dims(specs).items():
-        for size in dim.sizes[:SMALL]:
-            yield sample(specs, {**example_sizes(specs), name: size}, seed)
 
 
 def _variants(tensor: Tensor, spec: InputSpec) -> Iterator[Tensor]:

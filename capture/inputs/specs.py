@@ -236,7 +236,9 @@ def from_example(
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
     kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
-    leading = [t.shape[0] for n, t in example.items() if t.ndim and _is_main(kinds, n)]
+    # An input surely has a batch if its kind is known, or that of none is.
+    main = [t for n, t in example.items() if kinds[n] != "tensor" or not is_known]
+    leading = [tensor.shape[0] for tensor in main if tensor.ndim]
     batch = leading[0] if leading and leading[0] >= (1 if is_known or of_pipeline else 2) else None
     batch = None if is_one_size else batch
     places, reserved = _placeholders(example, kinds, config)
@@ -316,11 +318,6 @@ def with_held_marks(
     found = (held.get(spec.name, spec) for spec in specs)
     wider = tuple(replace(spec, dims=tuple(map(longer, spec.dims))) for spec in found)
     return with_example_sizes(wider) if held else specs
-
-
-def _is_main(kinds: Mapping[str, Kind], name: str) -> bool:
-    """Whether an input surely has a batch: one of known kind, if there are any."""
-    return kinds[name] != "tensor" or set(kinds.values()) == {"tensor"}
 
 
 def captured_dtype(tensor: Tensor) -> torch.dtype:

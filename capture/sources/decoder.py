@@ -515,7 +515,11 @@ def kept_layers(name: str, layers: Iterable[Any], tokens: int, hint: str) -> tup
     found = []
     for index, layer in enumerate(layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if type(layer) is not DynamicLayer or not all(_fits(t, tokens) for t in (keys, values)):
+        is_plain = type(layer) is DynamicLayer and all(
+            isinstance(t, Tensor) and t.ndim == 4 and t.shape[::2] == (1, tokens)
+            for t in (keys, values)
+        )
+        if not is_plain:
             raise SourceError(
                 f"{name}: layer {index} keeps something else than keys and values"
                 " [batch, heads, tokens, width]",
@@ -576,7 +580,3 @@ def require_tokens_after_others(name: str, call: Callable[[Tensor], object], hin
             f" {type(error).__name__}: {first_line(error)}",
             hint=hint,
         ) from error
-
-
-def _fits(tensor: object, tokens: int) -> bool:
-    return isinstance(tensor, Tensor) and tensor.ndim == 4 and tensor.shape[::2] == (1, tokens)

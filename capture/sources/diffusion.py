@@ -163,7 +163,8 @@ class ComponentSource(Source):
         empty._fix_state_dict_keys_on_load(tensors)
         expected = empty.state_dict()
         self._check(tensors, expected)
-        return {name: _at_most_fp32(tensors[name]) for name in expected}
+        kept = {name: tensors[name] for name in expected}
+        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
 
     def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not those of the class."""
@@ -326,7 +327,3 @@ def _cast(tensor: Tensor, name: str, kept: set[str], dtype: torch.dtype) -> Tens
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(torch.float32 if kept.intersection(name.split(".")) else dtype)
-
-
-def _at_most_fp32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -45,7 +45,8 @@ def open_source(
     is_folder = isinstance(model, str) and Path(model).is_dir()
     if component.given and not is_folder:
         name = next(iter(component.given))
-        raise UsageError(f"--{name} does not fit {_shown(model)}: it is for a component's folder")
+        shown = model if isinstance(model, str) else type(model).__name__
+        raise UsageError(f"--{name} does not fit {shown}: it is for a component's folder")
     if isinstance(model, nn.Module):
         from enginecast.capture.sources.factory import take_module
 
@@ -105,10 +106,6 @@ def _open_folder(folder: Path, random_weights: int | None, component: ComponentO
     from enginecast.capture.sources.huggingface import open_folder
 
     return open_folder(folder, random_weights, component)
-
-
-def _shown(model: str | nn.Module) -> str:
-    return model if isinstance(model, str) else type(model).__name__
 
 
 def _is_of_diffusers(folder: Path) -> bool:

@@ -4,7 +4,7 @@ import inspect
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -175,7 +175,10 @@ class Calls(Mapping[str, Recorded]):
             raise UsageError(
                 f"{name!r} was not called while the pipeline was recorded; called: {called}"
             )
-        return _together(name, _chosen(self._heard[name].values()), self._counts[name])
+        sizes = self._heard[name].values()
+        longest = max(sizes, key=lambda series: series.count)
+        kept = {call.number: call for call in (*(s.some[0] for s in sizes), *longest.spread)}
+        return _together(name, [kept[n] for n in sorted(kept)], self._counts[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._heard)
@@ -331,13 +334,6 @@ def by_name(
     return named
 
 
-def _chosen(sizes: Collection[_Series]) -> list[_Heard]:
-    """The calls that are kept in the end, in their order."""
-    longest = max(sizes, key=lambda series: series.count)
-    found = {call.number: call for call in (*(s.some[0] for s in sizes), *longest.spread)}
-    return [found[number] for number in sorted(found)]
-
-
 def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
     """All calls of a component as one.
 
@@ -365,14 +361,13 @@ def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
                 f" {_kind(found[odd])}",
                 hint="Record calls of one kind.",
             )
-        if not any(_equal(found, known) for known in calls.values()):
+        if not any(
+            all(torch.equal(tensor, known[n]) for n, tensor in found.items())
+            for known in calls.values()
+        ):
             calls[f"recorded call {each.number} of {count}"] = found
     call = replace(call, entry=heard[0].entry)
     return Recorded(name, heard[0].model_class, call, tuple(calls.values()), tuple(calls))
-
-
-def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def _with_inputs(heard: Sequence[_Heard]) -> Iterator[dict[str, Any]]:
