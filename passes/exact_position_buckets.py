@@ -50,19 +50,6 @@ FARTHEST = 1 << 22
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A matched integer function of one integer."""
-
-    distance: Node
-    nodes: tuple[Node, ...]
-    """The nodes that compute it, in graph order."""
-    out: Node
-    lowest: int
-    """The smallest possible distance."""
-    highest: int
-
-
-@dataclass(frozen=True)
 class ExactPositionBuckets(GraphPass):
     """Replace logarithmic buckets of relative positions by an integer table."""
 
@@ -77,27 +64,23 @@ class ExactPositionBuckets(GraphPass):
             return is_call(node, aten.log.default) and node not in replaced
 
         def replace(node: Node) -> str:
-            bucket = match_bucket(node)
-            first, table = tabulate(bucket)
-            replaced.update(bucket.nodes)
-            _replace(program, bucket, first, table)
-            return f"a table of {len(table)} distances from {first} on"
+            return _tabulate(program, node, replaced)
 
         sites = rewrite_sites(program, context, is_log, replace)
         drop_unused_weights(program)
         return sites
 
 
-def match_bucket(log: Node) -> Bucket:
-    """The integer function that a logarithm is part of.
+def _tabulate(program: ProgramView, log: Node, replaced: set[Node]) -> str:
+    """Replace the integer function that a logarithm is part of; add its nodes to `replaced`.
 
     Raises:
-        NoMatch: with the reason why it is not one of a single integer.
+        NoMatch: it is not one of a single integer, or its table would be too long.
     """
-    distance = _root(log)
+    graph, distance = program.graph, _root(log)
     inside: dict[Node, None] = {}
     """What is computed from the distance alone, element by element."""
-    for node in distance.graph.nodes:
+    for node in graph.nodes:
         if _is_elementwise(node) and {distance, *inside}.issuperset(node.all_input_nodes):
             inside[node] = None
     ends = [n for n in inside if any(user not in inside for user in real_users(n))]
@@ -118,8 +101,39 @@ def match_bucket(log: Node) -> Bucket:
         raise NoMatch(
             distance, f"nothing bounds the distance, which comes from {op_name(distance)}"
         )
-    nodes = tuple(n for n in inside if n in needed)
-    return Bucket(distance, nodes, out, int(bounds[0]), int(bounds[1]))
+
+    # Its values over the distances between which it changes.
+    lowest, highest = map(int, bounds)
+    distances = torch.arange(lowest, highest + 1, dtype=value(distance).dtype)
+    computed = tuple(node for node in inside if node in needed)
+    values: Tensor = Expression(computed, {distance: distances})()
+    changes = (values.diff() != 0).nonzero().flatten()
+    start, end = (int(changes[0]), int(changes[-1]) + 2) if len(changes) else (0, 1)
+    if end - start > LONGEST:
+        raise NoMatch(out, f"the table would have {end - start:,} entries")
+    first, table = lowest + start, values[start:end].clone()
+
+    replaced.update(computed)
+    weights = weight_expressions(program)
+    name = free_name(program, f"position_buckets.{out.name}")
+    stored = add_weight(program, name, table, InputKind.CONSTANT_TENSOR)
+    with graph.inserting_before(out):
+        last = first + len(table) - 1
+        nearest = insert(graph, aten.clamp.default, (distance, first, last), like=out)
+        index = insert(graph, aten.sub.Tensor, (nearest, first), like=out)
+    for user in list(out.users):
+        if not is_call(user, aten.embedding.default) or user.args[0] not in weights:
+            continue
+        with graph.inserting_before(user):
+            rows = insert(graph, aten.index_select.default, (user.args[0], 0, stored), like=user)
+            bias = insert(graph, aten.embedding.default, (rows, index), like=user)
+        user.replace_all_uses_with(bias)
+        graph.erase_node(user)
+    if real_users(out):
+        with graph.inserting_before(out):
+            bucket = insert(graph, aten.index.Tensor, (stored, [index]), like=out)
+        out.replace_all_uses_with(bucket)
+    return f"a table of {len(table)} distances from {first} on"
 
 
 def _root(log: Node) -> Node:
@@ -153,43 +167,3 @@ def _is_elementwise(node: Node) -> bool:
 def _is_integer(node: Node) -> bool:
     fake = value(node)
     return isinstance(fake, Tensor) and fake.dtype in (torch.int64, torch.int32)
-
-
-def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
-    """The function's values over the distances between which it changes.
-
-    Raises:
-        NoMatch: the table would be too long.
-    """
-    distances = torch.arange(bucket.lowest, bucket.highest + 1, dtype=value(bucket.distance).dtype)
-    values: Tensor = Expression((*bucket.nodes,), {bucket.distance: distances})()
-    changes = (values.diff() != 0).nonzero().flatten()
-    if not len(changes):
-        return bucket.lowest, values[:1].clone()
-    start, end = int(changes[0]), int(changes[-1]) + 2
-    if end - start > LONGEST:
-        raise NoMatch(bucket.out, f"the table would have {end - start:,} entries")
-    return bucket.lowest + start, values[start:end].clone()
-
-
-def _replace(program: ProgramView, bucket: Bucket, first: int, table: Tensor) -> None:
-    graph, out, distance = program.graph, bucket.out, bucket.distance
-    weights = weight_expressions(program)
-    name = free_name(program, f"position_buckets.{out.name}")
-    stored = add_weight(program, name, table, InputKind.CONSTANT_TENSOR)
-    with graph.inserting_before(out):
-        last = first + len(table) - 1
-        nearest = insert(graph, aten.clamp.default, (distance, first, last), like=out)
-        index = insert(graph, aten.sub.Tensor, (nearest, first), like=out)
-    for user in list(out.users):
-        if not is_call(user, aten.embedding.default) or user.args[0] not in weights:
-            continue
-        with graph.inserting_before(user):
-            rows = insert(graph, aten.index_select.default, (user.args[0], 0, stored), like=user)
-            replacement = insert(graph, aten.embedding.default, (rows, index), like=user)
-        user.replace_all_uses_with(replacement)
-        graph.erase_node(user)
-    if real_users(out):
-        with graph.inserting_before(out):
-            replacement = insert(graph, aten.index.Tensor, (stored, [index]), like=out)
-        out.replace_all_uses_with(replacement)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from locked import LOCK, Locked, read
 
@@ -31,44 +30,35 @@ def main() -> int:
     if not locked:
         print(f"audit: {arguments.lock} names no package")
         return 2
-    accepted = _accepted(arguments.accepted)
-    first = next(iter(locked.values()))
-    if reason := why_unreachable(arguments.url, first):
-        return _not_reached(arguments.url, reason)
+    accepted = []
+    for line in arguments.accepted.read_text(encoding="utf-8").splitlines():
+        name, _, reason = line.strip().partition(" ")
+        if name and not name.startswith("#"):
+            if not reason.strip():
+                file = arguments.accepted.name
+                raise SystemExit(f"audit: {file}: {name}: expected a reason after the name")
+            accepted.append(name)
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(arguments.lock)]
     command += ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
     command += ["--vulnerability-service", "osv", "--osv-url", arguments.url, "--timeout", "10"]
     for name in accepted:
         command += ["--ignore-vuln", name]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_IN_ALL)
-    except subprocess.TimeoutExpired:
-        return _not_reached(arguments.url, f"no end after {SECONDS_IN_ALL} s")
-    try:
-        answers = json.loads(run.stdout)["dependencies"]
-    except ValueError:
-        if reason := why_unreachable(arguments.url, first):
-            return _not_reached(arguments.url, reason)
-        print(f"audit: pip-audit failed with exit code {run.returncode}:\n{run.stderr[-2000:]}")
-        return 2
-    return report(answers, locked, accepted)
-
-
-def why_unreachable(url: str, package: Locked) -> str:
-    """Why the database does not answer about a package, or nothing."""
-    question = {"package": {"name": package.name, "ecosystem": "PyPI"}, "version": package.version}
-    body, kind = json.dumps(question).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, body, kind)
-    try:
-        with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER) as answer:
-            answered = isinstance(json.load(answer), dict)
-    except (OSError, ValueError) as error:  # no network, a refusal, or a page of a proxy
-        return str(error) or type(error).__name__
-    return "" if answered else "the answer is not one of OSV"
-
-
-def report(answers: list[dict[str, Any]], locked: dict[str, Locked], accepted: list[str]) -> int:
-    """Prints what was found in the packages that were asked about."""
+    first, answers = next(iter(locked.values())), None
+    if not (unreached := why_unreachable(arguments.url, first)):
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_IN_ALL)
+            answers = json.loads(run.stdout)["dependencies"]
+        except subprocess.TimeoutExpired:
+            unreached = f"no end after {SECONDS_IN_ALL} s"
+        except ValueError:
+            unreached = why_unreachable(arguments.url, first)
+            if not unreached:
+                said = run.stderr[-2000:]
+                print(f"audit: pip-audit failed with exit code {run.returncode}:\n{said}")
+                return 2
+    if answers is None:
+        print(f"audit: {arguments.url} was not reached ({unreached}): nothing was audited")
+        return 0
     found = [
         f"{answer['name']} {answer['version']}: {flaw['id']} "
         f"(fixed in {', '.join(flaw['fix_versions']) or 'no version'}) {flaw['description'][:200]}"
@@ -86,18 +76,17 @@ def report(answers: list[dict[str, Any]], locked: dict[str, Locked], accepted: l
     return 1 if found or asked != len(locked) else 0
 
 
-def _accepted(path: Path) -> list[str]:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    entries = [line.partition(" ") for line in lines if line and not line.startswith("#")]
-    for name, _, reason in entries:
-        if not reason.strip():
-            raise SystemExit(f"audit: {path.name}: {name}: expected a reason after the name")
-    return [name for name, _, _ in entries]
-
-
-def _not_reached(url: str, reason: str) -> int:
-    print(f"audit: {url} was not reached ({reason}): nothing was audited")
-    return 0
+def why_unreachable(url: str, package: Locked) -> str:
+    """Why the database does not answer about a package, or nothing."""
+    question = {"package": {"name": package.name, "ecosystem": "PyPI"}, "version": package.version}
+    body, kind = json.dumps(question).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, body, kind)
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER) as answer:
+            answered = isinstance(json.load(answer), dict)
+    except (OSError, ValueError) as error:  # no network, a refusal, or a page of a proxy
+        return str(error) or type(error).__name__
+    return "" if answered else "the answer is not one of OSV"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--extras", default="", help="such as dev; brings what they need, too")
     extras = parser.parse_args().extras
-    digest, kept = _digest(), FOLDER / "sources.sha256"
+    read, kept = hashlib.sha256(), FOLDER / "sources.sha256"  # all that a build reads
+    for name in sources(ROOT):
+        read.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
+    digest = read.hexdigest()
     if not extras and _is_wheel() and kept.exists() and kept.read_text() == digest:
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -39,14 +42,6 @@ def main() -> None:
         subprocess.run([*pip, *needed], check=True)
     subprocess.run([*pip, "--no-index", "--no-deps", "--force-reinstall", wheel], check=True)
     kept.write_text(digest)
-
-
-def _digest() -> str:
-    """Of all that a build reads."""
-    found = hashlib.sha256()
-    for name in sources(ROOT):
-        found.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
-    return found.hexdigest()
 
 
 def _is_wheel() -> bool:

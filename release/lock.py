@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     arguments = parser.parse_args()
     before = LOCK.read_text(encoding="utf-8") if LOCK.exists() else ""
-    kept = "" if arguments.upgrade else without_torch(before)
+    # Without torch, whose version would be read as that of the CUDA build.
+    kept = re.sub(r"^torch==.*\n(?:    .*\n)*", "", before, flags=re.MULTILINE)
+    kept = "" if arguments.upgrade else kept
     source = ["pyproject.toml", "--extra", "dev", "--constraints", "constraints.txt"]
     options = [*configured_places(), "--index-strategy", "unsafe-best-match"]
     text = compiled([*source, *options], kept)
@@ -93,11 +95,6 @@ def of_all_builds(found: re.Match[str], before: str) -> str:
             digests |= set(other.digests)
     lines = [pin, *(f"    --hash=sha256:{digest}" for digest in sorted(digests))]
     return " \\\n".join(lines) + "\n"
-
-
-def without_torch(text: str) -> str:
-    """A lock without torch, whose version would be read as that of the CUDA build."""
-    return re.sub(r"^torch==.*\n(?:    .*\n)*", "", text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

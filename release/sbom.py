@@ -36,7 +36,10 @@ def main() -> None:
     arguments = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     locked = read(arguments.lock.read_text(encoding="utf-8"))
-    bill = bill_of(installed(), locked)
+    # What cyclonedx-py says of the environment that runs this.
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
+    command += ["--output-reproducible", "--spec-version", "1.6", "--no-validate", sys.executable]
+    bill = bill_of(json.loads(subprocess.check_output(command, cwd=ROOT)), locked)
     text = json.dumps(bill, indent=1, sort_keys=True) + "\n"
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise SystemExit(f"sbom: not CycloneDX 1.6: {error}")
@@ -47,19 +50,19 @@ def main() -> None:
     print(f"{out.name}: {len(locked)} packages, {required} of them required")
 
 
-def installed() -> Json:
-    """What cyclonedx-py says of the environment that runs this."""
-    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
-    command += ["--output-reproducible", "--spec-version", "1.6", "--no-validate", sys.executable]
-    bill: Json = json.loads(subprocess.check_output(command, cwd=ROOT))
-    return bill
-
-
 def bill_of(found: Json, locked: dict[str, Locked]) -> Json:
     """The bill of the locked packages: those of `found`, with what the lock knows."""
     components = {normalized(component["name"]): component for component in found["components"]}
-    wrong = [_difference(package, components.get(name)) for name, package in locked.items()]
-    if differences := [text for text in wrong if text]:
+    differences = []
+    for name, package in locked.items():
+        if name not in components:
+            differences.append(f"{name} is missing, expected {package.version}")
+            continue
+        # A build of torch is of that version.
+        version = str(components[name]["version"]).partition("+")[0]
+        if version != package.version.partition("+")[0]:
+            differences.append(f"{name} is {version}, expected {package.version}")
+    if differences:
         raise SystemExit(
             f"sbom: the environment is not that of {LOCK.name}: {'; '.join(differences)}. "
             "Run `make setup`."
@@ -103,15 +106,6 @@ def needs_of(asked: str) -> Needs:
                     waiting.append(need)
         needs[name] |= set()
     return needs
-
-
-def _difference(package: Locked, component: Json | None) -> str:
-    if component is None:
-        return f"{package.name} is missing, expected {package.version}"
-    version = str(component["version"]).partition("+")[0]  # a build of torch is of that version
-    if version != package.version.partition("+")[0]:
-        return f"{package.name} is {version}, expected {package.version}"
-    return ""
 
 
 def _component(component: Json, package: Locked, *, required: bool) -> Json:

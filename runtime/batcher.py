@@ -177,7 +177,10 @@ class Batcher:
                 ran = False
             for one in () if ran else group:
                 if not one.future.done():
-                    self._alone(one)
+                    try:
+                        one.future.set_result(self._engine.run(one.rows.feeds))
+                    except BaseException as error:  # the caller's to handle, whatever it is
+                        one.future.set_exception(error)
 
     def _next(self) -> list[_Request] | None:
         """The oldest request and those that run with it; None: there will be none."""
@@ -207,12 +210,6 @@ class Batcher:
             group.append(one)
             count += one.rows.count
         return group
-
-    def _alone(self, request: _Request) -> None:
-        try:
-            request.future.set_result(self._engine.run(request.rows.feeds))
-        except BaseException as error:  # the caller's to handle, whatever it is
-            request.future.set_exception(error)
 
     def _together(self, group: Sequence[_Request]) -> bool:
         """Run requests as one batch; False: they have to run alone."""

@@ -28,9 +28,8 @@ from enginecast.runtime.bundle.manifest import (
 )
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.limits import Limits, require_memory
-from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.session import Session, Stop
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.trimming import GROUP_TOKENS, PadRows, Trimming
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array, is_finite
@@ -395,7 +394,13 @@ class Engine:
             manifest, checked, wanted, on_gpu=self._on_gpu
         ):
             self._small = {*self._small, sizes} if len(self._small) < MOST_SMALL else {sizes}
-        trimming = self._trims(checked, wanted, pad_rows)
+        pad_rows, trimming = pad_rows or self._pad_rows, None
+        if pad_rows not in ("exact", "zero"):
+            raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
+        if pad_rows == "zero":
+            if any(isinstance(feed, DeviceTensor) for feed in checked.values()):
+                raise _only_in_cpu_memory("feeds in CPU memory")
+            trimming = self._require_trimming(wanted)
         if as_dlpack:
             if trimming is not None:
                 raise _only_in_cpu_memory("no as_dlpack")
@@ -466,19 +471,6 @@ class Engine:
             hint="The engine overflows on this input; an engine of higher precision may not."
             " check_finite=False (--allow-non-finite) lets such outputs through.",
         )
-
-    def _trims(
-        self, feeds: Mapping[str, Feed], wanted: Sequence[str], pad_rows: PadRows | None
-    ) -> Trimming | None:
-        """What leaves the work on padding out of a call; None: nothing does."""
-        asked = pad_rows or self._pad_rows
-        if asked not in ("exact", "zero"):
-            raise UsageError(f"pad_rows: expected exact or zero, got {asked!r}")
-        if asked == "exact":
-            return None
-        if any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
-            raise _only_in_cpu_memory("feeds in CPU memory")
-        return self._require_trimming(wanted)
 
     def _require_trimming(self, wanted: Sequence[str]) -> Trimming:
         """Refuse zeros where padding is not known to be without effect."""

@@ -367,8 +367,14 @@ def generate(
         EnginecastWarning: the model's generation config asks for more, such as `num_beams`.
     """
     decoder = Decoder(engine)
-    _warn_of_unheeded(decoder.generation, decoder_input_ids, ignore)
     own = decoder.generation
+    unheeded = _unheeded(own, is_begun=decoder_input_ids is not None)
+    if names := ", ".join(name for name in unheeded if name not in ignore):
+        message = (
+            f"generate: the model's generation config sets {names}, which an engine does not heed:"
+            " the tokens may be others than those of the model's own generate"
+        )
+        warnings.warn(message, EnginecastWarning, stacklevel=2)
     sampling = Sampling(
         do_sample,
         own.temperature if temperature is None else temperature,
@@ -717,19 +723,6 @@ def _unheeded(own: Generation, *, is_begun: bool) -> list[str]:
     a caller gives what the decoder reads first.
     """
     return [name for name in own.not_heeded if not (is_begun and name in PROMPTING)]
-
-
-def _warn_of_unheeded(
-    own: Generation, decoder_input_ids: Any, ignore: Collection[str] = ()
-) -> None:
-    unheeded = _unheeded(own, is_begun=decoder_input_ids is not None)
-    names = [name for name in unheeded if name not in ignore]
-    if names:
-        message = (
-            f"generate: the model's generation config sets {', '.join(names)}, which an engine does"
-            " not heed: the tokens may be others than those of the model's own generate"
-        )
-        warnings.warn(message, EnginecastWarning, stacklevel=3)
 
 
 def _changes(name: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from enginecast.errors import MissingError, StoppedError, UsageError
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.device.machine import available
-from enginecast.runtime.sessions.stop import Stop
+from enginecast.runtime.sessions.session import Stop
 from enginecast.runtime.values.device_tensor import Feed, shown_shapes
 
 LARGE = 256 << 20
@@ -71,7 +71,12 @@ class Limits:
 
     def _take(self, most: int, timeout: float | None, stop: Stop, late: str) -> None:
         """Wait for a slot, or until the run is stopped."""
-        stop.set_act(self._wake)
+
+        def wake() -> None:
+            with self._freed:
+                self._freed.notify_all()
+
+        stop.set_act(wake)
         with self._freed:
             self._freed.wait_for(lambda: self._held < most or stop.reason, timeout)
             has_place = self._held < most and not stop.reason
@@ -85,10 +90,6 @@ class Limits:
             f"none of the {most} runs in progress ended within {timeout:g} s",
             hint="Load the engine with a larger max_runs, or wait longer.",
         )
-
-    def _wake(self) -> None:
-        with self._freed:
-            self._freed.notify_all()
 
 
 class _Running:

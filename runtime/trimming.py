@@ -137,7 +137,13 @@ class Trimming:
         cut = np.flatnonzero(fits)
         order = cut[np.lexsort((cut, (last - first)[cut]))]
         groups = self._grouped(order, first, last) if self._splits else [order]
-        groups = [part for rows in groups for part in self._parts(rows, first, last)]
+        if self._splits and self._group_tokens:  # groups of about so many, as equal as can be
+            split = []
+            for rows in groups:
+                wide = int(last[rows].max() - first[rows].min())
+                parts = round(len(rows) * wide / self._group_tokens)
+                split += np.array_split(rows, min(max(1, parts), len(rows)))
+            groups = split
         pieces = [self._piece(np.sort(rows), first, last, width) for rows in groups]
         if not fits.all():
             pieces.append(self._piece(np.flatnonzero(~fits), first * 0, last * 0 + width, width))
@@ -166,16 +172,6 @@ class Trimming:
             groups.append(order[changes[begin] : changes[end]])
             end = begin
         return groups[::-1]
-
-    def _parts(
-        self, rows: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> list[NDArray[np.int64]]:
-        """Rows in groups of about `group_tokens`, as equal as they can be."""
-        if not (self._splits and self._group_tokens):
-            return [rows]
-        wide = int(last[rows].max() - first[rows].min())
-        count = round(len(rows) * wide / self._group_tokens)
-        return np.array_split(rows, min(max(1, count), len(rows)))
 
     def _piece(
         self,

@@ -4,7 +4,8 @@ Only an error of floats can be accepted: not what is infinite or NaN, not anothe
 not integers, and not what is wrong with the program.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -109,9 +110,13 @@ def check_names(accept: Sequence[Acceptance], outputs: Iterable[str], cases: Ite
 
 
 def sort_out(
-    reasons: Sequence[str], accept: Sequence[Acceptance], dtype: str
+    reasons: Sequence[str], accept: Sequence[Acceptance], dtype: str, noise: Container[str] = ()
 ) -> tuple[list[str], tuple[Excess, ...]]:
-    """The reasons to reject that nothing accepts, and all errors beyond their limits."""
+    """The reasons to reject that nothing accepts, and all errors beyond their limits.
+
+    Args:
+        noise: outputs that eager's rounding alone decides, in which any error may be accepted.
+    """
     left: list[str] = []
     excesses: list[Excess] = []
     for reason in reasons:
@@ -119,17 +124,7 @@ def sort_out(
             left.append(reason)
             continue
         excess = reason.excess
-        by = next(
-            (
-                asked
-                for asked in accept
-                if asked.output == excess.output
-                and asked.case in ("", excess.case)
-                and excess.error
-                <= (UNBOUNDED.get(dtype, 0.0) if asked.bound is None else asked.bound)
-            ),
-            None,
-        )
+        by = next((a for a in accept if _accepts(a, excess, dtype, noise)), None)
         if by is None:
             left.append(str(reason))
         else:
@@ -139,12 +134,22 @@ def sort_out(
     return left, tuple(excesses)
 
 
-def way_out(reasons: Sequence[str], dtype: str) -> str:
+def _accepts(asked: Acceptance, excess: Excess, dtype: str, noise: Container[str]) -> bool:
+    bound = _most(excess, dtype, noise) if asked.bound is None else asked.bound
+    is_named = asked.output == excess.output and asked.case in ("", excess.case)
+    return is_named and excess.error <= bound
+
+
+def _most(excess: Excess, dtype: str, noise: Container[str]) -> float:
+    return math.inf if excess.output in noise else UNBOUNDED.get(dtype, 0.0)
+
+
+def way_out(reasons: Sequence[str], dtype: str, noise: Container[str] = ()) -> str:
     """The options that would accept all reasons, in a sentence; empty where none can."""
     excesses = [reason.excess for reason in reasons if isinstance(reason, ExcessReason)]
     if not reasons or len(excesses) < len(reasons):
         return ""
-    if any(excess.error > UNBOUNDED.get(dtype, 0.0) for excess in excesses):
+    if any(excess.error > _most(excess, dtype, noise) for excess in excesses):
         return ""
     whole = {excess.output for excess in excesses if not excess.case}
     names = [n.output if n.output in whole else name_of(n.output, n.case) for n in excesses]

@@ -48,7 +48,6 @@ from enginecast.verification.kernel_noise import (
     ordered_outputs,
 )
 from enginecast.verification.metrics import (
-    BEYOND,
     Array,
     Comparison,
     Loss,
@@ -83,6 +82,10 @@ FEW = 16
 ROUNDS = 4
 """How many rounds of samples such outputs get, in cases that are small enough."""
 FP32_ALONE = "Where an op has no kernel in {}, say .float() before it, or use --precision fp32."
+FP32_FIRST = (
+    "It computes in 16 bits by itself: give it in fp32 (a .pt2 program is exported from"
+    " model.float()), and choose the engine's precision with --precision."
+)
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -177,10 +180,12 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
             raise
         except Exception as error:  # the model's own code, which may not take every size
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
+            of_dtypes = any(word in str(error) for word in ("dtype", "Half", "BFloat16"))
+            hint = FP32_FIRST if of_dtypes else NARROW
             raise VerificationError(
                 f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
                 hint="Without eager there is no floor to judge an engine by. "
-                + (FP32_ALONE.format(dtype) if dtype in ("fp16", "bf16") else NARROW),
+                + (FP32_ALONE.format(dtype) if dtype in ("fp16", "bf16") else hint),
             ) from error
     return found
 
@@ -368,7 +373,7 @@ def _by_eager(
                 noisy = [sample[case.name][name] for sample in samples if case.name in sample]
                 lost |= bool(noisy) and all(is_near(each, case.outputs[name]) for each in noisy)
         if lost:
-            found[name] = BEYOND if pooled.nonfinite else pooled.relative
+            found[name] = math.inf if pooled.nonfinite else pooled.relative
     return found
 
 

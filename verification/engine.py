@@ -174,7 +174,20 @@ def trimming_failures(engine: Engine, reference: Reference) -> dict[str, str]:
     mask = case.inputs[padding.mask]
     feeds, outputs = feeds_of(engine, case), padding.outputs
     run = partial(engine.run, outputs=outputs, check_finite=False)
-    plain, wider = run(feeds, pad_rows=EXACT), _with_padding(engine, feeds, padding.mask)
+    plain = run(feeds, pad_rows=EXACT)
+    # The case with more padding on the right, as far as its range allows.
+    tokens = next(spec for spec in engine.inputs if spec.name == padding.mask).shape[1]
+    step = engine.manifest.steps.get(str(tokens), 1)
+    more = min(engine.manifest.symbols[str(tokens)][1] - mask.shape[1], 5 + -5 % step)
+    more -= more % step
+    wider: Mapping[str, Array] = {
+        spec.name: np.pad(
+            feeds[spec.name],
+            [(0, more if declared == tokens else 0) for declared in spec.shape],
+            mode="constant" if spec.name == padding.mask else "edge",
+        )
+        for spec in engine.inputs
+    }
     try:
         whole = run(wider, pad_rows=EXACT)
     except InputError:  # a condition on sizes
@@ -190,24 +203,6 @@ def trimming_failures(engine: Engine, reference: Reference) -> dict[str, str]:
             if not change <= limit_of(reference.floor) * max(floor, LEAST_LEAK):
                 failures[output] = f"case {name!r} changes by {change:.2g} with more padding"
     return failures
-
-
-def _with_padding(
-    engine: Engine, feeds: Mapping[str, Array], mask_input: str
-) -> Mapping[str, Array]:
-    """A case with more padding on the right, as far as its range allows."""
-    manifest = engine.manifest
-    tokens = next(spec for spec in engine.inputs if spec.name == mask_input).shape[1]
-    size, step = feeds[mask_input].shape[1], manifest.steps.get(str(tokens), 1)
-    most = manifest.symbols[str(tokens)][1]
-    more = min(most - size, 5 + -5 % step)
-    more -= more % step
-    found = {}
-    for spec in engine.inputs:
-        widths = [(0, more if declared == tokens else 0) for declared in spec.shape]
-        mode = "constant" if spec.name == mask_input else "edge"
-        found[spec.name] = np.pad(feeds[spec.name], widths, mode=mode)  # type: ignore[call-overload]
-    return found
 
 
 def feeds_of(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:

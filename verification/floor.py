@@ -3,11 +3,11 @@
 Every tolerance is a multiple of it. So a floor that is implausible for its dtype is a defect of the
 reference, never a wide tolerance: a tolerance that cannot fail proves nothing. In fp32 the model
 itself may be discontinuous (x // 0.1) or cancel ((x + 1e8) - 1e8); there the reference is eager
-instead of fp64. `verify.eager` measures the floor.
+instead of fp64. `verification.eager` measures the floor.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from enginecast.errors import UsageError
@@ -50,6 +50,8 @@ rounding: an error of 1e-3 in fp32 is never theirs. It is relative to the values
 that they are sums of, where those are known to be larger."""
 LOST = 0.25
 """Relative error from which on nothing is left of a value."""
+ZERO = 1e3
+"""Relative error of eager fp32 from which on fp64 has zero there, or its own rounding."""
 SINGLE = 8
 """In low precision, one of this many integers may differ in any case."""
 
@@ -95,7 +97,8 @@ class Floor:
     kernels: Comparison | None = None
     """For fp32: the estimated error of a backend's own kernels in some cases (`kernel_noise`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
-    """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64."""
+    """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64;
+    infinite where it is infinite or NaN."""
     halves: str = ""
     """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
     there more often than to their results."""
@@ -126,8 +129,14 @@ class Floor:
         pooled = pool_output(self.cases, name)
         found = self._kernels(name)
         other = found.relative if kernels else 0.0
-        if pooled.wrong is not None:
-            return self._wrong(name, pooled, other) / LIMIT
+        if pooled.wrong is not None:  # the part of integers or booleans that may differ
+            rate = max(other, pooled.relative)
+            if self.wider is not None:
+                rate = max(rate, pool_output(self.wider, name).relative / FP16_PER_BF16)
+            free = FREE[self.dtype]
+            if self.dtype in ("fp16", "bf16") and pooled.rows >= SINGLE:
+                free = max(free, 1 / pooled.rows)
+            return min(max(LIMIT * rate, free), most_wrong(rate)) / LIMIT
         return max(pooled.relative, min(other, _most(found)), least_floor(self.dtype))
 
     def row_of(self, name: str, *, kernels: bool = False) -> float:
@@ -149,16 +158,6 @@ class Floor:
     def _kernels(self, name: str) -> Metrics:
         return pool_output(self.kernels or {}, name)
 
-    def _wrong(self, name: str, pooled: Metrics, rate: float) -> float:
-        """The part of an output's integers or booleans that may differ."""
-        rate = max(rate, pooled.relative)
-        if self.wider is not None:
-            rate = max(rate, pool_output(self.wider, name).relative / FP16_PER_BF16)
-        free = FREE[self.dtype]
-        if self.dtype in ("fp16", "bf16") and pooled.rows >= SINGLE:
-            free = max(free, 1 / pooled.rows)
-        return min(max(LIMIT * rate, free), most_wrong(rate))
-
     @property
     def most(self) -> float:
         """The error of eager above which it is not a valid measure."""
@@ -170,6 +169,11 @@ class Floor:
         names = output_names(self.cases)
         found = (pool_output(self.cases, name).relative for name in names)
         return max((*found, *self.by_eager.values()), default=0.0)
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """The outputs that are zero but for rounding: nothing is right in eager's own."""
+        return tuple(name for name, error in self.by_eager.items() if ZERO <= error <= BEYOND)
 
     @property
     def owner(self) -> str:
@@ -185,31 +189,29 @@ class Floor:
     @property
     def defects(self) -> tuple[str, ...]:
         """Why the floor is not a valid measure, as sentences: each is a reason to reject."""
-        return tuple(self._defects())
-
-    def _defects(self) -> Iterator[str]:
+        found = []
         for name in output_names(self.cases):
             pooled = pool_output(self.cases, name)
-            largest = MOST_WRONG if pooled.wrong is not None else self.most
+            is_counted = pooled.wrong is not None
+            largest = MOST_WRONG if is_counted else self.most
             largest = max(largest, PLANNED) if self.rounding else largest
+            excess = 0.0
+            if self.wider is not None and not self.rounding and not is_counted:
+                wider = pool_output(self.wider, name).relative / FP16_PER_BF16
+                excess = ratio(pooled.relative, max(wider, least_floor(self.dtype)))
             eager = f"output {name!r}: {self.owner}"
             if pooled.nonfinite:
-                yield f"{eager} gives values that are not finite{self._cause(pooled)}"
-            elif (excess := self._excess(name, pooled)) > CAP:
+                found.append(f"{eager} gives values that are not finite{self._cause(pooled)}")
+            elif excess > CAP:
                 allowed = f"{times(excess)} worse than {self.dtype}'s precision allows"
-                yield f"{eager} is {allowed}{self._cause(pooled)}"
+                found.append(f"{eager} is {allowed}{self._cause(pooled)}")
             elif pooled.relative > largest:
                 off = "beyond measure" if pooled.relative >= BEYOND else f"{pooled.relative:.2g}"
-                yield (
+                found.append(
                     f"{eager} is off by {off}, and past {largest:g} no tolerance derived from it"
                     " means anything"
                 )
-
-    def _excess(self, name: str, pooled: Metrics) -> float:
-        if self.wider is None or self.rounding or pooled.wrong is not None:
-            return 0.0
-        wider = pool_output(self.wider, name).relative / FP16_PER_BF16
-        return ratio(pooled.relative, max(wider, least_floor(self.dtype)))
+        return tuple(found)
 
     def _cause(self, pooled: Metrics) -> str:
         if self.culprit:

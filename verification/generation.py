@@ -7,7 +7,7 @@ case, so that later steps are compared, too.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,9 +154,20 @@ def follow(
         logits = decoder.start(np.array(model.prompts), np.array(model.mask))
         for step in range(tokens.shape[1]):
             found.append(logits)
-            for row, failure in _differing(logits.argmax(-1), model, step):
-                if failure:
-                    failures.append(f"step {step + 1}, prompt {row + 1}: {failure}")
+            for row, token in enumerate(logits.argmax(-1).tolist()):
+                wanted, slack = model.tokens[row][step], model.slack[row][step]
+                if token == wanted:
+                    continue
+                place = f"step {step + 1}, prompt {row + 1}: token {token}"
+                got = f"{place}, where the model generates {wanted}"
+                known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
+                if token not in known or wanted not in known:
+                    failures.append(f"{got}: it is none of the model's {len(known)} best")
+                    continue
+                gap = abs(known[wanted] - known[token])
+                if gap > slack:
+                    apart = f"their logits are {gap:.2g} apart, and ties within {slack:.2g}"
+                    failures.append(f"{got}: {apart}")
                 else:
                     ties += 1
             if step + 1 < tokens.shape[1]:
@@ -167,22 +178,3 @@ def follow(
         more = len(failures) - MOST_SHOWN
         failures = [*failures[:MOST_SHOWN], f"and at {more} more places"]
     return Followed(tuple(found), ties, tuple(f"generating: {each}" for each in failures))
-
-
-def _differing(chosen: Ids, model: Continued, step: int) -> Iterator[tuple[int, str]]:
-    """The rows with another token, and why it is wrong; empty at a tie."""
-    for row, token in enumerate(chosen.tolist()):
-        wanted = model.tokens[row][step]
-        if token == wanted:
-            continue
-        known = dict(zip(model.best[row][step], model.logits[row][step], strict=True))
-        got = f"token {token}, where the model generates {wanted}"
-        slack = model.slack[row][step]
-        if token not in known or wanted not in known:
-            yield row, f"{got}: it is none of the model's {len(known)} best"
-            continue
-        gap = abs(known[wanted] - known[token])
-        if gap > slack:
-            yield row, f"{got}: their logits are {gap:.2g} apart, and ties within {slack:.2g}"
-            continue
-        yield row, ""

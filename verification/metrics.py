@@ -79,7 +79,7 @@ class Metrics:
     """L2 norm of the difference to the reference itself, where an error is counted from the nearest
     result of any order of sums; 0: it is the error."""
     terms: float = 0.0
-    """L2 norm of the magnitudes that the values are sums of (`verify.terms`); 0: not known."""
+    """L2 norm of the magnitudes that the values are sums of (`terms`); 0: not known."""
 
     @property
     def relative(self) -> float:

@@ -79,7 +79,7 @@ class Reference:
     guarded: frozenset[str] = frozenset()
     """Those of them whose valid rows do not depend on the content of padding."""
     edges: tuple[ReferenceCase, ...] = ()
-    """Edge cases with unusual values, judged one by one (`verify.edges`)."""
+    """Edge cases with unusual values, judged one by one (`verification.edges`)."""
     left_out: tuple[str, ...] = ()
     """Cases that were verified at export but did not fit into the file."""
 
@@ -186,21 +186,18 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
         for kind, arrays in zip(_KINDS, _parts(case), strict=True):
             for name, array in arrays.items():
                 tensors[f"{case.name}/{kind}/{name}"] = np.array(array, order="C", copy=None)
-    text = json.dumps(_metadata(stored), sort_keys=True, allow_nan=False)
+    metadata = {
+        "cases": [_names(case) for case in stored.cases],
+        "edges": [_names(case) for case in stored.edges],
+        "floor": asdict(stored.floor),
+        "mask_input": stored.mask_input,
+        "masked": sorted(stored.masked),
+        "guarded": sorted(stored.guarded),
+        "left_out": list(stored.left_out),
+    }
+    text = json.dumps(metadata, sort_keys=True, allow_nan=False)
     save_file(tensors, path, metadata={_KEY: text})
     return stored.left_out
-
-
-def _metadata(reference: Reference) -> dict[str, Any]:
-    return {
-        "cases": [_names(case) for case in reference.cases],
-        "edges": [_names(case) for case in reference.edges],
-        "floor": asdict(reference.floor),
-        "mask_input": reference.mask_input,
-        "masked": sorted(reference.masked),
-        "guarded": sorted(reference.guarded),
-        "left_out": list(reference.left_out),
-    }
 
 
 def _names(case: ReferenceCase) -> dict[str, Any]:
@@ -224,31 +221,36 @@ def read_reference(path: Path) -> Reference:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = json.loads((file.metadata() or {})[_KEY])
-        return _assemble(metadata, read_tensors(path))
+        tensors = read_tensors(path)
+
+        def cases(kind: str) -> tuple[ReferenceCase, ...]:
+            return tuple(
+                ReferenceCase(
+                    case["name"],
+                    *(
+                        {
+                            name: tensors[f"{case['name']}/{part}/{name}"]
+                            for name in case.get(part, ())
+                        }
+                        for part in _KINDS
+                    ),
+                )
+                for case in metadata.get(kind, ())
+            )
+
+        return Reference(
+            cases=cases("cases"),
+            edges=cases("edges"),
+            floor=msgspec.convert(metadata["floor"], Floor),
+            mask_input=metadata["mask_input"],
+            masked=frozenset(metadata["masked"]),
+            guarded=frozenset(metadata["guarded"]),
+            left_out=tuple(metadata["left_out"]),
+        )
     except FileNotFoundError as error:
         raise BundleError(f"{path}: the stored reference is missing", hint=hint) from error
     except _DAMAGE as error:
         raise BundleError(f"{path}: not a stored reference: {error!r}", hint=hint) from error
-
-
-def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Reference:
-    def part(case: Mapping[str, Any], kind: str) -> dict[str, Array]:
-        return {name: tensors[f"{case['name']}/{kind}/{name}"] for name in case.get(kind, ())}
-
-    def assembled(cases: Sequence[Mapping[str, Any]]) -> tuple[ReferenceCase, ...]:
-        return tuple(
-            ReferenceCase(case["name"], *(part(case, kind) for kind in _KINDS)) for case in cases
-        )
-
-    return Reference(
-        cases=assembled(metadata["cases"]),
-        edges=assembled(metadata.get("edges", ())),
-        floor=msgspec.convert(metadata["floor"], Floor),
-        mask_input=metadata["mask_input"],
-        masked=frozenset(metadata["masked"]),
-        guarded=frozenset(metadata["guarded"]),
-        left_out=tuple(metadata["left_out"]),
-    )
 
 
 UNCHANGED = 1e-12

@@ -33,6 +33,7 @@ TOO_GOOD = 0.01
 belongs to another model."""
 KERNELS = ", or of its kernels"
 """Added to the description of a floor that includes the error of a backend's kernels."""
+NOISE = "zero but for rounding, in eager fp32 as well, and so no engine can be compared in it"
 FEW_VALUES = 4
 """Cases with fewer integers are judged only pooled with the others."""
 LARGE = 256.0
@@ -136,8 +137,10 @@ def judge(
         failures.append("neither the engine nor the program was run")
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
-    failures, excesses = sort_out(reasons := failures, accept, dtype)
-    if failures and (option := way_out(reasons, dtype)):
+    noise = floor.noise
+    failures, excesses = sort_out(reasons := failures, accept, dtype, noise)
+    if failures and (option := way_out(reasons, dtype, noise)):
+        failures += [f"output {name!r} is {NOISE}" for name in noise]
         failures.append(option)
     notes = []
     if not engine_ran and measured is not None and where.provider:
@@ -283,7 +286,9 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
 
 def _floor_notes(floor: Floor) -> Iterator[str]:
     for name, error in floor.by_eager.items():
-        off = f"is off by {error:.2g}" if error < BEYOND else "is infinite or NaN where fp64 is not"
+        off = (
+            f"is off by {error:.2g}" if error <= BEYOND else "is infinite or NaN where fp64 is not"
+        )
         yield (
             f"output {name!r}: eager fp32 {off}, so that the engine was compared with eager itself"
         )

@@ -215,8 +215,16 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
     count = len(index.entries.keys)
     worth = len(index.listing) > _FEW_SHARDS and (count - index.on_disk) * 8 > count
     if keep and worth:
-        with suppress(OSError, SafetensorError):  # the folder cannot be written
-            _write_index(encodings, index)
+        listing = np.frombuffer(msgspec.json.encode(index.listing), np.uint8)
+        entries = index.entries
+        keys = entries.keys.view(np.uint8).reshape(-1, KEY_BYTES)
+        tensors = {"keys": keys, "shard": entries.shard, "text": entries.text, "listing": listing}
+        # All of it or nothing: the folder may not be writable.
+        with suppress(OSError, SafetensorError), own_folder(encodings.staging_folder) as folder:
+            made = folder / FILE_NAME
+            safetensors.numpy.save_file(tensors, made, _metadata(encodings, entries, listing))
+            made.chmod(0o644)  # safetensors writes 0600
+            made.replace(encodings.folder / FILE_NAME)
             index.on_disk = count
     return index
 
@@ -326,19 +334,6 @@ def read_index(encodings: Encodings) -> tuple[list[Listed], Entries] | None:
         return msgspec.json.decode(arrays["listing"].tobytes(), type=list[Listed]), entries
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
         return None
-
-
-def _write_index(encodings: Encodings, index: Index) -> None:
-    """Write the index, all of it or nothing."""
-    listing = np.frombuffer(msgspec.json.encode(index.listing), np.uint8)
-    entries = index.entries
-    keys = entries.keys.view(np.uint8).reshape(-1, KEY_BYTES)
-    tensors = {"keys": keys, "shard": entries.shard, "text": entries.text, "listing": listing}
-    with own_folder(encodings.staging_folder) as folder:
-        made = folder / FILE_NAME
-        safetensors.numpy.save_file(tensors, made, _metadata(encodings, entries, listing))
-        made.chmod(0o644)  # safetensors writes 0600
-        made.replace(encodings.folder / FILE_NAME)
 
 
 def _metadata(encodings: Encodings, entries: Entries, listing: Array) -> dict[str, str]:

@@ -108,7 +108,30 @@ class Store:
         require_name(name)
         folder = self.root / name
         if not is_there(folder / SPEC_NAME):
-            self._make(folder, spec, about, tokenizer)
+            try:
+                # All of the folder at once; of several writers one wins.
+                with own_folder(self.root / STAGING_NAME) as staging:
+                    fresh = staging / folder.name
+                    (fresh / "shards").mkdir(parents=True)
+                    write_flushed(fresh / TOKENIZER_NAME, tokenizer)
+                    content = SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
+                    encoded = msgspec.json.format(msgspec.json.encode(content))
+                    write_flushed(fresh / SPEC_NAME, encoded)
+                    flush_folder(fresh)
+                    try:
+                        fresh.rename(folder)
+                    except OSError as error:
+                        if error.errno not in _TAKEN:
+                            raise
+                flush_folder(self.root)
+            except OSError as error:
+                raise disk_error(folder, error) from error
+            if not is_there(folder / SPEC_NAME):
+                raise CacheError(
+                    f"{folder}: expected the folder of an encoder, but there is no {SPEC_NAME} in"
+                    " it",
+                    hint="Move it away, or give this encoder another --name.",
+                )
         found = self.encodings(name)
         if found.spec != spec:
             fields = "; ".join(differences(found.spec, spec))
@@ -117,31 +140,6 @@ class Store:
                 hint="Fill another cache, or give this encoder another --name.",
             )
         return found
-
-    def _make(self, folder: Path, spec: EncoderSpec, about: About, tokenizer: bytes) -> None:
-        """Make an encoder's folder, all of it at once; of several writers one wins."""
-        try:
-            with own_folder(self.root / STAGING_NAME) as staging:
-                fresh = staging / folder.name
-                (fresh / "shards").mkdir(parents=True)
-                write_flushed(fresh / TOKENIZER_NAME, tokenizer)
-                content = SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
-                encoded = msgspec.json.format(msgspec.json.encode(content))
-                write_flushed(fresh / SPEC_NAME, encoded)
-                flush_folder(fresh)
-                try:
-                    fresh.rename(folder)
-                except OSError as error:
-                    if error.errno not in _TAKEN:
-                        raise
-            flush_folder(self.root)
-        except OSError as error:
-            raise disk_error(folder, error) from error
-        if not is_there(folder / SPEC_NAME):
-            raise CacheError(
-                f"{folder}: expected the folder of an encoder, but there is no {SPEC_NAME} in it",
-                hint="Move it away, or give this encoder another --name.",
-            )
 
 
 class Encodings:

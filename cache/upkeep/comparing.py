@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 
 from enginecast.cache.store.index import Index, open_index
-from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import OutputSpec, differences
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
@@ -104,12 +103,28 @@ def compare(
         )
     order = np.argsort(at_first)  # as they lie on disk
     gathered = {one.name: _Gathered() for one in outputs}
-    found: list[TextError] = []
+    found: list[TextError] = []  # a heap: the least error first
     for numbers in zip(at_first[order], at_second[order], strict=True):
         ours, theirs = (
             index.whole_entry(int(number)) for index, number in zip(indices, numbers, strict=True)
         )
-        heapq.heappush(found, max(_errors(first, second, ours, theirs, gathered)))
+        begin, errors = first.spec.span(len(ours.ids))[0], []
+        for one in outputs:
+            reference, values = ours.outputs[one.name], theirs.outputs[one.name]
+            if reference.shape != values.shape:
+                raise CacheError(
+                    f"{second.folder}: {one.name} of {ours.text!r}: expected"
+                    f" {list(reference.shape)} as in the first cache, got {list(values.shape)}",
+                    hint="Their tokenizers cut it into other tokens.",
+                )
+            apart, relative, largest = gathered[one.name].add(
+                reference.reshape(-1, one.width), values.reshape(-1, one.width)
+            )
+            row = int(np.argmax(apart)) if len(apart) else 0
+            least = 1 - float(apart[row]) if len(apart) else 1.0
+            token = begin + row if one.per == "token" else None
+            errors.append(TextError(relative, ours.text, one.name, least, token, largest))
+        heapq.heappush(found, max(errors))
         if len(found) > worst:
             heapq.heappop(found)
         if watch:
@@ -163,36 +178,6 @@ def _names(index: Index, *, by_ids: bool) -> Array:
         content = one.ids(text).tobytes() if by_ids else one.text(text).encode()
         digests.append(hashlib.blake2b(content, digest_size=16).digest())
     return np.frombuffer(b"".join(digests), "S16")
-
-
-def _errors(
-    first: Encodings,
-    second: Encodings,
-    ours: Entry,
-    theirs: Entry,
-    gathered: dict[str, "_Gathered"],
-) -> list[TextError]:
-    """What is between two entries of a text, output by output."""
-    begin, _ = first.spec.span(len(ours.ids))
-    found = []
-    for one in first.spec.outputs:
-        if one.name not in gathered:
-            continue
-        reference, values = ours.outputs[one.name], theirs.outputs[one.name]
-        if reference.shape != values.shape:
-            raise CacheError(
-                f"{second.folder}: {one.name} of {ours.text!r}: expected"
-                f" {list(reference.shape)} as in the first cache, got {list(values.shape)}",
-                hint="Their tokenizers cut it into other tokens.",
-            )
-        apart, relative, largest = gathered[one.name].add(
-            reference.reshape(-1, one.width), values.reshape(-1, one.width)
-        )
-        row = int(np.argmax(apart)) if len(apart) else 0
-        least = 1 - float(apart[row]) if len(apart) else 1.0
-        token = begin + row if one.per == "token" else None
-        found.append(TextError(relative, ours.text, one.name, least, token, largest))
-    return found
 
 
 @dataclass

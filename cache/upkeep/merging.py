@@ -93,8 +93,23 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
             copied += [path for path in paths if path.stat().st_dev != device]
             copied += [shard.path for shard, _ in one.parts]
         require_space(output, bytes_in(copied))
-        target = create_store(output)
-        return [_carry_out(target, addition) for addition in additions]
+        target, merged = create_store(output), []
+        for one in additions:
+            first = one.sources[0]
+            into = target.add(first.name, first.spec, first.about, first.read_tokenizer())
+            with only_keeper(into):
+                for shard in one.whole:
+                    _take(shard.path, into)
+                commit_all(into, entries_of(one.parts))
+            for source in one.sources:
+                record(into, read_failures(source))
+                record(into, read_truncated(source))
+            added = sum(map(len, one.whole)) + sum(len(numbers) for _, numbers in one.parts)
+            texts = len(open_index(into))
+            merged.append(
+                Merged(into.name, len(one.whole), len(one.parts), added, one.there, texts)
+            )
+        return merged
 
 
 def _named(held: Sequence[_Held], name: str) -> list[Encodings]:
@@ -141,26 +156,6 @@ def _addition(there: Store | None, sources: Sequence[Encodings]) -> _Addition:
         elif len(fresh):
             parts.append((shard, fresh))
     return _Addition(sources, whole, parts, doubles)
-
-
-def _carry_out(target: Store, addition: _Addition) -> Merged:
-    first = addition.sources[0]
-    into = target.add(first.name, first.spec, first.about, first.read_tokenizer())
-    with only_keeper(into):
-        for shard in addition.whole:
-            _take(shard.path, into)
-        commit_all(into, entries_of(addition.parts))
-    for source in addition.sources:
-        record(into, read_failures(source))
-        record(into, read_truncated(source))
-    return Merged(
-        into.name,
-        shards=len(addition.whole),
-        rewritten=len(addition.parts),
-        added=sum(map(len, addition.whole)) + sum(len(numbers) for _, numbers in addition.parts),
-        there=addition.there,
-        texts=len(open_index(into)),
-    )
 
 
 def _take(path: Path, into: Encodings) -> None:

@@ -68,7 +68,7 @@ def _drawing(*folders: Path) -> Iterator[None]:
     Raises:
         BundleError: they cannot be drawn.
     """
-    from enginecast.verification.report.report import JSON_NAME
+    from enginecast.verification.report.files import JSON_NAME
 
     try:
         yield
@@ -94,7 +94,7 @@ def _side(path: Path) -> "Side":
     """
     from enginecast.runtime.bundle.reader import open_bundle
     from enginecast.verification.report.comparison import Side
-    from enginecast.verification.report.report import JSON_NAME, read_report
+    from enginecast.verification.report.files import JSON_NAME, read_report
 
     if not (path / MANIFEST_NAME).is_file():
         return Side(str(path), read_report(path), None)
@@ -106,7 +106,7 @@ def _side(path: Path) -> "Side":
 
 
 def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:
-    from enginecast.verification.report.report import HTML_NAME
+    from enginecast.verification.report.files import HTML_NAME
     from enginecast.verification.report.tables import print_report
 
     page = output if output is not None else Path(side.path) / HTML_NAME

@@ -10,8 +10,8 @@ from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, SiteKey
 from enginecast.passes.ir.pipeline import PassRun
-from enginecast.verification.bisect.bisect import Subject, bisect
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave, why_dropped
+from enginecast.verification.bisect.search import Subject, bisect
 from enginecast.verification.eager import Case
 from enginecast.verification.reference import Reference
 

@@ -34,7 +34,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verification.choices import TieReference
 from enginecast.verification.eager import FEW
-from enginecast.verification.emulate.emulate import TrueDtypeRun
+from enginecast.verification.emulate.run import TrueDtypeRun
 from enginecast.verification.engine import (
     compare_edges,
     edges_of,

@@ -373,6 +373,12 @@ def _recorded(prepared: Prepared) -> Prepared:
     module = prepared.source.eager()
     with quiet_torch():
         runs = record(module, [case.inputs for case in some], call)
+    for name, tensor in ((n, t) for outputs in given for n, t in outputs.items()):
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+            raise CaptureError(
+                f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are compared",
+                hint="Return it in a wider dtype, such as with .float().",
+            )
     told = frozenset().union(*map(telling_outputs, given))
     costly = len(some) == 1 and any(case.singles for case in prepared.cases)
     kept = module if _parameters(prepared.captured.program) <= SMALL else None
@@ -638,7 +644,7 @@ def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
         and floor.largest > FP64_LOSS
         and _doubles(prepared.source, prepared.captured)
     ):
-        off = f"is off by {floor.largest:.2g}" if floor.largest < BEYOND else "leaves its range"
+        off = f"is off by {floor.largest:.2g}" if floor.largest <= BEYOND else "leaves its range"
         yield (
             f"the model computes in fp64, and eager fp32 {off}: an engine would compute"
             " something else; call .float() on it if that is acceptable"

@@ -31,7 +31,7 @@ from enginecast.runtime.bundle.staging import Staging
 from enginecast.verification.bisect.culprit import Bisection
 from enginecast.verification.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verification.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
-from enginecast.verification.report.report import HTML_NAME, JSON_NAME, write_report
+from enginecast.verification.report.files import HTML_NAME, JSON_NAME, write_report
 from enginecast.version import __version__
 
 LOG_NAME = "build.log"

@@ -21,8 +21,8 @@ from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager import range_culprit
 from enginecast.verification.emulate.data import overflow_sentence
-from enginecast.verification.emulate.emulate import TrueDtypeRun, true_dtype_check
 from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verification.emulate.run import TrueDtypeRun, true_dtype_check
 from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.program.changes import Changes
 from enginecast.verification.program.observer import Observer

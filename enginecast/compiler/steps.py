@@ -104,7 +104,9 @@ class Steps:
         logger.info("%s", line)
 
     def say(self, line: str) -> None:
-        """Add a line to the build log and show it."""
+        """Add a line to the build log and show it; a line that a second attempt says again once."""
+        if line in self.shown:
+            return
         if self.console is None or self.console.quiet:
             self.log(line)
             return

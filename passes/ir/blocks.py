@@ -41,7 +41,7 @@ _FIRST: dict[Any, int] = {COND: 3, WHILE_LOOP: 2, SCAN: 1}
 MOST_ROUNDS = 1 << 16
 """Most iterations of an interpreted loop; a longer one counts as endless."""
 Apply = Callable[..., Any]
-"""Calls an op on values of the run; `verify.emulate.emulate` uses its own kind of values."""
+"""Calls an op on values of the run; `verification.emulate.run` uses its own kind of values."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,11 @@ checks it: a statement of in-toto with the sha256 of every file, in an envelope 
 an elliptic-curve key, or with one that a certificate speaks for.  The signed digests are compared
 with those that the reader computed itself, so that no file is opened twice.
 
-The library is imported when a signature is made or checked (extra `signing`).
+The library is imported when a signature is made or checked (extra `signing`).  It looks at a chain
+as of the day on which its certificate began to be valid, so that an expired one passes, and takes a
+certificate for any purpose, such as that of a web server, if its key may sign at all.  A signature
+says nothing of when it was made.  So certificates have to be valid now, and for signing code where
+they say what they are for.
 """
 
 import base64
@@ -15,12 +19,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from enginecast.errors import BundleError, EnginecastError, UsageError, first_line
 from enginecast.installation import required
-from enginecast.runtime.bundle.certificates import require_fit, unfit
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, TUNED_SUFFIX
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import beside, outermost, write_file
@@ -28,6 +32,7 @@ from enginecast.runtime.bundle.staging import beside, outermost, write_file
 MAX_BYTES = 16 << 20
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _PUBLIC_KEY = b"-----BEGIN PUBLIC KEY-----"
+_FIT = "Sign the bundle with a certificate that is valid now, and for signing code."
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
             file.flush()
             config.verify(bundle.root, Path(file.name))
         if by_certificate:
-            require_fit(data, trust, place, BundleError)
+            _require_fit(data, trust, place)
     except EnginecastError:
         raise
     except Exception as error:  # the library's, cryptography's, protobuf's: they have no base
@@ -130,6 +135,56 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
         ) from error
     if listed != _digests(bundle):
         raise BundleError(f"{place}: signed for different files than the bundle has")
+
+
+def _require_fit(data: bytes, trust: Path, place: Path) -> None:
+    """Refuse the certificates of a signature that are not fit to speak for it today.
+
+    Args:
+        data: the signature, as OpenSSF model signing writes it and has verified it.
+        trust: the file with the certificates of those who are trusted.
+        place: the file of the signature, for messages.
+    """
+    from cryptography import x509
+    from OpenSSL import crypto
+
+    material = json.loads(data)["verificationMaterial"]["x509CertificateChain"]["certificates"]
+    chain = [x509.load_der_x509_certificate(base64.b64decode(one["rawBytes"])) for one in material]
+    if problem := unfit(chain[0]):
+        raise BundleError(f"{place}: {problem}", hint=_FIT)
+    store = crypto.X509Store()  # its time is now
+    for one in x509.load_pem_x509_certificates(trust.read_bytes()):
+        store.add_cert(crypto.X509.from_cryptography(one))
+    leaf, *others = map(crypto.X509.from_cryptography, chain)
+    try:
+        crypto.X509StoreContext(store, leaf, others).verify_certificate()
+    except crypto.X509StoreContextError as error:
+        raise BundleError(
+            f"{place}: its certificates are not valid now by {trust}: {error}", hint=_FIT
+        ) from error
+
+
+def unfit(certificate: Any) -> str:
+    """Why a certificate may not sign a bundle today; empty: it may."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    now, name = datetime.now(UTC), certificate.subject.rfc4514_string()
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begin <= now <= end:
+        return (
+            f"the certificate of {name} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and today"
+            f" is {now:%Y-%m-%d}"
+        )
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return ""
+    code = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+    if code & set(purposes):
+        return ""
+    others = ", ".join(one._name for one in purposes)
+    return f"expected a certificate for signing code, but that of {name} is for {others}"
 
 
 class _Computed:

@@ -164,7 +164,12 @@ def stage(
     """
     path = resolved(target)
     with _disk_errors(f"restoring {path}"):
-        _restore(path, marker)
+        # A bundle that a process was replacing without `_exchange` when it was killed.
+        found = path.parent.glob(f".{glob.escape(path.name)}.old-{'[0-9a-f]' * 32}")
+        for aside in sorted(found, key=lambda one: -one.stat().st_ctime_ns):  # the newest first
+            is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS
+            if is_old and (aside / marker).is_file() and not os.path.lexists(path):
+                aside.rename(path)
     require_free(path, overwrite=overwrite, marker=marker, what=what)
     if (around := bundle_around(path)) is not None:
         raise BundleError(
@@ -175,7 +180,13 @@ def stage(
     try:
         with _disk_errors(f"creating {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(path)
+            # The staging folders of this target that killed processes left behind.
+            for left in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+                old = left.is_dir() and time.time() - left.stat().st_mtime > ABANDONED_SECONDS
+                abandoned = lock(left) if old else None
+                if abandoned is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(abandoned)
             folder.mkdir()
             held = lock(folder)
         with _write_errors(folder):
@@ -336,16 +347,6 @@ def lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _sweep(target: Path) -> None:
-    """Remove the staging folders of this target that killed processes left behind."""
-    for folder in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
-        old = folder.is_dir() and time.time() - folder.stat().st_mtime > ABANDONED_SECONDS
-        held = lock(folder) if old else None
-        if held is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(held)
-
-
 def _holds(target: Path, marker: str) -> bool | None:
     """Whether the folder of this name holds the marker; None: it does not exist.
 
@@ -481,13 +482,3 @@ def _exchange(one: Path, other: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
     raise OSError(code, os.strerror(code), str(other))
-
-
-def _restore(target: Path, marker: str) -> None:
-    """Restore a bundle that a process was replacing without `_exchange` when it was killed."""
-    found = target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}")
-    for aside in sorted(found, key=lambda one: -one.stat().st_ctime_ns):  # the newest, of several
-        is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS
-        is_bundle = (aside / marker).is_file()
-        if is_old and is_bundle and not os.path.lexists(target):
-            aside.rename(target)

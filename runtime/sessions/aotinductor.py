@@ -60,7 +60,14 @@ class AOTInductorSession(TorchSession):
         require_device(torch, record, provider, "its code was compiled for that device")
         require_fit(torch, record.requires, record.file)
         device = provider.removeprefix("torch-")
-        pieces = _load(torch, bundle, record, device)
+        load_pt2 = private("torch.export.pt2_archive._package.load_pt2", record.file)
+        alone = device == "cuda"  # without locks of its own, which no CUDA graph can hold: ours do
+        try:
+            content = load_pt2(str(bundle.folder / record.file), run_single_threaded=alone)
+            pieces: Mapping[str, Any] = content.aoti_runners
+        except Exception as error:  # torch raises RuntimeError, and others for no archive
+            message = f"{record.file}: torch refuses the package: {first_line(error)}"
+            raise BundleError(message) from error
         names = _names(pieces, bundle, record)
         regional = "calls" in names
         wanted = names["weights"] if regional else pieces[ALONE].get_constant_fqns()
@@ -118,20 +125,6 @@ class Pieces:
         """Contiguous, and for a GPU at a multiple of 16 bytes: what a piece gives may be a view."""
         tensor = tensor.contiguous()
         return tensor.clone() if self._aligned and tensor.data_ptr() % 16 else tensor
-
-
-def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Mapping[str, Any]:
-    """The programs of a package by name; on a GPU without the locks of their own, which no CUDA
-    graph can hold: ours stand for them.
-    """
-    load_pt2 = private("torch.export.pt2_archive._package.load_pt2", record.file)
-    try:
-        content = load_pt2(str(bundle.folder / record.file), run_single_threaded=device == "cuda")
-        found: Mapping[str, Any] = content.aoti_runners
-    except Exception as error:  # torch raises RuntimeError, and others for what is not an archive
-        message = f"{record.file}: torch refuses the package: {first_line(error)}"
-        raise BundleError(message) from error
-    return found
 
 
 def _names(pieces: Mapping[str, Any], bundle: Bundle, record: EngineRecord) -> Any:

@@ -21,9 +21,8 @@ from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.integer_sums import misfit, require_exact_sums
-from enginecast.runtime.sessions.session import NodeTimes, Session
+from enginecast.runtime.sessions.session import NodeTimes, Session, Stop
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, shown_shapes
 

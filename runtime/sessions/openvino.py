@@ -157,9 +157,17 @@ class OpenVINOSession(Session):
             fixed.reshape({name: openvino.PartialShape(shape) for name, shape in shapes})
             return core.compile_model(fixed, "CPU", chosen)
 
-        varies = any(isinstance(d, str) for spec in bundle.manifest.inputs for d in spec.shape)
+        inputs, int32 = bundle.manifest.inputs, np.iinfo(np.int32)
+        varies = any(isinstance(d, str) for spec in inputs for d in spec.shape)
         own = compile_for if settings.fixed_sizes and varies else None
-        return cls(openvino, compiled, record, _wide(bundle.manifest.inputs), own)
+        narrow = {
+            spec.name
+            for spec in inputs
+            if spec.minimum is not None and int32.min <= spec.minimum
+            if spec.maximum is not None and spec.maximum <= int32.max
+        }
+        wide = {spec.name for spec in inputs if spec.dtype == "int64"} - narrow
+        return cls(openvino, compiled, record, frozenset(wide), own)
 
     @property
     def provider(self) -> str:
@@ -173,8 +181,17 @@ class OpenVINOSession(Session):
 
     def run_to_host(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
         given = {name: self._tensor(name, feed) for name, feed in feeds.items()}
+        compiled = self._whole
         try:
-            compiled = self._for(feeds)
+            if self._compile_for is not None:  # what was made for the sizes of this call
+                shapes = tuple((name, tuple(feed.shape)) for name, feed in sorted(feeds.items()))
+                with self._changes_sizes:
+                    compiled = self._of_sizes.pop(shapes, None) or _Compiled(
+                        self._compile_for(shapes)
+                    )
+                    self._of_sizes[shapes] = compiled
+                    if len(self._of_sizes) > KEPT:
+                        self._of_sizes.popitem(last=False)
             request = (
                 compiled.idle.pop() if compiled.idle else compiled.model.create_infer_request()
             )
@@ -188,18 +205,6 @@ class OpenVINOSession(Session):
             raise self._failed(feeds, error) from error
         finally:
             compiled.idle.append(request)
-
-    def _for(self, feeds: Mapping[str, Feed]) -> _Compiled:
-        """What runs a call: made for its sizes, where that was asked for."""
-        if self._compile_for is None:
-            return self._whole
-        shapes = tuple((name, tuple(feed.shape)) for name, feed in sorted(feeds.items()))
-        with self._changes_sizes:
-            found = self._of_sizes.pop(shapes, None) or _Compiled(self._compile_for(shapes))
-            self._of_sizes[shapes] = found
-            if len(self._of_sizes) > KEPT:
-                self._of_sizes.popitem(last=False)
-        return found
 
     def layers(self) -> tuple[str, ...]:
         return layers_of(self._whole.model)
@@ -307,16 +312,6 @@ def _keep_order_of_ties(openvino: Any, model: Any) -> None:
             names = output.names
             output.replace(stable.output(place))
             stable.output(place).add_names(names)
-
-
-def _wide(inputs: Sequence[Input]) -> frozenset[str]:
-    info = np.iinfo(np.int32)
-
-    def fits(spec: Input) -> bool:
-        low, high = spec.minimum, spec.maximum
-        return low is not None and high is not None and info.min <= low and high <= info.max
-
-    return frozenset(spec.name for spec in inputs if spec.dtype == "int64" and not fits(spec))
 
 
 def _require_int32(name: str, feed: Array) -> None:

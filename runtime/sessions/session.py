@@ -1,7 +1,8 @@
 """The base class of sessions: it opens and runs the engines of one target."""
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -10,7 +11,6 @@ from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
 
@@ -29,6 +29,30 @@ class NodeTimes:
     nodes: tuple[tuple[str, str, float], ...]
     """Name, op without its domain, and microseconds in one run: the median over the runs.  In the
     order in which they ran first; the nodes are those that the runtime's own optimizer left."""
+
+
+class Stop:
+    """Stops a run from another thread, once."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why it was stopped; empty: it was not."""
+        self._act: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def set_act(self, act: Callable[[], None] | None) -> None:
+        """Say how the run is stopped; None: it is over."""
+        with self._lock:
+            self._act = act
+            if act is not None and self.reason:
+                act()
+
+    def stop(self, reason: str) -> None:
+        """Stop it, now or as soon as it begins."""
+        with self._lock:
+            self.reason = self.reason or reason
+            if self._act is not None:
+                self._act()
 
 
 class Session(ABC):

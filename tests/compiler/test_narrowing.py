@@ -103,6 +103,35 @@ def test_a_range_that_was_asked_for_is_refused_with_steps_that_fit(make: type[nn
     assert "--dynamic x:1=2..40/2" in str(refused.value)
 
 
+class Sum(nn.Module):
+    """Takes equal numbers of rows alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+def test_sizes_that_must_be_equal_get_one_name() -> None:
+    def found(*options: str) -> Captured:
+        rows = (
+            (DimSpec.static(3), DimSpec("n", 5, 1, 40)),
+            (DimSpec.static(3), DimSpec("m", 7, 1, 30)),
+        )
+        specs = tuple(
+            InputSpec(n, "tensor", torch.float32, d) for n, d in zip("xy", rows, strict=True)
+        )
+        specs = apply_dynamic(specs, [parse_dynamic(text) for text in options])
+        example = sample(specs, example_sizes(specs), 0)
+        return capture(FactorySource("sum", Sum(), {}), specs, example, fallback="none")
+
+    captured = found()
+    assert captured.inputs[0].dims[1].sizes == captured.inputs[1].dims[1].sizes == range(1, 31)
+    assert "m is n: this model's code needs them to be equal" in captured.notes[0]
+    with pytest.raises(CaptureError) as refused:
+        found("x:1=n:1..40", "y:1=m:1..30")
+    assert "one name: --dynamic x:1=n:1..30,y:1=n:1..30." in refused.value.hint
+    assert found("x:1=n:1..30", "y:1=n:1..30").inputs[1].dims[1].sizes == range(1, 31)
+
+
 def test_a_range_that_was_asked_for_is_refused_and_not_narrowed() -> None:
     with pytest.raises(CaptureError, match="does not take all sizes"):
         captured(Switch(), "x:1=1..40")

@@ -17,8 +17,8 @@ from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import arguments, aten, first_input, value
 from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.quantization_plan import Format
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import emulate
 
 FP8 = torch.float8_e4m3fn
 Quantized = Callable[[str, Format], ExportedProgram]

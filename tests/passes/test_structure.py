@@ -25,8 +25,8 @@ from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import emulate
 from enginecast.verification.program.observer import Observer
 
 NAMES = ("Branches", "NormInBranch", "Constants", "Counted", "Recurrent", "OwnLength", "Cut")

@@ -64,11 +64,11 @@ ENGINE_SIDE = [
     "enginecast.verification.verdict",
     "enginecast.verification.floor",
     "enginecast.verification.reference",
-    "enginecast.verification.report.report",
+    "enginecast.verification.report.files",
     "enginecast.verification.report.data",
     "enginecast.verification.emulate.profiles",
     "enginecast.verification.emulate.data",
-    "enginecast.verification.report.report",
+    "enginecast.verification.report.files",
 ]
 RUNS_TORCH = {
     "device/torch_threads.py",

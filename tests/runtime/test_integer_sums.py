@@ -35,9 +35,9 @@ from enginecast.runtime.sessions.integer_sums import (
     products_saturate,
 )
 from enginecast.runtime.sessions.session import PROVIDERS
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.pairs import PAIRS, pair_sums
 from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verification.emulate.run import emulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
 own = torch.ops.enginecast

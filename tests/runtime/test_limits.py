@@ -23,7 +23,7 @@ from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
 from enginecast.runtime.limits import Limits
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.stop import Stop
+from enginecast.runtime.sessions.session import Stop
 
 CODE = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ from torch.export import ExportedProgram
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.verification.bisect.bisect import Subject, bisect
 from enginecast.verification.bisect.culprit import Bisection
+from enginecast.verification.bisect.search import Subject, bisect
 from enginecast.verification.eager import make_reference
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.verification.accept import Acceptance, accepted_before, parse_accept
 from enginecast.verification.edges import edge_failures
 from enginecast.verification.floor import Floor
-from enginecast.verification.metrics import measure
+from enginecast.verification.metrics import BEYOND, measure
 from enginecast.verification.reference import ReferenceCase
 from enginecast.verification.verdict import judge, verdict_line
 
@@ -84,6 +85,28 @@ def test_a_rejection_names_the_option() -> None:
 )
 def test_no_more_than_the_bound(accept: str, off: float, outcome: str) -> None:
     assert verdict(accept, off=off).outcome == outcome
+
+
+def test_what_is_zero_but_for_rounding_may_be_accepted() -> None:
+    """The mean of what its mean was subtracted from: eager is the measure, and no measure."""
+    made = {"a": {"y": measure(VALUES * -1.1, VALUES)}}
+
+    def found(lost: float, *accept: str) -> Verdict:
+        accepts = tuple(map(parse_accept, accept))
+        floor = Floor("fp32", {"a": {"y": measure(VALUES, VALUES)}}, None, accept=accepts)
+        floor = replace(floor, by_eager={"y": lost})
+        where = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
+        return judge(made, floor, where=where, engine_ran=True)
+
+    for lost in (1e8, BEYOND):
+        reasons = found(lost).reasons
+        assert "output 'y' is zero but for rounding" in " ".join(reasons)
+        assert reasons[-1] == "if this is good enough: --accept 'y'"
+        assert found(lost, "y").outcome == "verified"
+        assert found(lost, "y=0.5").outcome == "rejected"
+    for lost in (0.5, math.inf):
+        assert found(lost, "y").outcome == "rejected"
+        assert "--accept" not in " ".join(found(lost).reasons)
 
 
 def test_later_comparisons_are_held_to_what_was_found() -> None:

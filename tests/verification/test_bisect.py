@@ -20,8 +20,8 @@ from small_programs import cases
 
 from enginecast.passes.canonicalize import Canonicalize
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verification.bisect.bisect import bisect
 from enginecast.verification.bisect.culprit import Bisection, ModuleError, why_dropped
+from enginecast.verification.bisect.search import bisect
 
 LINEARS = 12
 

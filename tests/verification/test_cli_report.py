@@ -15,7 +15,7 @@ from reports import full, report
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.verification.report.comparison import Comparison, Line, Side, compare
 from enginecast.verification.report.data import SCHEMA_VERSION, Report
-from enginecast.verification.report.report import read_report, write_report
+from enginecast.verification.report.files import read_report, write_report
 
 Capture = pytest.CaptureFixture[str]
 

@@ -27,8 +27,8 @@ from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.presets import preset
 from enginecast.verification.emulate.data import Emulation, overflow_sentence, tightest
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.profiles import PROFILES, get_profile
+from enginecast.verification.emulate.run import emulate
 
 WITHOUT_SKIP = "unify-dtype{to=fp16},canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention"
 HIDDEN_UNIT, TRIGGER = 7, 9

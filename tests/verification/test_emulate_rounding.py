@@ -9,9 +9,9 @@ from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.nn import functional
 
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.kernels import round_to
 from enginecast.verification.emulate.profiles import PROFILES, get_profile
+from enginecast.verification.emulate.run import emulate
 
 FORMATS = {
     torch.float16: (10, -14, False),

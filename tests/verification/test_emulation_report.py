@@ -21,7 +21,7 @@ from enginecast.verification.emulate.data import (
     tightest,
 )
 from enginecast.verification.report.data import Report
-from enginecast.verification.report.report import write_report
+from enginecast.verification.report.files import write_report
 from enginecast.verification.report.tables import print_report
 
 Capture = pytest.CaptureFixture[str]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from enginecast.errors import VerificationError
 from enginecast.verification.eager import make_reference
-from enginecast.verification.emulate.emulate import true_dtype_check
 from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import true_dtype_check
 from enginecast.verification.verdict import judge
 
 

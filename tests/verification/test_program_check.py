@@ -29,8 +29,8 @@ from enginecast.passes.ir.edit import insert
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verification.boundaries import Snapshot
-from enginecast.verification.emulate.emulate import true_dtype_check
 from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import true_dtype_check
 from enginecast.verification.metrics import BEYOND
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from enginecast.runtime.bundle.manifest import Outcome
 from enginecast.verification.report.data import Report
-from enginecast.verification.report.report import to_json, write_report
+from enginecast.verification.report.files import to_json, write_report
 from enginecast.verification.report.tables import print_report
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from enginecast.verification.bisect.bisect import budget_for, search
+from enginecast.verification.bisect.search import budget_for, search
 
 Harm = Callable[[set[int]], bool]
 

@@ -120,13 +120,20 @@ class Recorder:
             for path in dict.fromkeys((module_path(node), *self._leaving.get(node, ()))):
                 if path in modules:
                     by_module.setdefault(path, []).append(tally)
-        ops = (_summed(module_path(node), [tally]) for node, tally in self._tallies.items())
+        ops = [_summed(module_path(node), [tally]) for node, tally in self._tallies.items()]
+        tight = [
+            op
+            for op in ops
+            if op.overflow
+            or op.clamped
+            or (op.headroom_bits is not None and op.headroom_bits < TIGHT_BITS)
+        ]
         return Emulation(
             profile=profile.name,
             about=profile.about,
             cases=tuple(self.cases),
             modules=tuple(_summed(path, found) for path, found in by_module.items()),
-            ops=tuple(op for op in ops if _matters(op))[:OPS],
+            ops=tuple(tight[:OPS]),
             weights=tuple(self._weights.values()),
             overflow=self._overflow,
         )
@@ -201,11 +208,6 @@ def _summed(path: str, tallies: Sequence[_Tally]) -> StoredValues:
         energy_lost=sum(t.lost for t in tallies) / energy if energy else 0.0,
         sqnr_db=sqnr_db(max(ratios)) if ratios else None,
     )
-
-
-def _matters(op: StoredValues) -> bool:
-    tight = op.headroom_bits is not None and op.headroom_bits < TIGHT_BITS
-    return tight or op.overflow > 0 or op.clamped > 0
 
 
 def _tiny(kept: Tensor, wanted: Tensor, dtype: torch.dtype) -> tuple[int, float, float]:

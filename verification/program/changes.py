@@ -5,7 +5,7 @@ A report shows these; they are capped here, so that a large model makes no large
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
@@ -89,8 +89,15 @@ class Changes:
         before, after = self._before, _Text.of(program)
         details = details_of_sites(run.sites)
         if before.whole != after.whole:
-            details = _with_diff(details, before.whole, after.whole)
-            details = _with_drawings(details, before, after)
+            rest, drawings, left_out = after.whole.count("\n"), *_drawings(before, after)
+            if max(before.whole.count("\n"), rest) <= LARGEST:
+                lines = diff_ir(before.whole, after.whole).splitlines()[2:]
+                shown = [f"{line[:LINE]}…" if len(line) > LINE else line for line in lines]
+                details = replace(details, diff="\n".join(shown[:DIFF_LINES]))
+                rest = max(0, len(lines) - DIFF_LINES)
+            details = replace(
+                details, diff_left_out=rest, drawings=drawings, drawings_left_out=left_out
+            )
         self.found.append(details)
         self._before = after
 
@@ -113,23 +120,19 @@ def details_of_sites(sites: Sequence[Site]) -> PassDetails:
     return PassDetails(sites=tuple(groups), sites_left_out=len(sites) - shown)
 
 
-def _with_diff(details: PassDetails, before: str, after: str) -> PassDetails:
-    if max(before.count("\n"), after.count("\n")) > LARGEST:
-        return replace(details, diff_left_out=after.count("\n"))
-    lines = diff_ir(before, after).splitlines()[2:]
-    shown = "\n".join(
-        f"{line[:LINE]}…" if len(line) > LINE else line for line in lines[:DIFF_LINES]
-    )
-    return replace(details, diff=shown, diff_left_out=max(0, len(lines) - DIFF_LINES))
-
-
-def _with_drawings(details: PassDetails, before: _Text, after: _Text) -> PassDetails:
+def _drawings(before: _Text, after: _Text) -> tuple[tuple[Drawing, ...], int]:
+    """Drawings of modules with ops that exist on one side only or differ, and how many kinds of
+    them have none.
+    """
     kinds: dict[str, dict[str, None]] = {}
     weight: Counter[str] = Counter()
-    for module, is_alone in _changed(before, after):
-        kind = re.sub(r"\b\d+\b", "*", module)
-        kinds.setdefault(kind, {})[module] = None
-        weight[kind] += NODES if is_alone else 1
+    for one, other in ((before, after), (after, before)):
+        for op in one.nodes.values():
+            state = _state(op.name, one, other, "new")
+            if op.kind == "call_function" and state != "same":
+                kind = re.sub(r"\b\d+\b", "*", op.module)
+                kinds.setdefault(kind, {})[op.module] = None
+                weight[kind] += NODES if state == "new" else 1
     # The kind with the most ops that came or went says most of the pass; the model itself least.
     ranked = sorted(kinds, key=lambda kind: (kind == "", -weight[kind]))
     drawings = []
@@ -138,19 +141,7 @@ def _with_drawings(details: PassDetails, before: _Text, after: _Text) -> PassDet
         old, left = _drawn(before, after, module, "gone")
         new, more = _drawn(after, before, module, "new")
         drawings.append(Drawing(module, old, new, len(kinds[kind]), max(left, more)))
-    left_out = max(0, len(ranked) - DRAWINGS)
-    return replace(details, drawings=tuple(drawings), drawings_left_out=left_out)
-
-
-def _changed(before: _Text, after: _Text) -> Iterator[tuple[str, bool]]:
-    """The module of each op that exists on one side only or differs, and whether it is on one side
-    only.
-    """
-    for one, other in ((before, after), (after, before)):
-        for op in one.nodes.values():
-            state = _state(op.name, one, other, "new")
-            if op.kind == "call_function" and state != "same":
-                yield op.module, state == "new"
+    return tuple(drawings), max(0, len(ranked) - DRAWINGS)
 
 
 def _state(name: str, here: _Text, there: _Text, alone: str) -> str:
@@ -161,12 +152,21 @@ def _state(name: str, here: _Text, there: _Text, alone: str) -> str:
 
 def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[GraphNode, ...], int]:
     """The ops of a module with their inputs, and adjacent changed ops of other modules."""
-    own = [op for op in here.nodes.values() if op.module == module and _is_drawn(op, here)]
+    ops = [op for op in here.nodes.values() if op.kind == "call_function"]
+    # An assertion computes no value.
+    own = [
+        op
+        for op in ops
+        if op.module == module and (op.users or _value(here.lines.get(op.name, "")))
+    ]
     near = {name for op in own for name in (*op.inputs, *op.users)}
     beside = [
         op
-        for op in here.nodes.values()
-        if op.name in near and op.module != module and _is_alone(op, here, there)
+        for op in ops
+        if op.name in near
+        and op.module != module
+        and op.name in here.lines
+        and op.name not in there.lines
     ]
     chosen = {op.name for op in (*own, *beside)}
     if len(chosen) > NODES:  # what changed, and what stands beside it
@@ -178,15 +178,6 @@ def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[Gr
     kept = [name for name in here.nodes if name in chosen][:NODES]
     left_out = len({op.name for op in (*own, *beside)}) - len(kept)
     return _graph(kept, here, there, alone), left_out
-
-
-def _is_drawn(op: _Op, text: _Text) -> bool:
-    """Whether an op computes a value, unlike an assertion."""
-    return op.kind == "call_function" and bool(op.users or _value(text.lines.get(op.name, "")))
-
-
-def _is_alone(op: _Op, here: _Text, there: _Text) -> bool:
-    return op.kind == "call_function" and op.name in here.lines and op.name not in there.lines
 
 
 def _graph(kept: Sequence[str], here: _Text, there: _Text, alone: str) -> tuple[GraphNode, ...]:

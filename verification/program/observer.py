@@ -311,13 +311,13 @@ class Rules:
             check = _exact(place, "", change.relative, same)
         elif promise == "precision":
             floor = BEYOND if self.floor is None else self.floor.of(name)
-            check = self._judged(place, "", after.relative, floor)
+            check = _judged(place, "", after.relative, floor)
         else:
             before = pool(self.measure(name, run, run.before.outputs[name]) for run in runs)
             least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
             kernels = 0.0 if self.floor is None else self.floor.of(name, kernels=True)
             floor = max(before.relative, least, kernels, self.spread.get(name, 0.0))
-            check = self._judged(place, "", after.relative, floor)
+            check = _judged(place, "", after.relative, floor)
         return replace(check, is_finite=not after.nonfinite)
 
     def measure(self, name: str, run: CaseRuns, found: Tensor) -> Metrics:
@@ -341,40 +341,35 @@ class Rules:
             culprit = self.floor.culprit if self.floor is not None else ""
             detail = culprit or f"the largest finite one is {last.max_abs:.3g}"
             return _lost(module, last.source, lost, detail)
-        check = self._boundary_check(promise, module, found)
-        return replace(check, is_finite=all(each.is_finite for each in found))
-
-    def _boundary_check(self, promise: Promise, module: str, found: Sequence["_Compared"]) -> Check:
-        last = found[0].after
         if promise == "exact":
             change = _mean([each.change for each in found])
-            return _exact(module, last.source, change, all(each.same for each in found))
+            check = _exact(module, last.source, change, all(each.same for each in found))
+            return replace(check, is_finite=all(each.is_finite for each in found))
         error = _mean([each.error for each in found])
         before = _mean([each.error_before for each in found])
         if promise == "precision":
-            return Check(module, last.source, error, max(before, self._least()))
-        floor = max(before, ROUNDING * _roundoff(last.dtype))
-        few = sum(each.after.sample.numel() for each in found) < FEW
-        laxity = ROW_LAXITY if few or before > SCATTER else 1.0
-        return self._judged(module, last.source, error, floor, laxity)
+            least = 0.0  # for display only
+            if self.floor is not None:
+                is_planned = bool(self.floor.rounding)
+                least = self.floor.largest if is_planned else least_floor(self.floor.dtype)
+            check = Check(module, last.source, error, max(before, least))
+        else:
+            few = sum(each.after.sample.numel() for each in found) < FEW
+            laxity = ROW_LAXITY if few or before > SCATTER else 1.0
+            floor = max(before, ROUNDING * _roundoff(last.dtype))
+            check = _judged(module, last.source, error, floor, laxity)
+        return replace(check, is_finite=all(each.is_finite for each in found))
 
-    def _least(self) -> float:
-        """The least floor inside of a program, for display only."""
-        if self.floor is None:
-            return 0.0
-        return self.floor.largest if self.floor.rounding else least_floor(self.floor.dtype)
 
-    def _judged(
-        self, place: str, source: str, error: float, floor: float, laxity: float = 1.0
-    ) -> Check:
-        check, limit = Check(place, source, error, floor), LIMIT * laxity
-        if check.ratio <= limit:
-            return check
-        problem = (
-            f"the error is {times(check.ratio)} the floor (relative L2 {error:.2g} against fp64, "
-            f"floor {floor:.2g}, limit {times(limit)})"
-        )
-        return replace(check, problem=problem)
+def _judged(place: str, source: str, error: float, floor: float, laxity: float = 1.0) -> Check:
+    check, limit = Check(place, source, error, floor), LIMIT * laxity
+    if check.ratio <= limit:
+        return check
+    problem = (
+        f"the error is {times(check.ratio)} the floor (relative L2 {error:.2g} against fp64, "
+        f"floor {floor:.2g}, limit {times(limit)})"
+    )
+    return replace(check, problem=problem)
 
 
 @dataclass(frozen=True)
@@ -486,12 +481,12 @@ def _roundoff(dtype: torch.dtype) -> float:
 
 def _failure(pass_: Pass, failing: Sequence[Check]) -> str:
     """The failure message: names the first place, where the error arises, and the worst."""
+
+    def named(check: Check) -> str:
+        return f"{check.place} ({check.source})" if check.source else check.place
+
     first, worst = failing[0], max(failing, key=lambda check: check.ratio)
     rest = f"; {len(failing) - 1} more places fail" if len(failing) > 1 else ""
     if worst.ratio > first.ratio:
-        rest += f", the worst is {_name(worst)} with {times(worst.ratio)}"
-    return f"{pass_.name!r} promises {pass_.promise!r}, but at {_name(first)} {first.problem}{rest}"
-
-
-def _name(check: Check) -> str:
-    return f"{check.place} ({check.source})" if check.source else check.place
+        rest += f", the worst is {named(worst)} with {times(worst.ratio)}"
+    return f"{pass_.name!r} promises {pass_.promise!r}, but at {named(first)} {first.problem}{rest}"

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.verification.metrics import times
-from enginecast.verification.report.data import Plan, PlannedLayer, Report
+from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
 from enginecast.verification.report.tables import size
 from enginecast.verification.verdict import verdict_line
 
@@ -108,19 +108,19 @@ def same_model(one: Side, other: Side) -> bool | None:
 
 def compare(one: Side, other: Side) -> Comparison:
     """Compare two reports, whatever they are of."""
+    reports = (one.report, other.report)
     groups = {
         "Engine": (*_identity(one, other), *_figures(one, other)),
-        "Outputs": tuple(_outputs(one.report, other.report)),
-        "Passes": tuple(_passes(one.report, other.report)),
-        "Fusions": tuple(_fusions(one.report, other.report)),
-        "Quantization": tuple(_plan(one.report, other.report)),
-        "Time by op": tuple(_ops(one.report, other.report)),
-        "Steps": tuple(_steps(one.report, other.report)),
-        "Versions": tuple(_versions(one.report, other.report)),
+        "Outputs": tuple(_outputs(*reports)),
+        "Passes": tuple(_passes(*reports)),
+        "Fusions": tuple(_fusions(*reports)),
+        "Quantization": tuple(_plan(*reports)),
+        "Time by op": tuple(_ops(*reports)),
+        "Steps": tuple(_numbers(*(r.seconds for r in reports), lambda s: f"{s:.2f} s")),
+        "Versions": tuple(_texts(*map(_versions, reports))),
     }
-    return Comparison(
-        one, other, tuple(_warnings(one, other)), {name: g for name, g in groups.items() if g}
-    )
+    shown = {name: lines for name, lines in groups.items() if lines}
+    return Comparison(one, other, tuple(_warnings(one, other)), shown)
 
 
 def _warnings(one: Side, other: Side) -> Iterator[str]:
@@ -142,48 +142,50 @@ def _warnings(one: Side, other: Side) -> Iterator[str]:
             f"errors are in units of different floors: eager {one.report.floor_dtype} and eager"
             f" {other.report.floor_dtype}; the relative L2 errors compare"
         )
-    shapes = [
-        None if p is None else dict(p.shapes) for p in (one.report.profile, other.report.profile)
-    ]
-    if None not in shapes and shapes[0] != shapes[1]:
+    profiles = [side.report.profile for side in (one, other)]
+    shapes = [dict(profile.shapes) for profile in profiles if profile is not None]
+    if len(shapes) == 2 and shapes[0] != shapes[1]:
         yield "the engines were timed at different shapes"
     if one.report.verdict.where.device != other.report.verdict.where.device:
         yield "the engines were judged on different devices"
 
 
 def _identity(one: Side, other: Side) -> Iterator[Line]:
-    facts: Sequence[tuple[str, Callable[[Side], str]]] = (
-        ("model", lambda side: side.report.model),
-        ("fingerprint", lambda side: " ".join(v[:12] for v in side.fingerprint.values()) or "-"),
-        ("target", lambda side: side.report.target),
-        ("precision", lambda side: side.report.precision),
-        ("pipeline", lambda side: side.report.pipeline or "none"),
-        ("enginecast", lambda side: side.version or "-"),
-        ("date", lambda side: side.report.origin.date if side.report.origin else "-"),
-        ("verdict", lambda side: verdict_line(side.report.verdict, side.report.floor_dtype)),
-    )
-    for name, of in facts:
-        worse = name == "verdict" and (
-            other.report.verdict.outcome == "rejected" != one.report.verdict.outcome
-        )
-        yield Line(name, of(one), of(other), is_worse=worse)
+    def facts(side: Side) -> dict[str, str]:
+        report = side.report
+        return {
+            "model": report.model,
+            "fingerprint": " ".join(v[:12] for v in side.fingerprint.values()) or "-",
+            "target": report.target,
+            "precision": report.precision,
+            "pipeline": report.pipeline or "none",
+            "enginecast": side.version or "-",
+            "date": report.origin.date if report.origin else "-",
+            "verdict": verdict_line(report.verdict, report.floor_dtype),
+        }
+
+    became_wrong = other.report.verdict.outcome == "rejected" != one.report.verdict.outcome
+    known = facts(one), facts(other)
+    for name in known[0]:
+        worse = became_wrong and name == "verdict"
+        yield Line(name, known[0][name], known[1][name], is_worse=worse)
 
 
 def _figures(one: Side, other: Side) -> Iterator[Line]:
-    yield _number("size", (one.size or None, other.size or None), lambda n: size(int(n)))
-    nodes = [side.report.nodes or None for side in (one, other)]
-    yield _number("nodes", nodes, lambda n: f"{n:,.0f}")
+    def pair(of: Callable[[Side], float | None]) -> tuple[float | None, float | None]:
+        return of(one) or None, of(other) or None
+
+    def in_nodes(side: Side) -> float | None:
+        profile = side.report.profile
+        return None if profile is None else sum(layer.microseconds for layer in profile.layers)
+
+    yield _number("size", pair(lambda side: side.size), lambda n: size(int(n)))
+    yield _number("nodes", pair(lambda side: side.report.nodes), lambda n: f"{n:,.0f}")
     yield Line("speed", one.report.speed or "-", other.report.speed or "-")
-    spent = [_total(side.report) for side in (one, other)]
+    spent = in_nodes(one), in_nodes(other)
     yield _number("time in nodes", spent, lambda us: f"{us / 1000:.2f} ms")
-    steps = [sum(side.report.seconds.values()) or None for side in (one, other)]
-    yield _number("export", steps, lambda s: f"{s:.1f} s")
-
-
-def _total(report: Report) -> float | None:
-    if report.profile is None:
-        return None
-    return sum(layer.microseconds for layer in report.profile.layers)
+    export = pair(lambda side: sum(side.report.seconds.values()))
+    yield _number("export", export, lambda s: f"{s:.1f} s")
 
 
 def _number(
@@ -208,6 +210,21 @@ def _number(
     return Line(name, left, right, change, worse, (one, other))
 
 
+def _numbers(
+    one: Mapping[str, float], other: Mapping[str, float], shown: Callable[[float], str]
+) -> Iterator[Line]:
+    for name in dict.fromkeys([*one, *other]):
+        yield _number(name, (one.get(name), other.get(name)), shown)
+
+
+def _texts(
+    one: Mapping[str, str], other: Mapping[str, str], worse: Set[str] = frozenset()
+) -> Iterator[Line]:
+    for name in dict.fromkeys([*one, *other]):
+        left, right = one.get(name, "-"), other.get(name, "-")
+        yield Line(name, left, right, is_worse=name in worse and left != right)
+
+
 def _outputs(one: Report, other: Report) -> Iterator[Line]:
     known = [{o.name: o for o in report.verdict.outputs} for report in (one, other)]
     for name in dict.fromkeys([*known[0], *known[1]]):
@@ -218,57 +235,39 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
             continue
         # What a precision costs is no fault: beside another one, units of its floor are judged.
         alike = one.floor_dtype == other.floor_dtype
-        for field_name, title, form, judged in (
-            ("error", "relative L2", "{:.2e}", alike),
-            ("ratio", "error over eager's", "", True),
-            ("floor", "eager's own error", "{:.2e}", False),
-            ("cosine", "least cosine", "{:.7f}", False),
-            ("sqnr_db", "SQNR dB", "{:.1f}", False),
+        for field_name, title, show, judged in (
+            ("error", "relative L2", "{:.2e}".format, alike),
+            ("ratio", "error over eager's", times, True),
+            ("floor", "eager's own error", "{:.2e}".format, False),
+            ("cosine", "least cosine", "{:.7f}".format, False),
+            ("sqnr_db", "SQNR dB", "{:.1f}".format, False),
         ):
             a, b = (getattr(each, field_name) for each in pair)
             if a is None and b is None:
                 continue
-            show = form.format if form else times
             line = _number(f"{name}: {title}", (a, b), show, judged=judged)
-            is_lost = field_name in ("error", "ratio") and b is None
-            if field_name in ("cosine", "sqnr_db"):
-                line = Line(line.name, line.one, line.other)
-            yield Line(
-                line.name, line.one, line.other, line.change, line.is_worse or is_lost, (a, b)
-            )
+            if field_name in ("cosine", "sqnr_db"):  # of which more is better
+                line = replace(line, change="")
+            elif field_name in ("error", "ratio") and b is None:
+                line = replace(line, is_worse=True)
+            yield line
 
 
 def _passes(one: Report, other: Report) -> Iterator[Line]:
-    def texts(report: Report) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for check in report.passes:
-            error = "not finite" if check.worst_error is None else f"{check.worst_error:.1e}"
-            error = "equal" if check.worst_error == 0 else error
-            broken = " BROKEN" if check.failure else ""
-            found[check.name] = (
-                f"{check.rewritten} rewritten, {check.left_alone} left, {error}{broken}"
-            )
-        return found
+    def text(check: PassCheck) -> str:
+        error = "not finite" if check.worst_error is None else f"{check.worst_error:.1e}"
+        error = "equal" if check.worst_error == 0 else error
+        broken = " BROKEN" if check.failure else ""
+        return f"{check.rewritten} rewritten, {check.left_alone} left, {error}{broken}"
 
-    broken = {check.name for check in other.passes if check.failure}
-    yield from _side_by_side(texts(one), texts(other), broken)
+    texts = [{check.name: text(check) for check in report.passes} for report in (one, other)]
+    yield from _texts(*texts, {check.name for check in other.passes if check.failure})
 
 
 def _fusions(one: Report, other: Report) -> Iterator[Line]:
-    def texts(report: Report) -> dict[str, str]:
-        return {f.kind: f"{f.engine} of {f.expected}" for f in report.fusions}
-
+    texts = [{f.kind: f"{f.engine} of {f.expected}" for f in r.fusions} for r in (one, other)]
     before = {f.kind: f.engine for f in one.fusions}
-    fewer = {f.kind for f in other.fusions if f.engine < before.get(f.kind, 0)}
-    yield from _side_by_side(texts(one), texts(other), fewer)
-
-
-def _side_by_side(
-    one: Mapping[str, str], other: Mapping[str, str], worse: Set[str] = frozenset()
-) -> Iterator[Line]:
-    for name in dict.fromkeys([*one, *other]):
-        left, right = one.get(name, "-"), other.get(name, "-")
-        yield Line(name, left, right, is_worse=name in worse and left != right)
+    yield from _texts(*texts, {f.kind for f in other.fusions if f.engine < before.get(f.kind, 0)})
 
 
 def _plan(one: Report, other: Report) -> Iterator[Line]:
@@ -280,8 +279,11 @@ def _plan(one: Report, other: Report) -> Iterator[Line]:
     for name in ("predicted_error", "max_error"):
         values: list[float | None] = [None if p is None else getattr(p, name) for p in plans]
         yield _number(name.replace("_", " "), values, "{:.2e}".format)
-    before, after = ("-" if plan is None else _counts(plan) for plan in plans)
-    yield Line("layers", before, after)
+    counts = []
+    for plan in plans:
+        found = Counter(layer.choice for layer in plan.layers) if plan is not None else {}
+        counts.append(", ".join(f"{n} {choice}" for choice, n in sorted(found.items())) or "-")
+    yield Line("layers", counts[0], counts[1])
     if None in plans:
         return
     layers = [{x.module or x.kind: x for x in plan.layers} for plan in plans if plan is not None]
@@ -291,16 +293,13 @@ def _plan(one: Report, other: Report) -> Iterator[Line]:
             yield Line(module, left, right)
 
 
-def _counts(plan: Plan) -> str:
-    found = Counter(layer.choice for layer in plan.layers)
-    return ", ".join(f"{count} {choice}" for choice, count in sorted(found.items()))
-
-
 def _layer(layer: PlannedLayer | None) -> str:
     if layer is None:
         return "-"
-    error = "" if layer.error is None or layer.choice == "keep" else f", error {layer.error:.1e}"
-    return f"{layer.choice}{f' {layer.bits} bits' if layer.choice != 'keep' else ''}{error}"
+    if layer.choice == "keep":
+        return "keep"
+    error = "" if layer.error is None else f", error {layer.error:.1e}"
+    return f"{layer.choice} {layer.bits} bits{error}"
 
 
 def _ops(one: Report, other: Report) -> Iterator[Line]:
@@ -315,16 +314,9 @@ def _ops(one: Report, other: Report) -> Iterator[Line]:
         yield _number(op, [s.get(op) for s in sums], lambda us: f"{us:,.0f} µs")
 
 
-def _steps(one: Report, other: Report) -> Iterator[Line]:
-    for step in dict.fromkeys([*one.seconds, *other.seconds]):
-        values = [report.seconds.get(step) for report in (one, other)]
-        yield _number(step, values, lambda s: f"{s:.2f} s")
-
-
-def _versions(one: Report, other: Report) -> Iterator[Line]:
-    where = [dict(report.verdict.where.versions) for report in (one, other)]
-    for side, report in zip(where, (one, other), strict=True):
-        if report.origin is not None:
-            side |= dict(report.origin.packages)
-            side |= {"python": report.origin.python, "platform": report.origin.platform}
-    yield from _side_by_side(where[0], where[1])
+def _versions(report: Report) -> dict[str, str]:
+    found = dict(report.verdict.where.versions)
+    if report.origin is not None:
+        found |= dict(report.origin.packages)
+        found |= {"python": report.origin.python, "platform": report.origin.platform}
+    return found

@@ -131,17 +131,14 @@ def passes_table(passes: Sequence[PassCheck]) -> ReportTable:
         ),
         Column(
             "worst place",
-            _worst_place,
+            lambda row: (
+                "" if row.worst_error == 0 else f"{row.worst_place} {row.worst_source}".strip()
+            ),
             is_wide=True,
         ),
         Column("found", _found, page_only=True, is_wide=True),
     )
     return ReportTable(passes, columns)
-
-
-def _worst_place(check: PassCheck) -> str:
-    """Where the worst error is; empty where all is equal."""
-    return "" if check.worst_error == 0 else f"{check.worst_place} {check.worst_source}".strip()
 
 
 def _error(check: PassCheck) -> str:
@@ -206,7 +203,11 @@ def plan_table(layers: Sequence[PlannedLayer]) -> ReportTable:
         Column("after", lambda row: size(row.bytes), value=lambda row: row.bytes),
         Column("error", _of("error", "{:.2e}")),
         Column("end to end", _of("end_to_end", "{:.2e}")),
-        Column("gain", _gain, value=lambda row: row.gain),
+        Column(
+            "gain",
+            lambda row: "-" if row.gain is None else f"{row.gain:.2f}x {row.gain_from}".strip(),
+            value=lambda row: row.gain,
+        ),
         Column("why", _of("reason"), is_wide=True),
     )
     return ReportTable(layers, columns)
@@ -217,10 +218,6 @@ def _choice(layer: PlannedLayer) -> str:
         return "keep"
     bits = f", {layer.bits} bits" if layer.bits != 8 else ""
     return f"{layer.choice}{bits}, a scale a {layer.scaling}"
-
-
-def _gain(layer: PlannedLayer) -> str:
-    return "-" if layer.gain is None else f"{layer.gain:.2f}x {layer.gain_from}".strip()
 
 
 def size(count: int) -> str:

@@ -10,8 +10,8 @@ from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Padding
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
+from enginecast.verification.report.files import HTML_NAME, JSON_NAME, read_report
 from enginecast.verification.report.layout import print_table
-from enginecast.verification.report.report import HTML_NAME, JSON_NAME, read_report
 from enginecast.verification.report.tables import print_report
 from enginecast.verification.verdict import verdict_line
 

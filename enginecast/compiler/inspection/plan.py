@@ -24,8 +24,8 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.registry import build
 from enginecast.verification.eager import mask_of
 from enginecast.verification.emulate.data import Emulation
-from enginecast.verification.emulate.emulate import emulate
 from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import emulate
 
 
 @dataclass(frozen=True)

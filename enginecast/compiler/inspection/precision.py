@@ -30,8 +30,8 @@ from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Where
 from enginecast.verification.boundaries import largest_values
-from enginecast.verification.emulate.emulate import true_dtype_check
 from enginecast.verification.emulate.profiles import Profile, get_profile
+from enginecast.verification.emulate.run import true_dtype_check
 from enginecast.verification.floor import LARGEST_FLOOR
 from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.reference import Reference
@@ -307,7 +307,8 @@ class _Trial:
             return replace(option, trouble=next(iter(run.problems), plain))
         option = replace(option, error=error)
         if error > LARGEST_FLOOR["bf16"]:
-            return replace(option, trouble=f"its outputs are finite, and off by {error:.0%}")
+            off = f"{error:.0%}" if error < 10 else f"{error:.1g} times their size"
+            return replace(option, trouble=f"its outputs are finite, and off by {off}")
         verdict = judge(
             None,
             reference.floor,

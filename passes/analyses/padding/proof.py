@@ -79,12 +79,12 @@ def _labels(program: ExportedProgram, mask_input: str) -> Labels | str:
         return f"input {mask_input!r} always has {tokens} tokens"
     if not isinstance(batch, torch.SymInt) and batch != 1:
         return f"input {mask_input!r} always has {batch} rows, expected one or any number"
+    names = {tokens.node.expr: "t"}
+    if isinstance(batch, torch.SymInt):
+        rows = batch.node.expr
+        names = {rows * tokens.node.expr: "bt", rows: "b", **names}
     upper = tokens.node.shape_env.bound_sympy(tokens.node.expr).upper
-    return Labels(
-        tokens.node.expr,
-        batch.node.expr if isinstance(batch, torch.SymInt) else None,
-        float(upper) if upper.is_finite else 2.0**24,
-    )
+    return Labels(names, float(upper) if upper.is_finite else 2.0**24)
 
 
 def _reasons(
@@ -133,7 +133,7 @@ def _reasons(
         fact = known.get(result) if isinstance(result, Node) else None
         if not isinstance(fact, Fact):
             return reasons.get(result, "it is not a tensor")
-        one_row = labels.batch is None
+        one_row = "b" not in labels.names.values()
         if value(result).shape[:1] != (1,) if one_row else fact.labels[:1] != ("b",):
             return "its first dimension is not the batch"
         if any(fact.labels[2:]) or fact.labels[1:2] not in ((), ("",), ("t",)):

@@ -52,9 +52,8 @@ _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_size", "split_si
 class Labels:
     """Sizes of the program that are those of the mask."""
 
-    tokens: Any
-    batch: Any
-    """None: there is one row."""
+    names: Mapping[Any, str]
+    """Expression of a size -> its label in a `Fact`; no "b": there is one row."""
     longest: float
 
     def of(self, tensor: Tensor) -> tuple[str, ...]:
@@ -63,15 +62,12 @@ class Labels:
         Raises:
             Unproved: some size is made of these, and none of them.
         """
-        names = {self.tokens: "t"}
-        if self.batch is not None:
-            names = {self.batch * self.tokens: "bt", self.batch: "b", **names}
         labels = []
         sizes: Sequence[Any] = tensor.shape
         for size in sizes:
-            if self.concerns(size) and size.node.expr not in names:
+            if self.concerns(size) and size.node.expr not in self.names:
                 raise Unproved(f"a size is {size.node.expr}, expected one of the mask's sizes")
-            labels.append(names[size.node.expr] if self.concerns(size) else "")
+            labels.append(self.names[size.node.expr] if self.concerns(size) else "")
         if sum("t" in label for label in labels) > 2:
             raise Unproved("it has more than two dimensions of tokens")
         return tuple(labels)
@@ -80,8 +76,7 @@ class Labels:
         """Whether a number depends on the sizes of the mask, or on what a tensor holds."""
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             return False
-        watched = set(self.tokens.free_symbols)
-        watched |= set() if self.batch is None else set(self.batch.free_symbols)
+        watched = {symbol for each in self.names for symbol in each.free_symbols}
         return bool(size.node.expr.free_symbols & watched) or bool(free_unbacked_symbols(size))
 
 

@@ -240,7 +240,7 @@ class Rounding:
         """
         assert callable(node.target)
         if layer.kind == "linear":
-            x, _, *bias = values
+            x, bias = values[0], values[2] if len(values) > 2 else None
             read = x.float()
             if layer.activations is not None:
                 largest = None
@@ -248,9 +248,8 @@ class Rounding:
                     largest = torch.tensor(self._spans[first_input(node)].largest)
                 grid = grid_of(self._plan.format, self._plan.arch, 8)
                 read = fake(x, grid, layer.activations, layer.block, largest)
-            added = None if bias[:1] in ([], [None]) else bias[0].float()
-            product = functional.linear(read, self._weight(node, layer, values[1]), added)
-            return product.to(x.dtype)
+            bias = None if bias is None else bias.float()
+            return functional.linear(read, self._weight(node, layer, values[1]), bias).to(x.dtype)
         if layer.kind in RECURRENT:
             grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
             weights = [fake_weight(w, layer, grid) if w.dim() == 2 else w for w in values[2]]

@@ -182,7 +182,16 @@ class Lanes:
 
     def _get(self) -> Lane:
         with self._changed:
-            while (lane := self._choose()) is None and self._made == LANES:
+            while True:
+                # The one that this thread had before, which holds its graphs; else one whose work
+                # is done; else, where no more may be made, any.
+                this = threading.current_thread()
+                mine = [lane for lane in self._free if lane.owner is this]
+                idle = [lane for lane in self._free if not mine and self._is_idle(lane.stream)]
+                rest = self._free if self._made == LANES else []
+                lane = next(iter([*mine, *idle, *rest]), None)
+                if lane is not None or self._made < LANES:
+                    break
                 self._changed.wait()
             if lane is None:
                 self._made += 1
@@ -198,12 +207,3 @@ class Lanes:
                 raise
         lane.owner = threading.current_thread()  # numbers of threads come again
         return lane
-
-    def _choose(self) -> Lane | None:
-        """The one that this thread had before, which holds its graphs; else one whose work is
-        done; else, where no more may be made, any.
-        """
-        mine = [lane for lane in self._free if lane.owner is threading.current_thread()]
-        idle = [lane for lane in self._free if not mine and self._is_idle(lane.stream)]
-        rest = self._free if self._made == LANES else []
-        return next(iter([*mine, *idle, *rest]), None)

@@ -115,8 +115,13 @@ def load_engine(
         )
     found = _tensors(trt, engine, record.file)
     inputs = _agreed(record.file, "inputs", manifest.inputs, found[trt.TensorIOMode.INPUT.name])
-    declared = manifest.engine_outputs
-    given = _renamed(declared, found[trt.TensorIOMode.OUTPUT.name])
+    declared, given = manifest.engine_outputs, found[trt.TensorIOMode.OUTPUT.name]
+    # An engine of torch_tensorrt calls its outputs output0, output1 and so on, in order
+    # (torch_tensorrt 2.13, dynamo/conversion/_TRTInterpreter.py).
+    by_number = {f"output{index}": one.name for index, one in enumerate(declared)}
+    bindings = {one.binding for one in given}
+    if bindings == by_number.keys() and bindings != set(by_number.values()):
+        given = [replace(one, name=by_number[one.binding]) for one in given]
     outputs = _agreed(record.file, "outputs", declared, given)
     profile = {one.name: one for one in record.profile}
     _require_profile(engine, record.file, inputs, profile)
@@ -169,17 +174,6 @@ def _tensors(trt: Any, engine: Any, file: str) -> dict[str, list[Tensor]]:
         shape = tuple(engine.get_tensor_shape(name))
         found[engine.get_tensor_mode(name).name].append(Tensor(name, name, dtype, shape))
     return found
-
-
-def _renamed(declared: Sequence[Output], actual: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The outputs by the manifest's names: an engine of torch_tensorrt calls its outputs output0,
-    output1 and so on, in order (torch_tensorrt 2.13, dynamo/conversion/_TRTInterpreter.py).
-    """
-    by_number = {f"output{index}": one.name for index, one in enumerate(declared)}
-    bindings = {one.binding for one in actual}
-    if bindings != by_number.keys() or bindings == set(by_number.values()):
-        return actual
-    return [replace(one, name=by_number[one.binding]) for one in actual]
 
 
 def _agreed(

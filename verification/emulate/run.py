@@ -9,7 +9,7 @@ once; where the profile says that a kernel rounds on the way, `kernels` has it.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from enginecast.verification.emulate.kernels import (
 )
 from enginecast.verification.emulate.profiles import Profile
 from enginecast.verification.emulate.record import Recorder
-from enginecast.verification.floor import LIMIT, Floor
+from enginecast.verification.floor import LIMIT
 from enginecast.verification.metrics import Comparison, output_names, pool_output
 from enginecast.verification.reference import Reference
 
@@ -92,7 +92,8 @@ class _Emulated(Run):
 
     def evaluate(self, node: Node, case: int) -> Any:
         if node.op == "placeholder":
-            return self._fed(node, super().evaluate(node, case))
+            fed = super().evaluate(node, case)
+            return Twin(fed) if is_low(fed) else fed
         if node.op != "call_function":
             return self.run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
@@ -114,9 +115,6 @@ class _Emulated(Run):
             else:
                 self._recorder.see(case, node, found)
         return found
-
-    def _fed(self, node: Node, found: Any) -> Any:
-        return Twin(found) if is_low(found) else found
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
         return [_low(found) for found in super().user_outputs(node, own)]
@@ -272,22 +270,18 @@ def true_dtype_check(
             raise VerificationError(
                 f"case {case.name!r}, as {profile.name} computes: {error.message}", hint=error.hint
             ) from error
-    return TrueDtypeRun(measured, tuple(_problems(measured, reference.floor, emulation)), emulation)
-
-
-def _problems(measured: Comparison, floor: Floor, emulation: Emulation) -> Iterator[str]:
+    floor, overflow = reference.floor, emulation.overflow
+    problems: tuple[str, ...] = ()
     broken = [case for case, found in measured.items() if any(m.nonfinite for m in found.values())]
-    if broken and emulation.overflow is not None:
-        sentence = overflow_sentence(emulation.overflow)
-        yield f"case {emulation.overflow.case!r}, as {emulation.profile} computes: {sentence}"
+    if broken and overflow is not None:
+        sentence = overflow_sentence(overflow)
+        problems = (f"case {overflow.case!r}, as {emulation.profile} computes: {sentence}",)
     elif broken:
-        yield f"case {broken[0]!r}: values stop being finite in the fp32 part of the program"
-    elif floor.culprit and _beyond(measured, floor):
-        yield floor.culprit
-
-
-def _beyond(measured: Comparison, floor: Floor) -> bool:
-    return any(
+        sentence = "values stop being finite in the fp32 part of the program"
+        problems = (f"case {broken[0]!r}: {sentence}",)
+    elif floor.culprit and any(
         pool_output(measured, name).relative > LIMIT * floor.of(name)
         for name in output_names(floor.cases)
-    )
+    ):
+        problems = (floor.culprit,)
+    return TrueDtypeRun(measured, problems, emulation)

@@ -116,7 +116,10 @@ class Suspect:
         )
         if self.pass_.promise == "precision":
             return self._with_range(culprit), whole
-        culprit = replace(culprit, module=self._entry(whole))
+        # Where it arises: the first module with an error of its own, or where it was found.
+        first = next((error for error in self.modules if error.arises), None)
+        entry = first or self._around(whole.comparison.check.worst_place)
+        culprit = replace(culprit, module=entry)
         sites = [site for site in whole.run.sites if site.rewritten]
         if reason := self._blameless(sites):
             return replace(culprit, reason=reason), whole
@@ -164,13 +167,6 @@ class Suspect:
         known = {error.module: error for error in self.modules}
         return next((known[path] for path in enclosing_modules(module) if path in known), None)
 
-    def _entry(self, whole: Attempt) -> ModuleError | None:
-        """Where the error arises: the first module with an error of its own, else the place where
-        the comparison failed.
-        """
-        first = next((error for error in self.modules if error.arises), None)
-        return first or self._around(whole.comparison.check.worst_place)
-
     def _module_errors(self, whole: Attempt) -> tuple[ModuleError, ...]:
         """Accumulated and isolated errors at every boundary, in floors of the value's dtype."""
         self.trials += 2
@@ -207,7 +203,10 @@ class Suspect:
         """The culprit with the module that loses precision, tried in fp32 if the pass has that
         option.
         """
-        module = self._worst_module()
+        # The first with values that are not finite, else the one with the largest error of its own.
+        lost = [error for error in self.modules if error.lost]
+        by_error = sorted(self.modules, key=lambda error: -(error.isolated or 0.0))
+        module = next(iter([*lost, *by_error]), None)
         culprit = replace(culprit, module=module)
         if module is None or not hasattr(self.pass_, KEEP):
             return culprit
@@ -227,13 +226,6 @@ class Suspect:
             return not self.run_as(kept, self.context).wrong
         except EnginecastError:
             return False
-
-    def _worst_module(self) -> ModuleError | None:
-        """The first module with non-finite values, else the one with the largest isolated error."""
-        lost = [error for error in self.modules if error.lost]
-        if lost or not self.modules:
-            return lost[0] if lost else None
-        return max(self.modules, key=lambda error: error.isolated or 0.0)
 
 
 def _pattern(module: str) -> str:
