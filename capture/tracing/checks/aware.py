@@ -130,5 +130,5 @@ def _sentence(place: SourceLocation, ran: str, other: str) -> str:
 
 def is_users(module: nn.Module) -> bool:
     """Whether the user wrote the code of a module."""
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
     return code is not None and is_user_code(code.co_filename)

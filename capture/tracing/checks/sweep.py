@@ -286,7 +286,7 @@ def _in_code(code: CodeType, known: Mapping[str, Any]) -> Iterator[int]:
 def _in_attributes(module: nn.Module) -> Iterator[int]:
     """Whole numbers in the attributes of the user's modules."""
     for part in module.modules():
-        code = getattr(type(part).forward, "__code__", None)
+        code = getattr(getattr(type(part), "forward", None), "__code__", None)
         if code is not None and is_user_code(code.co_filename):
             yield from _whole(vars(part).values())
 
