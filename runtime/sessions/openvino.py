@@ -186,10 +186,10 @@ class OpenVINOSession(Session):
             if self._compile_for is not None:  # what was made for the sizes of this call
                 shapes = tuple((name, tuple(feed.shape)) for name, feed in sorted(feeds.items()))
                 with self._changes_sizes:
-                    compiled = self._of_sizes.pop(shapes, None) or _Compiled(
-                        self._compile_for(shapes)
-                    )
-                    self._of_sizes[shapes] = compiled
+                    if shapes not in self._of_sizes:
+                        self._of_sizes[shapes] = _Compiled(self._compile_for(shapes))
+                    self._of_sizes.move_to_end(shapes)
+                    compiled = self._of_sizes[shapes]
                     if len(self._of_sizes) > KEPT:
                         self._of_sizes.popitem(last=False)
             request = (
