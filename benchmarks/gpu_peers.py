@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy

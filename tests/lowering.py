@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.readers import Reader, onnxruntime_on
+from enginecast.exporters.onnx.ops.registry import Reader, onnxruntime_on
 from enginecast.exporters.target import Artifact, LoweringRequest
 
 

@@ -16,8 +16,8 @@ from torch.export import Dim, ExportedProgram
 from torch.library import opcheck
 
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lowering
-from enginecast.exporters.onnx.readers import READERS
-from enginecast.exporters.onnx.translations import FEW_TOKENS, MANY_ROWS
+from enginecast.exporters.onnx.ops.attention import FEW_TOKENS, MANY_ROWS
+from enginecast.exporters.onnx.ops.registry import READERS
 from enginecast.passes.ir.base import PassContext
 from enginecast.testing import capture, check_mutations, compare, run_passes
 from enginecast.verification.emulate.kernels import KERNELS

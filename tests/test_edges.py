@@ -19,7 +19,7 @@ from enginecast.compiler.prepare import prepare, reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
-from enginecast.exporters.onnx import stable
+from enginecast.exporters.onnx.ops.registry import FORMS
 from enginecast.verification.eager import aligned_weights, capture_failures
 from enginecast.verification.edges import edge_failures, least_error
 from enginecast.verification.metrics import Array
@@ -137,7 +137,7 @@ class Above(nn.Module):
 def test_an_engine_that_is_wrong_for_small_values_alone_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(stable.STABLE, torch.ops.aten.log1p.default)
+    monkeypatch.delitem(FORMS["onnxruntime-cpu"], torch.ops.aten.log1p.default)
     example = {"x": torch.rand(4, 8) + 0.5}
     with pytest.raises(VerificationError, match="case 'tiny values': its worst row"):
         export(Log(), tmp_path / "bundle", example=example)
@@ -265,12 +265,13 @@ def test_engines_in_16_bits_are_compared_at_the_edges(tmp_path: Path, precision:
 def test_an_engine_in_16_bits_that_is_wrong_for_zeros_alone_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    right = stable.STABLE[torch.ops.aten.expm1.default]
+    right = FORMS["onnxruntime-cpu"][torch.ops.aten.expm1.default]
 
     def not_a_number(x: ir.Value) -> Any:  # of zero
         return op.Div(op.Mul(right(x), x), x)
 
-    monkeypatch.setitem(stable.STABLE, torch.ops.aten.expm1.default, not_a_number)
+    for forms in FORMS.values():
+        monkeypatch.setitem(forms, torch.ops.aten.expm1.default, not_a_number)
     example = {"x": torch.randn(4, 8)}
     with pytest.raises(VerificationError, match="case 'zeros'"):
         export(Scaled(), tmp_path / "bundle", example=example, precision=precision)

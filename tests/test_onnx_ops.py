@@ -12,7 +12,7 @@ from programs import Function, captured
 from torch import Tensor
 
 import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import Artifact
 from enginecast.runtime.values.arrays import to_array
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginecast.exporters.onnx.readers import READERS
-from enginecast.exporters.onnx.translations import TRANSLATIONS
+from enginecast.exporters.onnx.ops.registry import FORMS, READERS
 from enginecast.exporters.tensorrt.torch_converters import CONVERTERS
 from enginecast.ops.rules import Rules
 from enginecast.ops.traits import OWN, Family
@@ -29,7 +28,7 @@ def ops_for(family: Family | None) -> list[Any]:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_onnx(reader: Any) -> None:
-    rules = TRANSLATIONS[reader]
+    rules = FORMS[reader]
     assert unanswered(ops_for("onnx"), rules, rules.refused) == ([], [])
 
 

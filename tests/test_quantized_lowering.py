@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, SpecError
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
+from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.onnx.passes.legalize_quantized import LegalizeQuantized
-from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.ops.blockwise_linear import blockwise_linear

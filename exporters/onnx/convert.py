@@ -16,20 +16,13 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
-from enginecast.exporters.onnx import (  # noqa: F401 - they add to STABLE
-    distinct,
-    empty,
-    exact,
-    ordered,
-    resizes,
-    scatters,
-    size_arithmetic,
-)
-from enginecast.exporters.onnx.boxes import box_rules, refuse_unsaid
 from enginecast.exporters.onnx.decompose import decompose
-from enginecast.exporters.onnx.readers import Reader
-from enginecast.exporters.onnx.stable import STABLE
-from enginecast.exporters.onnx.translations import translation_table
+from enginecast.exporters.onnx.ops.registry import (
+    ANOTHER_OP,
+    Reader,
+    refuse_calls,
+    translation_table,
+)
 from enginecast.library_names import aten
 from enginecast.passes.ir.blocks import all_nodes, is_structured
 from enginecast.passes.ir.edit import structural_copy, value
@@ -62,7 +55,7 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
             source line.
     """
     _refuse_noise(program)
-    refuse_unsaid(program)
+    refuse_calls(program)
     try:
         if len(_fake_modes(program)) == 1:  # of what passes traced are others; torch wants one
             try:
@@ -74,7 +67,7 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
     except torch.onnx.errors.OnnxExporterError as error:
         raise LoweringError(
             _explain(error, program),
-            hint="Replace the op in the model, or take it out with a pass.",
+            hint=ANOTHER_OP,
         ) from error
 
 
@@ -128,11 +121,7 @@ def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:
             program,
             dynamo=True,
             opset_version=opset,
-            custom_translation_table={
-                **translation_table(reader=reader),
-                **box_rules(),
-                **STABLE,
-            },
+            custom_translation_table=translation_table(reader),
             optimize=False,
             verbose=False,
         )

@@ -16,13 +16,11 @@ from torch.export import ExportedProgram
 from enginecast.errors import LoweringError
 from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.convert import convert, quiet
-from enginecast.exporters.onnx.empty import count_axes_from_the_start, keep_transposes_of_nothing
-from enginecast.exporters.onnx.kernel_gaps import fill_kernel_gaps, say_older_opset
 from enginecast.exporters.onnx.metadata import MODULE, plain_metadata, without_lines
-from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
-from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.ops.registry import Reader
 from enginecast.exporters.onnx.simplify import simplify
 from enginecast.exporters.onnx.weights import fill_weights, store_weights
+from enginecast.exporters.onnx.workarounds import work_around
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
 from enginecast.passes.ir.deferred_weights import deferred_weights
@@ -101,11 +99,7 @@ def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
     fill_weights(model, weights)
     with quiet():
         simplify(model)
-    count_axes_from_the_start(model)
-    keep_transposes_of_nothing(model)
-    say_older_opset(model)
-    fill_kernel_gaps(model)
-    keep_pads_of_max_pools(model)
+    work_around(model)
     _name_values(model, input_names(program), outputs, request.symbols)
     shapes = {spec.name: spec.shape for spec in request.inputs}
     for value in model.graph.inputs:

@@ -7,7 +7,7 @@ import onnxruntime
 
 from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
-from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.onnx.script import lower_script_to_onnx
 from enginecast.exporters.onnx.twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, ScriptRequest, Target

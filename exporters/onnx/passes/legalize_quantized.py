@@ -33,7 +33,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.ops.registry import Reader
 from enginecast.ops.quantize import ZERO
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import all_nodes

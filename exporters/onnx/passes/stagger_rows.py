@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
-from enginecast.exporters.onnx.passes.row_counts import captured_rows
+from enginecast.exporters.onnx.ops.graph import captured_rows
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
     aten,

@@ -8,12 +8,13 @@
                                                       %s = aten.stack([%a, %b], -1)
                                                       %y = aten.view_as_complex(%s)
 
-What moves elements moves both parts; a product of several is the sum of those of all parts.
+What moves elements moves both parts; a product of several is the sum of those of all parts.  These
+are the ops of rotary embeddings and of what is computed between Fourier transforms; torch.onnx
+refuses others.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,24 +23,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from enginecast.passes.ir.base import ProgramView
-from enginecast.passes.ir.edit import aten, fake_mode, value
-from enginecast.passes.ir.rules import Rewrite, insert_traced
-
-Form = Callable[..., Tensor]
-
-
-def complex_rules() -> tuple[Mapping[Any, Rewrite], Mapping[Any, Callable[[Node], bool]]]:
-    """The rules, and which calls they are for."""
-    rules: dict[Any, Rewrite] = {
-        **dict.fromkeys((*_FORMS, *_MOVES), _spelled_out),
-        **dict.fromkeys(_SPLITS, _split),
-    }
-    conditions = dict.fromkeys(rules, _reads_complex)
-    conditions |= dict.fromkeys(_BY_NUMBER, _has_complex_number)
-    conditions |= dict.fromkeys(_FILLED, _gives_complex)
-    conditions[aten.pow.Tensor_Scalar] = _is_power
-    return rules, {**conditions, aten.linalg_norm.default: _is_of_vectors}
+from enginecast.exporters.onnx.ops.registry import torch_form
+from enginecast.passes.ir.edit import aten, value
 
 
 def _reads_complex(node: Node) -> bool:
@@ -47,58 +32,24 @@ def _reads_complex(node: Node) -> bool:
     return any(isinstance(one, Tensor) and one.is_complex() for one in found)
 
 
+_complex = partial(torch_form, when=_reads_complex, step="complex")
+
+
 def _gives_complex(node: Node) -> bool:
     return bool(value(node).is_complex())
-
-
-def _is_of_vectors(node: Node) -> bool:
-    """Whether a norm is that of all elements, or along one dimension."""
-    _, order, dims = (*node.args, None, None)[:3]
-    return _reads_complex(node) and (order is None or (isinstance(dims, list) and len(dims) == 1))
 
 
 def _has_complex_number(node: Node) -> bool:
     return any(isinstance(one, complex) for one in (*node.args, *node.kwargs.values()))
 
 
+_MOST_POWER = 8
+
+
 def _is_power(node: Node) -> bool:
     """Whether a number is taken to a small whole power."""
     exponent: Any = node.args[1]
     return exponent in range(_MOST_POWER + 1) and _reads_complex(node)
-
-
-def _split(program: ProgramView, node: Node) -> None:
-    """Its results, in the places of their items."""
-    target: Any = node.target
-
-    def form(x: Tensor, *args: Any) -> list[Tensor]:
-        return [
-            _joined(*parts) for parts in zip(*(target(p, *args) for p in _parts(x)), strict=True)
-        ]
-
-    results = insert_traced(program, node, form)
-    for item in list(node.users):
-        item.replace_all_uses_with(results[item.args[1]])
-        program.graph.erase_node(item)
-    program.graph.erase_node(node)
-
-
-def _spelled_out(program: ProgramView, node: Node) -> Node:
-    target: Any = node.target
-    form = _FORMS.get(target)
-
-    def by_parts(*args: Any, **kwargs: Any) -> Tensor:
-        real, imaginary = (
-            target(*pytree.tree_map(part, args), **kwargs) for part in (_real, _imaginary)
-        )
-        return _joined(real, imaginary)
-
-    def made(*args: Any, **kwargs: Any) -> Tensor:
-        with fake_mode(program):
-            return (form or by_parts)(*args, **kwargs)
-
-    found: Node = insert_traced(program, node, made)
-    return found
 
 
 def _parts(x: Any) -> tuple[Tensor, ...]:
@@ -129,17 +80,59 @@ def _joined(real: Tensor, imaginary: Tensor) -> Tensor:
     return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imaginary), -1))
 
 
+_MOVES = (
+    *(aten.select.int, aten.expand.default, aten.expand_as.default),
+    *(aten.flip.default, aten.roll.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    aten.unfold.default,
+    *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
+    aten.cumsum.default,
+)
+"""They give the parts of what they give, from parts."""
+
+_SPLITS = (
+    *(aten.split_with_sizes.default, aten.split.Tensor),
+    *(aten.chunk.default, aten.unbind.int),
+)
+
+
+def _by_parts(op: Any) -> Callable[..., Tensor]:
+    def moved(*args: Any, **kwargs: Any) -> Tensor:
+        real, imaginary = (
+            op(*pytree.tree_map(part, args), **kwargs) for part in (_real, _imaginary)
+        )
+        return _joined(real, imaginary)
+
+    return moved
+
+
+def _split(op: Any) -> Callable[..., list[Tensor]]:
+    def split(x: Tensor, *args: Any) -> list[Tensor]:
+        return [_joined(*parts) for parts in zip(*(op(p, *args) for p in _parts(x)), strict=True)]
+
+    return split
+
+
+for _op in _MOVES:
+    _complex(_op)(_by_parts(_op))
+for _op in _SPLITS:
+    _complex(_op)(_split(_op))
+
+
+@_complex(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
     like = next(one for one in (x, y) if isinstance(one, Tensor) and one.is_complex())
     pairs = zip(_both(x, like), _both(y, like), strict=True)
     return _joined(*(torch.where(condition, *pair) for pair in pairs))
 
 
+@_complex(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: Tensor, mask: Tensor, filled: Any) -> Tensor:
     pairs = zip(_both(filled, x), _parts(x), strict=True)
     return _joined(*(torch.where(mask, *pair) for pair in pairs))
 
 
+@_complex(aten.pad.default)
 def _pad(x: Tensor, widths: Sequence[Any], mode: str = "constant", value: Any = None) -> Tensor:
     filled = complex(value or 0)
     real, imaginary = _parts(x)
@@ -151,6 +144,7 @@ def _pad(x: Tensor, widths: Sequence[Any], mode: str = "constant", value: Any = 
     )
 
 
+@_complex(aten.einsum.default)
 def _einsum(equation: str, operands: Sequence[Tensor], **_: Any) -> Tensor:
     real: Any = None
     imaginary: Any = None
@@ -171,10 +165,12 @@ def _product(product: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
     return _joined(product(a, c) - product(b, d), product(a, d) + product(b, c))
 
 
+@torch_form(aten.mul.Tensor, when=_has_complex_number, step="complex")
 def _mul(x: Any, y: Any) -> Tensor:
     return _product(torch.mul, x, y)
 
 
+@_complex(aten.bmm.default, aten.mm.default)
 def _bmm(x: Tensor, y: Tensor) -> Tensor:
     return _product(torch.matmul, x, y)
 
@@ -183,6 +179,7 @@ def _times(x: Any, number: complex) -> Any:
     return _mul(x, number) if isinstance(x, Tensor) else x * number
 
 
+@torch_form(aten.add.Tensor, when=_has_complex_number, step="complex")
 def _add(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
     like = x if isinstance(x, Tensor) else y
     added = y if isinstance(y, Tensor) and alpha == 1 else _times(y, alpha)
@@ -190,15 +187,18 @@ def _add(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
     return _joined(*(one + other for one, other in pairs))
 
 
+@torch_form(aten.sub.Tensor, when=_has_complex_number, step="complex")
 def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
     return _add(x, y, alpha=-alpha)
 
 
+@_complex(aten.conj_physical.default, aten._conj_physical.default)
 def _conj(x: Tensor) -> Tensor:
     real, imaginary = _parts(x)
     return _joined(real, -imaginary)
 
 
+@torch_form(aten.pow.Tensor_Scalar, when=_is_power, step="complex")
 def _pow(x: Tensor, exponent: float) -> Tensor:
     """By squares."""
     exponent = int(exponent)
@@ -214,18 +214,12 @@ def _pow(x: Tensor, exponent: float) -> Tensor:
     return result
 
 
+@_complex(aten.square.default)
 def _square(x: Tensor) -> Tensor:
     return _mul(x, x)
 
 
-def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
-    return _add(x, _mul(one, other), alpha=value)
-
-
-def _addcdiv(x: Tensor, one: Tensor, other: Tensor, *, value: Any = 1) -> Tensor:
-    return _add(x, _div(_product(torch.mul, one, complex(value)), other))
-
-
+@_complex(aten.div.Tensor)
 def _div(x: Any, y: Any) -> Tensor:
     """As torch divides, by the larger part first: squares would leave the range."""
     like = x if isinstance(x, Tensor) and x.is_complex() else y
@@ -241,44 +235,12 @@ def _div(x: Any, y: Any) -> Tensor:
     return _joined(real, torch.where(is_zero, b / d.abs(), imaginary))
 
 
+@_complex(aten.reciprocal.default)
 def _reciprocal(x: Tensor) -> Tensor:
     return _div(1, x)
 
 
-def _sum_with(product: Callable[[Tensor, Tensor], Tensor]) -> Form:
-    """A product that is added to something, each times a number; nothing of what is times 0."""
-
-    def added(x: Tensor, one: Tensor, other: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-        found = product(one, other)
-        found = found if alpha == 1 else _mul(found, alpha)
-        if beta == 0:
-            return found
-        return _add(found, x if beta == 1 else _mul(x, beta))
-
-    return added
-
-
-def _outer(x: Tensor, y: Tensor) -> Tensor:
-    return _product(lambda one, other: one.unsqueeze(1) * other, x, y)
-
-
-def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
-    """Of all of a batch."""
-    return _product(lambda one, other: torch.matmul(one, other).sum(0), x, y)
-
-
-def _exp2(x: Tensor) -> Tensor:
-    return _exp(_mul(x, math.log(2)))
-
-
-def _expm1(x: Tensor) -> Tensor:
-    """exp(a) cos(b) - 1, without the difference of numbers near 1."""
-    real, imaginary = _parts(x)
-    half = (imaginary / 2).sin()
-    shrunk = torch.expm1(real) * imaginary.cos() - 2 * half * half
-    return _joined(shrunk, real.exp() * imaginary.sin())
-
-
+@_complex(*(aten.to.dtype, aten.to.dtype_layout, aten.to.device), aten._to_copy.default)
 def _as_real(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A conversion to what has no imaginary part drops it."""
     wanted = kwargs.get("dtype") or next(one for one in args if isinstance(one, torch.dtype))
@@ -289,11 +251,17 @@ def _as_real(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _joined(real.to(dtype), imaginary.to(dtype))
 
 
+@_complex(aten.sgn.default)
 def _sgn(x: Tensor) -> Tensor:
     real, imaginary = _parts(x)
     size = torch.hypot(real, imaginary)
     by = torch.where(size == 0, 1.0, size)
     return _joined(real / by, imaginary / by)
+
+
+@_complex(aten.angle.default)
+def _angle(x: Tensor) -> Tensor:
+    return torch.atan2(*reversed(_parts(x)))
 
 
 def _filled(op: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -305,117 +273,44 @@ def _filled(op: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     return _joined(*parts)
 
 
-def _vector_norm(
-    x: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **_: Any
-) -> Tensor:
-    return _norm(x, 2 if ord is None else ord, dim, keepdim)
+for _op in (aten.zeros.default, aten.ones.default, aten.full.default):
+    torch_form(_op, when=_gives_complex, step="complex")(partial(_filled, _op))
 
 
+@_complex(aten.linalg_vector_norm.default)
 def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(torch.hypot(*_parts(x)), ord, dim, keepdim)
     return found
 
 
+@_complex(aten.index_put.default)
 def _index_put(x: Tensor, places: Any, values: Any, accumulate: bool = False) -> Tensor:
     pairs = zip(_parts(x), _both(values, x), strict=True)
     return _joined(*(aten.index_put(one, places, other, accumulate) for one, other in pairs))
 
 
+@_complex(aten.slice_scatter.default)
 def _slice_scatter(x: Tensor, source: Tensor, *where: Any) -> Tensor:
     pairs = zip(_parts(x), _both(source, x), strict=True)
     return _joined(*(aten.slice_scatter(one, other, *where) for one, other in pairs))
 
 
+@_complex(aten.select_scatter.default)
 def _select_scatter(x: Tensor, source: Tensor, *where: Any) -> Tensor:
     pairs = zip(_parts(x), _both(source, x), strict=True)
     return _joined(*(aten.select_scatter(one, other, *where) for one, other in pairs))
 
 
+@_complex(aten.exp.default)
 def _exp(x: Tensor) -> Tensor:
     real, imaginary = _parts(x)
     size = real.exp()
     return _joined(size * imaginary.cos(), size * imaginary.sin())
 
 
-def _eq(x: Tensor, y: Any) -> Tensor:
-    like = x if x.is_complex() else y
-    (a, b), (c, d) = _both(x, like), _both(y, like)
-    return (a == c) & (b == d)
-
-
-def _ne(x: Tensor, y: Any) -> Tensor:
-    return ~_eq(x, y)
-
-
+@_complex(aten.unsqueeze.default)
 def _unsqueeze(x: Tensor, dim: int) -> Tensor:
     """The pair stays the last dimension."""
     return torch.view_as_complex(
         torch.view_as_real(x).unsqueeze(dim if dim >= 0 else dim - 1).contiguous()
     )
-
-
-_MOST_POWER = 8
-_MOVES = (
-    *(aten.select.int, aten.expand.default, aten.expand_as.default, aten.expand_copy.default),
-    *(aten.flip.default, aten.roll.default),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-    *(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims),
-    *(aten.unfold.default, aten.unfold_copy.default),
-    *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.repeat.default),
-    aten.cumsum.default,
-)
-"""They give the parts of what they give, from parts."""
-_SPLITS = (
-    *(aten.split_with_sizes.default, aten.split.Tensor),
-    *(aten.split_with_sizes_copy.default, aten.split_copy.Tensor, aten.unbind_copy.int),
-    *(aten.chunk.default, aten.unbind.int),
-)
-_FILLED = (aten.zeros.default, aten.ones.default, aten.full.default)
-_BY_NUMBER = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
-_FORMS: Mapping[Any, Form] = {
-    aten.where.self: _where,
-    aten.where.ScalarOther: _where,
-    aten.where.ScalarSelf: _where,
-    aten.where.Scalar: _where,
-    aten.masked_fill.Scalar: _masked_fill,
-    aten.masked_fill.Tensor: _masked_fill,
-    aten.pad.default: _pad,
-    aten.einsum.default: _einsum,
-    aten.exp.default: _exp,
-    aten.eq.Tensor: _eq,
-    aten.eq.Scalar: _eq,
-    aten.ne.Tensor: _ne,
-    aten.ne.Scalar: _ne,
-    aten.unsqueeze.default: _unsqueeze,
-    aten.unsqueeze_copy.default: _unsqueeze,
-    aten.mul.Tensor: _mul,
-    aten.add.Tensor: _add,
-    aten.sub.Tensor: _sub,
-    aten.div.Tensor: _div,
-    aten.reciprocal.default: _reciprocal,
-    aten.bmm.default: _bmm,
-    aten.mm.default: _bmm,
-    aten.addmm.default: _sum_with(_bmm),
-    aten.addmv.default: _sum_with(_bmm),
-    aten.baddbmm.default: _sum_with(_bmm),
-    aten.addbmm.default: _sum_with(_sum_of_products),
-    aten.addr.default: _sum_with(_outer),
-    aten.addcdiv.default: _addcdiv,
-    aten.exp2.default: _exp2,
-    aten.expm1.default: _expm1,
-    **{getattr(aten.to, overload): _as_real for overload in ("dtype", "dtype_layout", "device")},
-    aten._to_copy.default: _as_real,
-    aten.sgn.default: _sgn,
-    aten.angle.default: lambda x: torch.atan2(*reversed(_parts(x))),
-    aten.conj_physical.default: _conj,
-    aten._conj_physical.default: _conj,
-    aten.square.default: _square,
-    aten.pow.Tensor_Scalar: _pow,
-    aten.addcmul.default: _addcmul,
-    aten.linalg_vector_norm.default: _norm,
-    aten.linalg_norm.default: _vector_norm,
-    **{op: partial(_filled, op) for op in _FILLED},
-    aten.index_put.default: _index_put,
-    aten.slice_scatter.default: _slice_scatter,
-    aten.select_scatter.default: _select_scatter,
-}

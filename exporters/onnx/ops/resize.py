@@ -1,4 +1,4 @@
-"""Translations of resizes by a factor, where a size stays what it was all the same.
+"""Resizes by a factor, where a size stays what it was all the same.
 
 Two pixels times 1.3 are two pixels.  ONNX Runtime (1.31) copies its input where no size changes;
 torch does so along each dimension, and not in all of its kernels: in one dimension "nearest" gives
@@ -13,11 +13,12 @@ import onnx_ir as ir
 from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
 
-from enginecast.exporters.onnx.ordered import INT64, ints
-from enginecast.exporters.onnx.stable import FLOAT, REALS, STABLE
+from enginecast.exporters.onnx.ops.registry import form
+from enginecast.exporters.onnx.ops.values import FLOAT, INT64, REALS, ints
 from enginecast.passes.ir.effects import aten
 
 Scales = Sequence[float] | None
+
 NEAREST = {
     "mode": "nearest",
     "coordinate_transformation_mode": "asymmetric",
@@ -25,14 +26,14 @@ NEAREST = {
 }
 
 
-@STABLE.rule(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec)
+@form(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec)
 def _nearest(x: Any, output_size: Any, scale_factors: Scales) -> Any:
     if scale_factors is None or not _may_stay(scale_factors):
         return torch_nn.aten_upsample_nearestnd_vec(x, output_size, scale_factors)
     return _continued(x, scale_factors, NEAREST)
 
 
-@STABLE.rule(aten.upsample_nearest2d.vec)
+@form(aten.upsample_nearest2d.vec)
 def _nearest2d(x: Any, output_size: Any, scale_factors: Scales) -> Any:
     """A size that is doubled is, whatever the factor says."""
     if scale_factors is None or not any(1 < s < 3 and s != 2 for s in scale_factors):
@@ -40,9 +41,7 @@ def _nearest2d(x: Any, output_size: Any, scale_factors: Scales) -> Any:
     return _by_sizes(x, scale_factors, (1, 2), NEAREST)
 
 
-@STABLE.rule(
-    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec
-)
+@form(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
 def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales) -> Any:
     _refuse_bytes(x)
     how = torch_nn._get_upsample_align_corners_mode(align_corners)
@@ -54,14 +53,14 @@ def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales
     return _by_sizes(x, scale_factors, (1,), named)
 
 
-@STABLE.rule(aten._upsample_bilinear2d_aa.default)
+@form(aten._upsample_bilinear2d_aa.default)
 def _linear_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
     _refuse_bytes(x)
     _refuse_aligned(align_corners)
     return torch_nn.aten__upsample_bilinear2d_aa(x, output_size, align_corners)
 
 
-@STABLE.rule(aten._upsample_bicubic2d_aa.default)
+@form(aten._upsample_bicubic2d_aa.default)
 def _cubic_without_aliases(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
     _refuse_bytes(x)
     _refuse_aligned(align_corners)
@@ -78,7 +77,7 @@ def _refuse_aligned(align_corners: bool) -> None:
         raise ValueError("ONNX has no antialiased resize with aligned corners")
 
 
-@STABLE.rule(aten.upsample_bicubic2d.vec)
+@form(aten.upsample_bicubic2d.vec)
 def _bicubic(x: Any, output_size: Any, align_corners: bool, scale_factors: Scales) -> Any:
     _refuse_bytes(x)
     # Where corners are aligned, the factor only says how large the result is.

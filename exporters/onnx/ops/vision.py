@@ -1,61 +1,23 @@
-"""Translations of the operators of object detection: suppression of boxes, and pooling of regions.
+"""Operators of torchvision: suppression of boxes, and pooling of regions.
 
-The namespace `torchvision` has them; it is there where a model was made with that package, and
-nothing is imported here.  torch.onnx's own translations differ from the operators: ONNX puts the
-corners of a box in order, where the operator takes a box that ends before it begins for an empty
-one, and it compares with the threshold in fp32, which the operator has in fp64.
+torch.onnx's own translations differ from the operators: ONNX puts the corners of a box in order,
+where the operator takes a box that ends before it begins for an empty one, and it compares with the
+threshold in fp32, which the operator has in fp64.
 """
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-import torch
 from onnxscript import opset23 as op
-from torch.export import ExportedProgram
+from torch.fx import Node
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.onnx.ordered import ints
-from enginecast.exporters.onnx.stable import FLOAT, HALVES, cast, like
-from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import first_input
-from enginecast.passes.ir.source import call_place
+from enginecast.exporters.onnx.ops.registry import form, refuse
+from enginecast.exporters.onnx.ops.values import BOOL, FLOAT, HALVES, INT32, INT64, cast, ints, like
 
 _MOST = (1 << 31) - 1
 """Boxes of a suppression, which has no bound of its own."""
-_OPERATORS = ("nms", "roi_align", "roi_pool")
-
-
-def box_rules() -> dict[Any, Callable[..., Any]]:
-    """The translations of those operators that are registered."""
-    rules: dict[str, Callable[..., Any]] = {
-        "nms": _nms,
-        "roi_align": _roi_align,
-        "roi_pool": _roi_pool,
-    }
-    namespace = torch.ops.torchvision
-    return {
-        getattr(namespace, name).default: rules[name]
-        for name in _OPERATORS
-        if hasattr(namespace, name)
-    }
-
-
-def refuse_unsaid(program: ExportedProgram) -> None:
-    """Refuse a program that reads what ONNX's operators do not give.
-
-    Raises:
-        LoweringError: it reads where the maximums of a pooled region were.
-    """
-    for node in all_nodes(program):
-        places = node.target is operator.getitem and node.args[1] == 1 and node.users
-        if places and str(first_input(node).target) == "torchvision.roi_pool.default":
-            raise LoweringError(
-                f"ONNX does not say where the maximums were, which the program reads of "
-                f"{call_place(first_input(node))}"
-            )
 
 
 def _in_fp32(x: Any, name: str) -> Any:
@@ -64,6 +26,7 @@ def _in_fp32(x: Any, name: str) -> Any:
     return cast(x, FLOAT)
 
 
+@form("torchvision::nms")
 def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     """Places of the boxes [N, 4] (x1, y1, x2, y2) that are kept, the largest score first, equal
     ones in the order of their places.
@@ -78,8 +41,8 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     boxes, scores = _in_fp32(boxes, "NonMaxSuppression"), _in_fp32(scores, "NonMaxSuppression")
     starts = op.Slice(boxes, ints(0), ints(2), ints(1))
     ends = op.Slice(boxes, ints(2), ints(4), ints(1))
-    larger = op.Cast(op.Greater(ends, starts), to=int(ir.DataType.INT32))
-    has_area = op.Cast(op.ReduceMin(larger, ints(1), keepdims=1), to=int(ir.DataType.BOOL))
+    larger = op.Cast(op.Greater(ends, starts), to=int(INT32))
+    has_area = op.Cast(op.ReduceMin(larger, ints(1), keepdims=1), to=int(BOOL))
     boxes = op.Where(has_area, boxes, like(boxes, 0.0))
     scores = op.Where(op.IsNaN(scores), like(scores, np.inf), scores)  # sorted as the largest
     found = op.NonMaxSuppression(
@@ -97,6 +60,7 @@ def _below(threshold: float) -> float:
     return float(near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf)))
 
 
+@form("torchvision::roi_align")
 def _roi_align(
     input: Any,
     rois: Any,
@@ -109,7 +73,7 @@ def _roi_align(
     """Regions [K, 5], each with the place of its image first, as [K, C, height, width]."""
     _known(pooled_height, pooled_width)
     images, rois = _in_fp32(input, "RoiAlign"), _in_fp32(rois, "RoiAlign")
-    place = op.Cast(op.Slice(rois, ints(0), ints(1), ints(1)), to=int(ir.DataType.INT64))
+    place = op.Cast(op.Slice(rois, ints(0), ints(1), ints(1)), to=int(INT64))
     found = op.RoiAlign(
         images,
         op.Slice(rois, ints(1), ints(5), ints(1)),
@@ -124,12 +88,11 @@ def _roi_align(
     return cast(found, input.dtype)
 
 
+@form("torchvision::roi_pool")
 def _roi_pool(
     input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int
 ) -> tuple[Any, Any]:
-    """The second result, where each maximum was, is for a backward pass: `refuse_unsaid` has made
-    sure that nothing reads it.
-    """
+    """The second result, where each maximum was, is for a backward pass."""
     _known(pooled_height, pooled_width)
     found = op.MaxRoiPool(
         _in_fp32(input, "MaxRoiPool"),
@@ -144,3 +107,15 @@ def _roi_pool(
 def _known(*sizes: Any) -> None:
     if not all(isinstance(size, int) for size in sizes):
         raise LoweringError("ONNX pools regions to sizes that are known, and these vary")
+
+
+def _reads_places(node: Node) -> bool:
+    items = [user for user in node.users if user.target is operator.getitem]
+    return any(item.args[1] == 1 and item.users for item in items)
+
+
+refuse(
+    "torchvision::roi_pool",
+    when=_reads_places,
+    reason="it does not say where the maximums were, which the program reads",
+)

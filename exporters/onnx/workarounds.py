@@ -1,7 +1,4 @@
-"""What kernels lack: newer versions of ops, and dtypes.
-
-A model that pools regions says an older opset, where all of it means the same there: ONNX Runtime
-(1.31) has no kernels of RoiAlign and MaxRoiPool beyond opset 21.
+"""What ONNX Runtime lacks or gets wrong in a graph, and is said otherwise there; seen in 1.31.
 
 Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
 and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.  Products of narrow
@@ -17,32 +14,108 @@ y: bf16 = Einsum(a, b)        a': f32 = Cast(a);  b': f32 = Cast(b)
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.metadata import MODULE
+from enginecast.exporters.onnx.ops.reductions import may_be_nothing
 
-_BF16 = "tensor(bfloat16)"
-_NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
-_INTEGERS = (*_NARROW, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
-_WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
-    "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
-    "Trilu": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
-    "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
-    "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
-    "Unique": [
-        (narrow, ir.DataType.INT64) for narrow in (*_NARROW, ir.DataType.INT32, ir.DataType.BOOL)
-    ],
-}
-"""Op -> integers that ONNX Runtime has no kernel for, and what holds the same result."""
-_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+
+def work_around(model: ir.Model) -> None:
+    """All of it, in place; the same computation.
+
+    Raises:
+        LoweringError: ONNX has an op of no such integers, or in no opset that ONNX Runtime has.
+    """
+    count_axes_from_the_start(model)
+    keep_transposes_of_nothing(model)
+    say_older_opset(model)
+    fill_kernel_gaps(model)
+    keep_pads_of_max_pools(model)
+
+
+# Rows that values choose, of which there may be none
+
+
+def count_axes_from_the_start(model: ir.Model) -> None:
+    """Give reductions of what may be nothing axes of which none is negative, in place: where an
+    axis is counted from the end, ONNX Runtime (1.31) keeps it in the result, with size 0.
+    """
+    for node in list(model.graph.all_nodes()):
+        if not node.domain and node.op_type in ("ArgMax", "ArgMin"):
+            _count_from_the_start(node)
+        if node.domain or not node.op_type.startswith("Reduce") or len(node.inputs) < 2:
+            continue
+        x, axes = node.inputs[:2]
+        known = axes.const_value if axes is not None else None
+        if x is None or x.shape is None or known is None or (known.numpy() >= 0).all():
+            continue
+        if not any(map(may_be_nothing, x.shape)):
+            continue
+        values = known.numpy() % len(x.shape)
+        constant = ir.node("Constant", [], {"value": ir.tensor(values)})
+        constant.outputs[0].dtype, constant.outputs[0].shape = (
+            ir.DataType.INT64,
+            ir.Shape(values.shape),
+        )
+        node.prepend(constant)
+        node.replace_input_with(1, constant.outputs[0])
+
+
+def _count_from_the_start(node: ir.Node) -> None:
+    [x], axis = node.inputs, node.attributes.get_int("axis", 0)
+    if axis < 0 and x is not None and x.shape is not None and any(map(may_be_nothing, x.shape)):
+        node.attributes["axis"] = ir.AttrInt64("axis", axis % len(x.shape))
+
+
+def keep_transposes_of_nothing(model: ir.Model) -> None:
+    """Keep ONNX Runtime from moving transposes of what may be nothing into products, in place.
+
+    Its optimizer (MatmulTransposeFusion, extended level, seen in 1.31) makes a FusedMatMul of a
+    MatMul that reads a Transpose of the batch, [rows, heads, size] -> [heads, rows, size], and that
+    divides by the number of rows: with none, the process ends.  A Reshape to the sizes that there
+    are copies nothing, and is in its way.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Transpose":
+            continue
+        [source], [moved], perm = node.inputs, node.outputs, node.attributes.get_ints("perm", ())
+        if source is None or source.shape is None or len(perm) < 3 or perm[0] == 0:
+            continue
+        if not may_be_nothing(source.shape[0]) or not _is_multiplied(moved):
+            continue
+        sizes = ir.node("Shape", [moved], metadata_props=dict(node.metadata_props))
+        kept = ir.node("Reshape", [moved, sizes.outputs[0]], {"allowzero": 1})
+        kept.metadata_props.update(node.metadata_props)
+        kept.outputs[0].dtype, kept.outputs[0].shape = moved.dtype, moved.shape
+        sizes.outputs[0].dtype, sizes.outputs[0].shape = ir.DataType.INT64, ir.Shape([len(perm)])
+        for use in list(moved.uses()):
+            use.node.replace_input_with(use.idx, kept.outputs[0])
+        kept.replace_input_with(0, moved)
+        sizes.replace_input_with(0, moved)
+        node.append([sizes, kept])
+
+
+def _is_multiplied(value: ir.Value) -> bool:
+    """Whether a product reads a value, or what a cast or another transpose makes of it."""
+    return any(
+        use.node.op_type == "MatMul"
+        or (use.node.op_type in ("Cast", "Transpose") and _is_multiplied(use.node.outputs[0]))
+        for use in value.uses()
+    )
+
+
+# Opsets
+
 _NEWEST = {"RoiAlign": 21, "MaxRoiPool": 21}
 """The opset beyond which ONNX Runtime (1.31) has no kernel of an op."""
 
 
 def say_older_opset(model: ir.Model) -> None:
-    """Set the opset to one in which every op has a kernel, in place.
+    """Set the opset to one in which every op has a kernel, in place, where all of the model means
+    the same there.
 
     Raises:
         LoweringError: another op of the model is not the same there; names both.
@@ -74,6 +147,28 @@ def _is_same(op: str, opset: int, now: int, given: frozenset[str]) -> bool:
     defaults = {name: str(newer.attributes[name].default_value) for name in known}
     sizes = [(len(schema.inputs), len(schema.outputs)) for schema in (older, newer)]
     return given <= known.keys() and known == defaults and sizes[0] == sizes[1]
+
+
+# Kernels of dtypes
+
+_BF16 = "tensor(bfloat16)"
+
+_NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
+
+_INTEGERS = (*_NARROW, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
+
+_WIDER: Mapping[str, Sequence[tuple[ir.DataType, ir.DataType]]] = {
+    "MatMul": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
+    "Trilu": [(narrow, ir.DataType.INT32) for narrow in _NARROW],
+    "Neg": [(ir.DataType.UINT8, ir.DataType.INT32)],
+    "MaxPool": [(ir.DataType.INT32, ir.DataType.DOUBLE)],
+    "Unique": [
+        (narrow, ir.DataType.INT64) for narrow in (*_NARROW, ir.DataType.INT32, ir.DataType.BOOL)
+    ],
+}
+"""Op -> integers that ONNX Runtime has no kernel for, and what holds the same result."""
+
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 
 def fill_kernel_gaps(model: ir.Model) -> None:
@@ -177,3 +272,32 @@ def _cast(node: ir.Node, dtype: ir.DataType) -> ir.Node:
     cast = ir.node("Cast", [None], {"to": int(dtype)}, metadata_props=dict(node.metadata_props))
     cast.outputs[0].dtype = dtype
     return cast
+
+
+# Rewrites of its optimizer
+
+
+def keep_pads_of_max_pools(model: ir.Model) -> None:
+    """Name the axes of every Pad that a MaxPool reads, in place.
+
+    ONNX Runtime's optimizer (PadFusion, basic level, seen in 1.31) takes a Pad with the value 0
+    before a MaxPool for the pool's own padding, which is one with -inf.  Where all values of a
+    window are negative the result is another one: BiT's stem was off by 4 %.  The fusion passes a
+    Pad by that names its axes.
+    """
+    for node in model.graph.all_nodes():
+        readers = [use.node.op_type for output in node.outputs for use in output.uses()]
+        if node.op_type == "Pad" and "MaxPool" in readers:
+            _name_axes(model, node)
+
+
+def _name_axes(model: ir.Model, node: ir.Node) -> None:
+    source, _, *rest = node.inputs
+    if source is None or source.shape is None or len(rest) > 1:
+        return
+    axes = np.arange(len(source.shape), dtype=np.int64)
+    value = ir.Value(name=f"{node.outputs[0].name}_axes", const_value=ir.tensor(axes))
+    value.shape, value.dtype = ir.Shape(axes.shape), ir.DataType.INT64
+    model.graph.register_initializer(value)
+    node.resize_inputs(4)
+    node.replace_input_with(3, value)
