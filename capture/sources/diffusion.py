@@ -62,7 +62,7 @@ class ComponentSource(Source):
         options: ComponentOptions,
     ) -> None:
         self.name = model_name(folder)
-        self.folder = folder
+        self.folder: Path = folder
         self.model_class = model_class
         self.settings = settings
         """The config, with the defaults of the class."""

@@ -75,7 +75,7 @@ class HuggingFaceSource(Source):
     ) -> None:
         self.name = model_name(folder)
         self.names = names
-        self.folder = folder
+        self.folder: Path = folder
         self.config: PreTrainedConfig = config
         self.seed = seed
         self._bare = bare

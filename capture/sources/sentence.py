@@ -356,7 +356,8 @@ class SentenceSource(WrappedSource):
         settings: Mapping[str, Any],
     ) -> None:
         super().__init__(model)
-        self.folder, self._transformer = folder, model
+        self.folder: Path = folder
+        self._transformer = model
         self.transformer_folder = model.folder
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)

@@ -174,8 +174,8 @@ def that_eager_takes(
         if inputs is None and is_marked:
             continue
         # What it takes in no draw is at values that nobody promised it takes.
-        is_other = inputs is not None and inputs is not case.inputs
-        kept.append(Case(case.name, inputs) if is_other else case)
+        is_drawn = inputs is not case.inputs
+        kept.append(Case(case.name, inputs) if inputs is not None and is_drawn else case)
     return tuple(kept)
 
 

@@ -270,6 +270,7 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
     prompts.write_text("a b c\n\nb\n")
     assert given_prompts(prompts) == ["a b c", "", "b"]
     inputs = source.encode(given_prompts(prompts), TEXT)
+    assert inputs is not None
     assert inputs["input_ids"].tolist() == [[2, 3, 4, 1], [1, 0, 0, 0], [3, 1, 0, 0]]
     assert inputs["attention_mask"].sum(1).tolist() == [4, 1, 2]
     (folder / "tokenizer.json").write_text("{")
