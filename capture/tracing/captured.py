@@ -31,7 +31,6 @@ from enginecast.capture.outputs.flatten import (
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung
@@ -166,7 +165,7 @@ def capture(
     program = traced.program
     for rewrite in ON_TRACES:
         rewrite(program)
-    state = source.buffers if isinstance(source, StatefulSource) else ()
+    state = source.buffers
     notes = [*traced.notes, *computed_instead(program, state)]
     writes = writes_of_weights(program)
     # What a first call alone writes, from weights, the engine has as it becomes.
