@@ -25,6 +25,7 @@ EXTRAS = {
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
+    "jinja2": "export",
     "diffusers": "diffusers",
     "accelerate": "diffusers",
     "pyarrow": "cache",

@@ -23,24 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import (
-    build_editable,
-    get_requires_for_build_editable,
-    get_requires_for_build_sdist,
-    get_requires_for_build_wheel,
-    prepare_metadata_for_build_editable,
-)
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
 
 Settings = dict[str, Any] | None
 
@@ -52,6 +34,11 @@ BESIDE_THE_PACKAGES = [
     "SECURITY.md",
     "release/build_backend.py",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The other hooks are setuptools' own: editable installs, and what a build requires."""
+    return getattr(build_meta, name)
 
 
 def build_wheel(
@@ -83,25 +70,17 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
         info = build_meta.prepare_metadata_for_build_wheel(folder, config_settings)
         files["PKG-INFO"] = Path(folder, info, "METADATA").read_bytes()
         stem = info.removesuffix(".dist-info")
-        archive = target / f"{stem}.tar.gz"
-        archive.write_bytes(_packed(stem, files))
+        archive, date = target / f"{stem}.tar.gz", int(os.environ["SOURCE_DATE_EPOCH"])
+        with (
+            archive.open("wb") as file,
+            gzip.GzipFile("", "wb", compresslevel=9, fileobj=file, mtime=date) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for name in sorted(files):
+                member = tarfile.TarInfo(f"{stem}/{name}")
+                member.size, member.mtime, member.mode = len(files[name]), date, 0o644
+                tar.addfile(member, io.BytesIO(files[name]))
     return archive.name
-
-
-def _packed(stem: str, files: dict[str, bytes]) -> bytes:
-    date = int(os.environ["SOURCE_DATE_EPOCH"])
-    packed = io.BytesIO()
-    with (
-        gzip.GzipFile(
-            filename="", mode="wb", fileobj=packed, mtime=date, compresslevel=9
-        ) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for name in sorted(files):
-            member = tarfile.TarInfo(f"{stem}/{name}")
-            member.size, member.mtime, member.mode = len(files[name]), date, 0o644
-            tar.addfile(member, io.BytesIO(files[name]))
-    return packed.getvalue()
 
 
 @contextmanager

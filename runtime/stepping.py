@@ -10,21 +10,6 @@ from enginecast.runtime.engine import Engine, Outputs, by_name
 from enginecast.runtime.values.arrays import Array
 
 
-def initial_state(engine: Engine) -> dict[str, Array]:
-    """The state for an engine's first call, by input name."""
-    states = [state for state in engine.manifest.states if state.start]
-    if not states:
-        raise UsageError(
-            f"{engine.folder}: the engine has no state that starts from stored values",
-            hint="Export the model with --state inputs.",
-        )
-    try:
-        stored = read_tensors(engine.folder / STATE_NAME)
-        return {state.input: stored[state.start] for state in states}
-    except (InputError, OSError, KeyError) as error:
-        raise BundleError(f"{engine.folder / STATE_NAME}: not the state: {error}") from error
-
-
 class Stepper:
     """Calls an engine in turn, and feeds each call the state that the last one gave.
 
@@ -37,9 +22,20 @@ class Stepper:
     """
 
     def __init__(self, engine: Engine) -> None:
+        states = [state for state in engine.manifest.states if state.start]
+        if not states:
+            raise UsageError(
+                f"{engine.folder}: the engine has no state that starts from stored values",
+                hint="Export the model with --state inputs.",
+            )
         self.engine = engine
-        self.state = initial_state(engine)
+        self.state: dict[str, Array]
         """By input; it may be read, replaced and kept."""
+        try:
+            stored = read_tensors(engine.folder / STATE_NAME)
+            self.state = {state.input: stored[state.start] for state in states}
+        except (InputError, OSError, KeyError) as error:
+            raise BundleError(f"{engine.folder / STATE_NAME}: not the state: {error}") from error
         self._pairs = {state.input: state.output for state in engine.manifest.states}
         self._start = dict(self.state)
 

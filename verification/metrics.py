@@ -171,15 +171,16 @@ def measure(
     if mask is not None and mask.ndim == 2 and found.ndim == 3 and usable.all():
         # The mean of each prompt's valid rows, [prompts, size].
         weights, kept = mask / np.maximum(mask.sum(1, keepdims=True), 1), mask.any(1)
-        means = [np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted)]
-        prompts = len(means[0])
-        prompt_cosine = _least_cosine(*means, np.linalg.norm(means[1], axis=1) > 1e-300)
+        one, other = (np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted))
+        prompts = len(one)
+        prompt_cosine = _least_cosine(one, other, np.linalg.norm(other, axis=1) > 1e-300)
     part = None
     if loss is not None:
-        sides = (found, wanted, loss.values.astype(np.float64))
         known = counts & usable
-        zeroed = (np.where(known, side, 0.0) for side in sides)
-        part = worst_part(*zeroed, known, loss.dtype, loss.unit)
+        one, other, lost = (
+            np.where(known, side, 0.0) for side in (found, wanted, loss.values.astype(np.float64))
+        )
+        part = worst_part(one, other, lost, known, loss.dtype, loss.unit)
     return replace(
         measured,
         worst_at=_place(worst, found.shape, mask) if measured.rows else None,

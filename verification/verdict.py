@@ -272,9 +272,9 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
         failures.append(ExcessReason(text, of))
 
     # A channel of small values beside large ones moves neither the norm of a row nor of all.
-    for case, found in cases.items() if not failures else ():
-        part = found.part
-        if part is not None and part.excess > 1:
+    parts = {case: found.part for case, found in cases.items() if found.part and not failures}
+    for case, part in parts.items():
+        if part.excess > 1:
             text = (
                 f"output {name!r}, case {case!r}: {part.place} has a relative error of"
                 f" {part.error:.2g}, limit {part.allowed:.2g} from the error of {floor.owner} there"

@@ -67,7 +67,7 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
         tokenizer = parse_tokenizer(json.dumps(content).encode())
     except CacheError as error:
         raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
-    left, limit = cuts_left(said, content), said.get("model_max_length")
+    left, limit = cuts_left(said, content), said.get("model_max_length", 0)
     limited = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
     kept = {**content, "padding": None, "truncation": FROM_THE_LEFT if left else None}
     return TokenizerFacts(

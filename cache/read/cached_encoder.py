@@ -264,11 +264,12 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
     model = getattr(transformers, about.encoder, None)
     if inspect.isclass(model):
         returned = typing.get_type_hints(getattr(model, "forward", None)).get("return")
-        kinds = filter(inspect.isclass, (returned, *typing.get_args(returned)))
-        found = next((kind for kind in kinds if issubclass(kind, ModelOutput)), None)
         there = {name.partition(".")[0] for name in names}
-        if found is not None and there <= {field.name for field in fields(found)}:
-            return found
+        for kind in (returned, *typing.get_args(returned)):
+            if inspect.isclass(kind) and issubclass(kind, ModelOutput):
+                if there <= {field.name for field in fields(kind)}:
+                    return kind
+                break
     made: type[ModelOutput] = modeling_outputs.BaseModelOutput
     if "text_embeds" in names:
         made = CLIPTextModelOutput

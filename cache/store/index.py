@@ -215,14 +215,14 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
     count = len(index.entries.keys)
     worth = len(index.listing) > _FEW_SHARDS and (count - index.on_disk) * 8 > count
     if keep and worth:
-        listing = np.frombuffer(msgspec.json.encode(index.listing), np.uint8)
+        listed = np.frombuffer(msgspec.json.encode(index.listing), np.uint8)
         entries = index.entries
         keys = entries.keys.view(np.uint8).reshape(-1, KEY_BYTES)
-        tensors = {"keys": keys, "shard": entries.shard, "text": entries.text, "listing": listing}
+        tensors = {"keys": keys, "shard": entries.shard, "text": entries.text, "listing": listed}
         # All of it or nothing: the folder may not be writable.
         with suppress(OSError, SafetensorError), own_folder(encodings.staging_folder) as folder:
             made = folder / FILE_NAME
-            safetensors.numpy.save_file(tensors, made, _metadata(encodings, entries, listing))
+            safetensors.numpy.save_file(tensors, made, _metadata(encodings, entries, listed))
             made.chmod(0o644)  # safetensors writes 0600
             made.replace(encodings.folder / FILE_NAME)
             index.on_disk = count

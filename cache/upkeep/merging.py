@@ -75,8 +75,8 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
         # Listed once: on a network disk another listing may say otherwise.
         held = [(store, store.names()) for store in stores]
         names = sorted({name for _, found in held for name in found})
-        into = [(there, there.names())] if there else []
-        for first, *others in (_named([*into, *held], name) for name in names):
+        every = [(there, there.names()), *held] if there else held
+        for first, *others in (_named(every, name) for name in names):
             for other in others:
                 if fields := differences(first.spec, other.spec):
                     raise CacheError(

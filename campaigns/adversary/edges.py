@@ -127,7 +127,7 @@ right(
     x=X,
     t=whole(3, high=8),
 )
-right(
+CASES.either(
     "cross entropy, smoothed",
     lambda self, x, t: F.cross_entropy(x, t, label_smoothing=0.1),
     x=X,
@@ -198,7 +198,7 @@ right("int64 absolute and sign", lambda self, i: i.abs() * i.sign(), i=whole(3, 
 right("int32 overflow", lambda self, i: i.int() * 65536 * 65536, i=whole(3, 4))
 right("true division of integers", lambda self, i: i / 3, i=whole(3, 4, low=-9))
 right("integer and float", lambda self, i, x: i * x + i, i=whole(3, 8), x=X)
-right(
+CASES.either(
     "nearest, reflection",
     lambda self, x, g: F.grid_sample(
         x, g, mode="nearest", padding_mode="reflection", align_corners=False

@@ -237,7 +237,7 @@ right("numpy of zeros, written", numpy_of_zeros, x=X)
 right("an error that is caught", caught, x=X)
 right("a class of tensors", lambda self, x: x.as_subclass(Named).square() + 1, x=X)
 right("a part that is traced", partial(Parts, traced_part), x=X)
-either("a part that is scripted and branches", partial(Parts, scripted_part), x=X)
+either("a part that is scripted and branches", partial(Parts, scripted_part), x=X, is_quick=True)
 either("derivatives forward", lambda self, x: torch.func.jacfwd(torch.sin)(x), x=normal(4))
 right("warnings counted", warned, x=X)
 either(

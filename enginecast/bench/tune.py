@@ -18,7 +18,6 @@ from enginecast.bench.contenders import of_engine, on_cpu
 from enginecast.bench.inputs import Given, given_inputs, one_kind
 from enginecast.bench.timing import Times, interleaved
 from enginecast.errors import BundleError, EnginecastError, UsageError, VerificationError
-from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.device.machine import available, cores
 from enginecast.runtime.engine import Engine
@@ -279,7 +278,15 @@ class _Search:
                     except EnginecastError as error:  # the default could be opened
                         self.rows[each] = Row(each, rejected=error.message)
                 engines[DEFAULT] = self.engine
-                self._judge(engines)
+                for each, engine in engines.items():
+                    if each not in self.rows:
+                        self.rows[each] = self._judged(engine, each)
+                if refused := self.rows[DEFAULT].rejected:
+                    raise VerificationError(
+                        f"{self.engine.folder}: the engine does not agree with its reference:"
+                        f" {refused}",
+                        hint="`enginecast verify DIR` shows more.",
+                    )
                 calls = {
                     each: of_engine(engine, self.given.feeds).call
                     for each, engine in engines.items()
@@ -297,13 +304,10 @@ class _Search:
     ) -> Row:
         """Time and judge another engine of the bundle beside the default of this one."""
         self.say(f"timing {backend}")
-        assert self.given.reference is not None
         try:
             with open_other(backend) as engine:
-                verdict = verify_engine(engine, self.given.reference)
-                row = Row(DEFAULT, accuracy=_accuracy(verdict), backend=backend)
-                if verdict.outcome == "rejected":
-                    row.rejected = verdict.reasons[0]
+                row = self._judged(engine, DEFAULT, backend)
+                if row.rejected:
                     return row
                 engines = {"": self.engine, backend: engine}
                 calls = {n: of_engine(e, self.given.feeds).call for n, e in engines.items()}
@@ -313,24 +317,13 @@ class _Search:
         row.times, row.speeds = found[backend], found[backend].over(found[""])
         return row
 
-    def _judge(self, engines: Mapping[Settings, Engine]) -> None:
-        """Compare each with the bundle's reference, once."""
-        for each, engine in engines.items():
-            if each in self.rows:
-                continue
-            assert self.given.reference is not None
-            verdict = verify_engine(engine, self.given.reference)
-            refused = verdict.reasons[0] if verdict.outcome == "rejected" else ""
-            if refused and each == DEFAULT:
-                raise VerificationError(
-                    f"{engine.folder}: the engine does not agree with its reference: {refused}",
-                    hint="`enginecast verify DIR` shows more.",
-                )
-            self.rows[each] = Row(each, accuracy=_accuracy(verdict), rejected=refused)
-
-
-def _accuracy(verdict: Verdict) -> Accuracy:
-    """The worst of all outputs; what is not defined counts as equal."""
-    cosines = [output.cosine for output in verdict.outputs if output.cosine is not None]
-    errors = [output.error for output in verdict.outputs if output.error is not None]
-    return Accuracy(min(cosines, default=1.0), max(errors, default=0.0))
+    def _judged(self, engine: Engine, settings: Settings, backend: str = "") -> Row:
+        """Compare an engine with the bundle's reference; the worst of all outputs counts."""
+        assert self.given.reference is not None
+        verdict = verify_engine(engine, self.given.reference)
+        # What is not defined counts as equal.
+        cosines = [output.cosine for output in verdict.outputs if output.cosine is not None]
+        errors = [output.error for output in verdict.outputs if output.error is not None]
+        accuracy = Accuracy(min(cosines, default=1.0), max(errors, default=0.0))
+        refused = verdict.reasons[0] if verdict.outcome == "rejected" else ""
+        return Row(settings, accuracy=accuracy, rejected=refused, backend=backend)

@@ -1,5 +1,6 @@
 """The ONNX graph of a program, and its files.
 
-Holds: the translation of each op, and what writes the graph. Rewrites of the program are passes,
-in `passes`. It imports no other target but `torchscript`, whose files it can write as ONNX.
+Holds: what writes the graph.  The form of each op is in `ops`, and rewrites of the program are
+passes, in `passes`.  It imports no other target but `torchscript`, whose files it can write as
+ONNX.
 """

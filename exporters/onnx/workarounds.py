@@ -110,7 +110,8 @@ def _is_multiplied(value: ir.Value) -> bool:
 # Opsets
 
 _NEWEST = {"RoiAlign": 21, "MaxRoiPool": 21}
-"""The opset beyond which ONNX Runtime (1.31) has no kernel of an op."""
+"""The opset beyond which ONNX Runtime (1.31, CPU) has no kernel of an op; CUDA has RoiAlign since
+microsoft/onnxruntime#27646."""
 
 
 def say_older_opset(model: ir.Model) -> None:
@@ -280,10 +281,10 @@ def _cast(node: ir.Node, dtype: ir.DataType) -> ir.Node:
 def keep_pads_of_max_pools(model: ir.Model) -> None:
     """Name the axes of every Pad that a MaxPool reads, in place.
 
-    ONNX Runtime's optimizer (PadFusion, basic level, seen in 1.31) takes a Pad with the value 0
-    before a MaxPool for the pool's own padding, which is one with -inf.  Where all values of a
-    window are negative the result is another one: BiT's stem was off by 4 %.  The fusion passes a
-    Pad by that names its axes.
+    ONNX Runtime's optimizer (PadFusion, basic level, since microsoft/onnxruntime#18136; seen in
+    1.31) takes a Pad with the value 0 before a MaxPool for the pool's own padding, which is one
+    with -inf.  Where all values of a window are negative the result is another one: BiT's stem was
+    off by 4 %.  The fusion passes a Pad by that names its axes.
     """
     for node in model.graph.all_nodes():
         readers = [use.node.op_type for output in node.outputs for use in output.uses()]

@@ -4,15 +4,17 @@ Everything is strongly typed: the dtypes of the graph are the ones that are comp
 is not TF32.  None of this was run on real TensorRT by us yet.
 """
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import Hardware, TensorRTOptions
-from enginecast.exporters.tensorrt.progress import watched
 from enginecast.exporters.tensorrt.timing import (
     Build,
     Memory,
@@ -85,11 +87,10 @@ def build_plan(job: Job, fill: Fill, weights: int) -> Any:
     say(estimate(layers, level, earlier))
     messages.clear()  # what came before was dealt with
     start = time.perf_counter()
-    with watched(trt, job.order.tell) as watch:
-        config.progress_monitor = watch.monitor
+    with _watched(trt, job.order.tell) as monitor:
+        config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
     del kept
-    watch.require_not_stopped()
     seconds = time.perf_counter() - start
     if plan is None:
         raise LoweringError(
@@ -99,6 +100,56 @@ def build_plan(job: Job, fill: Fill, weights: int) -> Any:
     keep_cache(config, job.memory.cache, say)
     keep_build(job.memory.history, Build(layers, weights, level, seconds), earlier, say)
     return plan
+
+
+@contextmanager
+def _watched(trt: Any, tell: Callable[[str, int, int], None]) -> Iterator[Any]:
+    """A tensorrt.IProgressMonitor for one build, which Ctrl-C stops after its current step.
+
+    TensorRT calls back from C++, where an exception of Python must not go: what is raised in a
+    callback is kept, the build is asked to stop, and it is raised again after the build has
+    returned.
+    https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api/infer/Core/ProgressMonitor.html
+
+    Args:
+        tell: gets the name of a phase, the steps that are done, and their number.
+    """
+    reasons: list[BaseException] = []
+    totals: dict[str, int] = {}
+
+    def report(phase: str, done: int, total: int) -> None:
+        try:
+            tell(phase, done, total)
+        except BaseException as error:  # whatever it is must not reach C++
+            reasons.append(error)
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # known when it runs
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            totals[phase_name] = num_steps
+            report(phase_name, 0, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            report(phase_name, step + 1, totals.get(phase_name, step + 1))
+            return not reasons
+
+        def phase_finish(self, phase_name: str) -> None:
+            totals.pop(phase_name, None)
+
+    # Python tells only the main thread of Ctrl-C.
+    is_told = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if is_told:
+        signal.signal(signal.SIGINT, lambda *_: reasons.append(KeyboardInterrupt()))
+    try:
+        yield Monitor()
+    finally:
+        if is_told:
+            signal.signal(signal.SIGINT, before)
+    if reasons:
+        raise reasons[0]
 
 
 def _builder(trt: Any, logger: Any, messages: Messages) -> Any:

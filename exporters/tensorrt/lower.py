@@ -22,7 +22,7 @@ from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Job, build_plan
-from enginecast.exporters.tensorrt.gate.gate import check_ready, refusal_of
+from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
 from enginecast.exporters.tensorrt.options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch

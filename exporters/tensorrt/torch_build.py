@@ -13,23 +13,28 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError, first_line
 from enginecast.exporters.files import quiet
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.torch_converters import register_converters
-from enginecast.exporters.tensorrt.torch_program import (
-    FP8,
+from enginecast.exporters.tensorrt.torch_converters import (
     ONNX_ROUTE,
-    QUANTIZED,
-    check_program,
+    register_converters,
+    scale_axis,
 )
 from enginecast.exporters.weights.file import check_dtypes
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.deferred_weights import deferred_weights
-from enginecast.passes.ir.edit import dtype_of, input_names, shape_of, with_weights
+from enginecast.passes.ir.edit import (
+    arguments,
+    dtype_of,
+    input_names,
+    shape_of,
+    weight_specs,
+    with_weights,
+)
 from enginecast.passes.ir.effects import own
 from enginecast.passes.ir.source import call_place
 from enginecast.runtime.bundle.manifest import ShapeRange
@@ -37,6 +42,11 @@ from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 WHY = "--trt-route torch"
+FP8 = torch.float8_e4m3fn
+"""The one that TensorRT calls FP8."""
+QUANTIZED = (own.quantize.default, own.dequantize.default, own.quantized_linear.default)
+"""What converters of ours know."""
+_NO_FORM = (own.dynamic_scale.default, own.blockwise_linear.default, own.quantize_blocks.default)
 PHASE = "torch_tensorrt builds the engine"
 
 _SHOWN = 5
@@ -82,6 +92,61 @@ def plan_by_torch(
     plan = _convert(tt.__version__, dynamo, program, inputs, settings)
     order.tell(PHASE, 1, 1)
     return plan
+
+
+def check_program(program: ExportedProgram) -> None:
+    """Look for what TensorRT has no layers for.
+
+    Args:
+        program: after the lowering passes.
+
+    Raises:
+        LoweringError: values are quantized in a way that TensorRT has no form for, or one value is
+            several outputs.
+    """
+    names = program.graph_signature.user_outputs
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:  # torch_tensorrt marks a tensor as an output once, and counts on
+        raise LoweringError(
+            f"the value '{twice}' is {names.count(twice)} outputs, and torch_tensorrt gives it as"
+            " one",
+            hint=ONNX_ROUTE,
+        )
+    constants = frozenset(weight_specs(program))
+    for node in all_nodes(program):
+        _check_quantized(node, constants)
+
+
+def _check_quantized(node: Node, constants: frozenset[str]) -> None:
+    """Raise unless TensorRT has layers for what the node computes."""
+    if node.target in _NO_FORM:
+        raise _no_form(node, "scales that are computed while it runs, or scales of blocks")
+    if node.target not in QUANTIZED:
+        return
+    if node.target is own.quantized_linear.default:
+        x, x_scale, weight, weight_scale, *_ = arguments(node)
+        values, scales = [x, weight], [(x_scale, x), (weight_scale, weight)]
+    else:
+        scaled, scale, *_ = arguments(node)
+        values = [node if node.target is own.quantize.default else scaled]
+        scales = [(scale, scaled)]
+    for value in values:
+        if dtype_of(value) != FP8:
+            raise _no_form(node, str(dtype_of(value)).removeprefix("torch."), expected="fp8 e4m3fn")
+    for scale, scaled in scales:
+        if getattr(scale, "name", None) not in constants:
+            raise _no_form(node, "a scale that is not a constant")
+        if scale_axis(shape_of(scale), shape_of(scaled)) is None:
+            raise _no_form(node, f"scales of shape {[*shape_of(scale)]}", expected="one dimension")
+    if node.target is own.quantize.default and scale_axis(shape_of(arguments(node)[1]), ()) != -1:
+        raise _no_form(node, "a scale for each row of activations", expected="one for all")
+
+
+def _no_form(node: Node, got: str, *, expected: str = "scales that are constants") -> LoweringError:
+    return LoweringError(
+        f"TensorRT has no layer for {call_place(node)}: expected {expected}, got {got}",
+        hint="Export with --precision fp8 for TensorRT, or quantize for another target.",
+    )
 
 
 def _folded(module: GraphModule, program: ExportedProgram) -> list[str]:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.tensorrt.torch_program import ONNX_ROUTE, scale_axis
 from enginecast.ops.rules import Rules
 from enginecast.passes.ir.effects import aten, own
 
+ONNX_ROUTE = "Use --trt-route onnx."
 _DTYPES = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16"}
 
 
@@ -200,6 +200,19 @@ def _gather(layers: Layers, name: str, values: Any, dim: int, indices: Any, *_: 
     found = _output(layer, name)
     layer.axis = dim % len(data.shape)
     return found
+
+
+def scale_axis(scale: Any, scaled: Any) -> int | None:
+    """The dimension that a scale has a number for each index of; -1: one number for all; None: of
+    several, or broadcast beyond it.
+    """
+    wide = [dim - len(scale) for dim, size in enumerate(scale) if size != 1]
+    if not wide:
+        return -1
+    axis = wide[0] + len(scaled)
+    if len(wide) > 1 or axis < 0 or scaled[axis] != scale[wide[0]]:
+        return None
+    return axis
 
 
 def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,8 +20,11 @@ from enginecast.runtime.values.arrays import BFLOAT16, Array
 
 MAX_HEADER = 100 << 20
 """What the safetensors format allows."""
-_UNREADABLE = (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError)
-_UNREADABLE += (RecursionError,)
+_UNREADABLE: tuple[type[Exception], ...] = (
+    *(ArithmeticError, AttributeError, KeyError, OSError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What reading a header that is none may raise."""
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),

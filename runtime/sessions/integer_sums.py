@@ -18,7 +18,6 @@ from functools import cache
 import numpy as np
 import onnxruntime
 
-from enginecast.errors import MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.sessions.session import PROVIDERS
 
@@ -45,7 +44,6 @@ _PRODUCT = bytes.fromhex(
 package is not needed to run an engine."""
 
 
-@cache
 def products_saturate() -> bool:
     """Whether ONNX Runtime's sums of uint8 by int8 products saturate on this CPU.
 
@@ -53,16 +51,11 @@ def products_saturate() -> bool:
     All operators of `MULTIPLY` share one kernel, chosen once for each process: under an emulated
     Haswell all of them saturate, whatever the sizes (but depthwise convolutions, which never do).
     """
-    return not _is_exact([127, 127])
+    return not _is_exact(127, 127)
 
 
 @cache
-def neighbors_saturate() -> bool:
-    """Whether even sums whose neighbors along K are 128 together do: other two are added there."""
-    return not _is_exact([127, 1])
-
-
-def _is_exact(weights: list[int]) -> bool:
+def _is_exact(*weights: int) -> bool:
     """Whether a product is exact, in which these weights take turns along K."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -88,20 +81,11 @@ def misfit(record: EngineRecord, operators: Set[str] | None = None, provider: st
         return ""  # a GPU multiplies signed values
     if operators is not None and MULTIPLY.keys().isdisjoint(operators):
         return ""
+    # Sums of which neighbors along K are 128 together may saturate where other two are added.
     fits = record.requires.get(SUMS) == ANY_CPU
-    if not (neighbors_saturate() if fits else products_saturate()):
+    if _is_exact(127, 1) if fits else not products_saturate():
         return ""
     return (
         "this CPU adds int8 products in 16 bits, where they saturate (x86 without VNNI), and the"
         " engine needs 32"
     )
-
-
-def require_exact_sums(record: EngineRecord, operators: Set[str], provider: str) -> None:
-    """Refuse an engine whose sums saturate here, with the way out."""
-    if reason := misfit(record, operators, provider):
-        raise MissingError(
-            f"{record.file}: {reason}",
-            hint="Export it again with --precision int8: its weights of 7 bits run on every CPU."
-            ' (In a plan, "bits": 7; in a pipeline, plan-int8{any_cpu=true}, the default.)',
-        )

@@ -20,7 +20,7 @@ from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
-from enginecast.runtime.sessions.integer_sums import misfit, require_exact_sums
+from enginecast.runtime.sessions.integer_sums import misfit
 from enginecast.runtime.sessions.session import NodeTimes, Session, Stop
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
@@ -141,7 +141,13 @@ class OrtSession(Session):
         profile = _profiled(options) if counts_ops else None
         content = bundle.read(record.file)
         operators = check_onnx(content, record.file, weight_files(bundle, record.weights))
-        require_exact_sums(record, operators, providers[0])
+        if reason := misfit(record, operators, providers[0]):
+            raise MissingError(
+                f"{record.file}: {reason}",
+                hint="Export it again with --precision int8: its weights of 7 bits run on every"
+                ' CPU. (In a plan, "bits": 7; in a pipeline, plan-int8{any_cpu=true}, the'
+                " default.)",
+            )
         # By the folder that was checked, and not by its name; no other file is opened.
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.folder))
         session = create_session(record.file, providers, threads, options, content=content)

@@ -5,7 +5,7 @@ fp32, it quantizes activations before packed weights, and for int64 it takes int
 setting that decides what is computed is given, and those that a CPU may lack are read back.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -186,10 +186,10 @@ class OpenVINOSession(Session):
             if self._compile_for is not None:  # what was made for the sizes of this call
                 shapes = tuple((name, tuple(feed.shape)) for name, feed in sorted(feeds.items()))
                 with self._changes_sizes:
-                    compiled = self._of_sizes.pop(shapes, None) or _Compiled(
-                        self._compile_for(shapes)
-                    )
-                    self._of_sizes[shapes] = compiled
+                    if shapes not in self._of_sizes:
+                        self._of_sizes[shapes] = _Compiled(self._compile_for(shapes))
+                    self._of_sizes.move_to_end(shapes)
+                    compiled = self._of_sizes[shapes]
                     if len(self._of_sizes) > KEPT:
                         self._of_sizes.popitem(last=False)
             request = (
@@ -207,7 +207,14 @@ class OpenVINOSession(Session):
             compiled.idle.append(request)
 
     def layers(self) -> tuple[str, ...]:
-        return layers_of(self._whole.model)
+        # How many of each kind, in which precision.
+        counted: Counter[tuple[str, str]] = Counter()
+        for op in self._whole.model.get_runtime_model().get_ops():
+            facts = op.get_rt_info()
+            kind, low = (facts[key].astype(str) for key in ("layerType", "runtimePrecision"))
+            if kind not in ("Const", "Input", "Output"):
+                counted[kind, low] += 1
+        return tuple(f"{kind} in {low}: {count}" for (kind, low), count in sorted(counted.items()))
 
     def _tensor(self, name: str, feed: Feed) -> Any:
         if isinstance(feed, DeviceTensor):
@@ -257,17 +264,6 @@ def said_by(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return told[-1] if told else first_line(error)
-
-
-def layers_of(compiled: Any) -> tuple[str, ...]:
-    """The layers of a compiled model: how many of each kind, in which precision."""
-    counted: dict[tuple[str, str], int] = {}
-    for op in compiled.get_runtime_model().get_ops():
-        facts = op.get_rt_info()
-        kind, precision = (facts[key].astype(str) for key in ("layerType", "runtimePrecision"))
-        if kind not in ("Const", "Input", "Output"):
-            counted[kind, precision] = counted.get((kind, precision), 0) + 1
-    return tuple(f"{kind} in {low}: {count}" for (kind, low), count in sorted(counted.items()))
 
 
 def _require_signature(file: str, manifest: Manifest, model: Any) -> None:

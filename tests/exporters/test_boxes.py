@@ -150,7 +150,7 @@ def test_the_places_of_maximums_are_refused() -> None:
             found: Tensor = torch.ops.torchvision.roi_pool(x, rois, 1.0, 2, 2)[1]
             return found
 
-    with pytest.raises(LoweringError, match="does not say where the maximums were"):
+    with pytest.raises(LoweringError, match="it does not say where the maximums were"):
         engine(
             Places(),
             torch.randn(2, 3, 9, 7),

@@ -29,10 +29,12 @@ OPS: dict[str, Op] = {
     "write a part": lambda x, y: torch.zeros(4, 8, dtype=x.dtype).slice_scatter(x * y, 1, 2, 6),
     "powers": lambda x, y: x**2 + y.square() * x**0 + y**5,
     "angle": lambda x, y: x * torch.angle(y),
-    "conjugate": lambda x, y: torch.addcmul(x, y.conj_physical(), x, value=0.5),
+    "conjugate": lambda x, y: x + y.conj_physical() * x,
     "put": lambda x, y: x.index_put((torch.tensor([0, 2, 2]),), y[:3], accumulate=True),
-    "of real ones": lambda x, y: torch.where(x == y, x, y.abs().to(x.dtype)),
-    "norm": lambda x, y: torch.linalg.norm(x, dim=1) + torch.linalg.vector_norm(y, 3.0, 0) * 1j,
+    "of real ones": lambda x, y: torch.where(x.real == y.real, x, y.abs().to(x.dtype)),
+    "norm": lambda x, y: (
+        torch.linalg.vector_norm(x, dim=1) + torch.linalg.vector_norm(y, 3.0, 0) * 1j
+    ),
 }
 
 

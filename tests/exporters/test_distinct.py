@@ -1,4 +1,4 @@
-"""Counts of equal elements: distinct ones, runs of them, the most frequent, medians without NaN."""
+"""Counts of equal elements: distinct ones, and runs of them; rounded decimals."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +19,6 @@ WAYS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "runs of integers": lambda x: torch.unique_consecutive(
         torch.where(x.isnan(), MOST, x.nan_to_num(0).long()), return_counts=True
     ),
-    "most frequent": lambda x: (
-        x.nan_to_num(9).mode(0).values,
-        x.nan_to_num(9).long().mode().values,
-    ),
-    "median": lambda x: (x.nanmedian(), x.nanmedian(1, True).values, x[0].nanmedian(0).values),
     "decimals": lambda x: ((x * 1.23456).round(decimals=2), (x * 123.456).round(decimals=-1)),
 }
 

@@ -1,9 +1,7 @@
 """Forms that torch takes and that ONNX, its exporter or ONNX Runtime treats in another way."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,26 +42,6 @@ def largest_of_infinities(x: Tensor) -> Tensor:
     return F.max_pool2d(x.masked_fill(x < -3.0, -torch.inf), 2)
 
 
-def labels_that_end(x: Tensor) -> Tensor:
-    """torch's decomposition counts class 0 for every place from the first -1 on."""
-    labels = torch.tensor([2, 5, -1, 0, 3, 1, 1, 1]).expand(2, 8)
-    return F.multilabel_margin_loss(x[:, 0, 0], labels, reduction="none")
-
-
-def scaled_complement(x: Tensor) -> Tensor:
-    """exp(x^2) overflows where erfc is zero."""
-    found: Tensor = torch.special.erfcx(torch.cat([x, -30.0 * x, -1e18 * x]))
-    return found
-
-
-def nearest_of_a_reflection(x: Tensor) -> Tensor:
-    """ONNX Runtime takes another neighbor halfway between two."""
-    grid = x[:, 0].round().div(2).unflatten(-1, (4, 2))
-    options = [(x, False), (x, True), (x[..., :1], True)]
-    found = [F.grid_sample(each, grid, "nearest", "reflection", way) for each, way in options]
-    return torch.stack(found)
-
-
 def far_places(x: Tensor) -> Tensor:
     """ONNX Runtime reads pixels at places beyond the largest integer."""
     grid = torch.cat([x[:, 0], 1e17 * x[:, 1], 1e12 * x[:, 2]], -1).unflatten(-1, (12, 2))
@@ -83,9 +61,6 @@ FORMS: list[Callable[[Tensor], Tensor]] = [
     rotated,
     unbiased_convolution,
     largest_of_infinities,
-    labels_that_end,
-    scaled_complement,
-    nearest_of_a_reflection,
     far_places,
 ]
 
@@ -98,36 +73,6 @@ def test_the_engine_computes_what_torch_does(
     program, _ = rewritten(captured(Function(form), x), "canonicalize")
     lower(program, tmp_path)
     torch.testing.assert_close(run(tmp_path, x)[0], form(x), rtol=1e-5, atol=1e-5)
-
-
-class Losses(nn.Module):
-    """Every form of a cross entropy that torch.onnx says otherwise, and plain ones beside them."""
-
-    def forward(self, x: Tensor, labels: Tensor) -> list[Tensor]:
-        weight = torch.tensor([1.0, 0.2, 3.0, 0.5, 2.0])
-        found = []
-        for reduction, smoothing, weights in itertools.product(
-            ("none", "mean", "sum"), (0.0, 0.1), (None, weight)
-        ):
-            options: Any = {
-                "reduction": reduction,
-                "label_smoothing": smoothing,
-                "weight": weights,
-            }
-            found += [
-                F.cross_entropy(x, labels, ignore_index=2, **options),
-                F.cross_entropy(x, x.flip(0).softmax(1), **options),
-                F.cross_entropy(x[0, :, 0], labels[0, 0], **options),
-            ]
-        return found
-
-
-def test_cross_entropies(tmp_path: Path) -> None:
-    module, x, labels = Losses(), torch.randn(3, 5, 4), torch.randint(5, (3, 4))
-    wanted = module(x, labels)
-    names = [f"loss_{index}" for index in range(len(wanted))]
-    lower(captured(module, x, labels), tmp_path, names)
-    torch.testing.assert_close([*run(tmp_path, x, labels)], wanted, rtol=1e-5, atol=1e-5)
 
 
 class Turned(nn.Module):

@@ -10,6 +10,7 @@ from lowering import error, lower, run
 from programs import Function, captured, outputs
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.nn import functional as F
 
 from enginecast.errors import LoweringError
 
@@ -39,6 +40,15 @@ class Net(nn.Module):
         return self.inner(self.linear(x))
 
 
+class Inside(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = Function(function)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
 def refusal(program: ExportedProgram, folder: Path, names: tuple[str, ...] = ("out",)) -> str:
     with pytest.raises(LoweringError) as caught:
         lower(program, folder, names)
@@ -63,6 +73,80 @@ def test_op_without_onnx_form_is_named_with_its_place(tmp_path: Path) -> None:
 def test_op_that_is_decomposed_first_is_named_as_the_user_called_it(tmp_path: Path) -> None:
     program = captured(Function(lambda x: torch.special.bessel_j0(x + 1)), torch.randn(3))
     assert "ONNX has no form for aten.special_bessel_j0.default" in refusal(program, tmp_path)
+
+
+X, WHOLE = torch.randn(2, 4, 6, 6), torch.arange(8).reshape(1, 2, 2, 2)
+REFUSED: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
+    "aten.special_i0e.default": (torch.special.i0e, X, "the plain formula loses digits"),
+    "aten.special_erfcx.default": (torch.special.erfcx, X, "the plain formula loses digits"),
+    "aten.lcm.default": (lambda x: torch.lcm(x, x), WHOLE, "it has no divisors of integers"),
+    "aten.lgamma.default": (torch.lgamma, X, ""),
+    "aten.mode.default": (lambda x: x.mode().values, X, ""),
+    "aten.index_reduce.default": (
+        lambda x: x.index_reduce(0, X[0, 0, 0, :2].long(), x, "mean"),
+        X,
+        "",
+    ),
+    "aten.diagonal_scatter.default": (
+        lambda x: torch.diagonal_scatter(x[0, 0], x[1, 0, 0]),
+        X,
+        "torch decomposes it into writes",
+    ),
+    "aten.cross_entropy_loss.default": (
+        lambda x: F.cross_entropy(
+            x[:, :, 0, 0], x[:, 0, 0, 0].long().abs() % 4, label_smoothing=0.1
+        ),
+        X,
+        "ONNX has that of classes alone, of a batch, without smoothing",
+    ),
+    "aten.multilabel_margin_loss.default": (
+        lambda x: F.multilabel_margin_loss(x[0, 0], x[0, 1].long().abs() % 6),
+        X,
+        "torch decomposes it into another loss",
+    ),
+    "aten.grid_sampler.default": (
+        lambda x: F.grid_sample(x, x[..., :2], "nearest", "reflection", align_corners=False),
+        X,
+        "halfway between two pixels ONNX Runtime reflects to another neighbor than torch",
+    ),
+    "aten.conv_transpose2d.input": (
+        lambda x: F.conv_transpose2d(
+            x, x[:1, :, :2, :2].mT.expand(4, 4, 2, 2), output_padding=1, dilation=2
+        ),
+        X,
+        "ONNX Runtime wants an output padding below the stride",
+    ),
+    "aten.pad.default": (
+        lambda x: F.pad(x, (-1, 2), "replicate"),
+        X[0],
+        "ONNX Runtime crops constant paddings alone; slice the input instead",
+    ),
+    "aten.pixel_shuffle.default": (
+        lambda x: F.pixel_shuffle(x.mT.reshape(1, 4, 1, 2), 2),
+        WHOLE,
+        "ONNX Runtime has no DepthToSpace of whole numbers",
+    ),
+    "aten.einsum.default": (
+        lambda x: torch.einsum("abij->ab", x.int()),
+        WHOLE,
+        "ONNX Runtime has no Einsum of such integers",
+    ),
+    "aten.heaviside.default": (
+        lambda x: torch.heaviside(x > 0, x > 1),
+        X,
+        "ONNX Runtime has no Where of booleans",
+    ),
+}
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_what_onnx_says_otherwise_is_refused_with_its_place_and_the_reason(
+    op: str, tmp_path: Path
+) -> None:
+    function, x, reason = REFUSED[op]
+    message = refusal(captured(Inside(function), x), tmp_path)
+    assert message.startswith(f"ONNX has no form for {op} (module 'inner', captured.py:")
+    assert message.endswith(reason or ")")
 
 
 def test_attention_with_dropout_draws_numbers(tmp_path: Path) -> None:

@@ -11,10 +11,6 @@ from programs import captured
 from torch import Tensor, nn
 from torch.nn import functional
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:index_reduce:UserWarning"),
-    pytest.mark.filterwarnings("ignore:The reduce argument:UserWarning"),
-]
 PLACES = torch.tensor([[3, 5, 3, 0], [1, 1, 1, 2]])
 OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "log1p": lambda x, y: torch.log1p(x),

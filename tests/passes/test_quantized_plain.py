@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -125,23 +126,18 @@ def test_a_gpu_would_take_every_product(low: Quantized, form: str) -> None:
     for call in calls:  # torch's meta kernel has the rules of layouts and of scales
         *tensors, _, dtype, _ = (value(a) if isinstance(a, Node) else a for a in arguments(call))
         with FakeTensorMode():
-            given = [
-                None
-                if t is None
-                else torch.empty_strided(
-                    [_size(s) for s in t.shape],
-                    [_size(s) for s in t.stride()],
-                    dtype=t.dtype,
-                    device="cuda",
-                )
-                for t in tensors
-            ]
-            torch._scaled_mm(*given, out_dtype=dtype)
-        assert given[4] is None or given[4].dtype == dtype != torch.float32, call.format_node()
+            x, weight, *scales, bias = (t if t is None else on_cuda(t) for t in tensors)
+            torch._scaled_mm(x, weight, scales[0], scales[1], bias, out_dtype=dtype)
+        assert bias is None or bias.dtype == dtype != torch.float32, call.format_node()
 
 
-def _size(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+def on_cuda(tensor: Any) -> Any:
+    """A tensor of these sizes, strides and dtype, as the example's."""
+    sizes, strides = (
+        [s if isinstance(s, int) else int(s.node.hint) for s in given]
+        for given in (tensor.shape, tensor.stride())
+    )
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="cuda")
 
 
 def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:

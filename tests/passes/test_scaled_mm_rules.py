@@ -30,9 +30,9 @@ def meta_takes(n: int, k: int, out: torch.dtype, by_row: bool) -> bool:
     with FakeTensorMode():
         x, weight = (torch.empty(m, k, device="cuda").to(dtype) for m in (5, n))
         shapes = ((5, 1), (1, n)) if by_row else ((), ())
-        scales = [torch.empty(shape, device="cuda") for shape in shapes]
+        x_scale, scale = (torch.empty(shape, device="cuda") for shape in shapes)
         try:
-            torch._scaled_mm(x, weight.t(), *scales, out_dtype=out)
+            torch._scaled_mm(x, weight.t(), x_scale, scale, out_dtype=out)
         except (RuntimeError, ValueError):
             return False
     return True

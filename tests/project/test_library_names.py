@@ -58,7 +58,7 @@ library_names.private_or_none = lambda name: None
 for found in pkgutil.walk_packages(enginecast.__path__, "enginecast."):
     if found.name != "enginecast.__main__":
         import_module(found.name)
-assert "enginecast.exporters.onnx.passes.linear_forms" in sys.modules
+assert "enginecast.exporters.onnx.ops.linalg" in sys.modules
 """
 
 

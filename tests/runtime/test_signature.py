@@ -204,8 +204,9 @@ def test_a_certificate_has_to_be_valid_now_and_for_code(
     signer, authority = certified(tmp_path / "ca", **options)
     with pytest.raises(UsageError, match=rf"leaf\.crt: .*{said}"):
         sign(root, signer)
-    monkeypatch.setattr(signature, "unfit", lambda certificate: "")  # another program signs it
-    sign(root, signer)
+    with monkeypatch.context() as another_program:
+        another_program.setattr(signature, "unfit", lambda certificate: "")
+        sign(root, signer)
     with pytest.raises(BundleError, match=rf"model\.sig: .*{said}"):
         load(root, trust=authority)
 

@@ -31,7 +31,7 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.target import LoweringRequest
-from enginecast.exporters.tensorrt.gate.gate import check_ready
+from enginecast.exporters.tensorrt.gate.check import check_ready
 from enginecast.exporters.tensorrt.lower import NETWORK_FILE, lowering, tensorrt_onnx
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy

@@ -9,7 +9,7 @@ from tensorrt_cases import CASES, FLOATS, Case, Constants
 from tensorrt_graphs import E5M2, model_of
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.gate.gate import SHOWN, Violation, check_ready, refusal_of
+from enginecast.exporters.tensorrt.gate.check import SHOWN, Violation, check_ready, refusal_of
 
 RANGES = {"batch": (1, 8), "sequence": (1, 64)}
 GATE = Path(__file__).parents[2] / "exporters/tensorrt/gate"

@@ -17,7 +17,7 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.onnx.metadata import LINE
 from enginecast.exporters.target import LoweringRequest
-from enginecast.exporters.tensorrt.gate.gate import check_ready
+from enginecast.exporters.tensorrt.gate.check import check_ready
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
 from enginecast.exporters.tensorrt.lower import lowering, tensorrt_onnx
 from enginecast.exporters.tensorrt.target import TensorRT

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from tensorrt_graphs import model_of
 
-from enginecast.exporters.tensorrt.gate.gate import Violation, check_ready
+from enginecast.exporters.tensorrt.gate.check import Violation, check_ready
 from enginecast.exporters.tensorrt.gate.shape_rules import (
     MOST_ELEMENTS,
     bounds,

@@ -22,8 +22,7 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt import torch_build as tensorrt_torch
 from enginecast.exporters.tensorrt.lower import lowering
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.torch_build import plan_by_torch
-from enginecast.exporters.tensorrt.torch_program import check_program
+from enginecast.exporters.tensorrt.torch_build import check_program, plan_by_torch
 from enginecast.passes.ir.edit import with_weights
 from enginecast.passes.ir.effects import own
 from enginecast.runtime.bundle.manifest import ShapeRange

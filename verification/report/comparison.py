@@ -116,8 +116,8 @@ def compare(one: Side, other: Side) -> Comparison:
         "Fusions": tuple(_fusions(*reports)),
         "Quantization": tuple(_plan(*reports)),
         "Time by op": tuple(_ops(*reports)),
-        "Steps": tuple(_numbers(*(r.seconds for r in reports), lambda s: f"{s:.2f} s")),
-        "Versions": tuple(_texts(*map(_versions, reports))),
+        "Steps": tuple(_steps(*reports)),
+        "Versions": tuple(_texts(_versions(one.report), _versions(other.report))),
     }
     shown = {name: lines for name, lines in groups.items() if lines}
     return Comparison(one, other, tuple(_warnings(one, other)), shown)
@@ -210,11 +210,10 @@ def _number(
     return Line(name, left, right, change, worse, (one, other))
 
 
-def _numbers(
-    one: Mapping[str, float], other: Mapping[str, float], shown: Callable[[float], str]
-) -> Iterator[Line]:
-    for name in dict.fromkeys([*one, *other]):
-        yield _number(name, (one.get(name), other.get(name)), shown)
+def _steps(one: Report, other: Report) -> Iterator[Line]:
+    for step in dict.fromkeys([*one.seconds, *other.seconds]):
+        values = [report.seconds.get(step) for report in (one, other)]
+        yield _number(step, values, lambda s: f"{s:.2f} s")
 
 
 def _texts(
@@ -235,13 +234,14 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
             continue
         # What a precision costs is no fault: beside another one, units of its floor are judged.
         alike = one.floor_dtype == other.floor_dtype
-        for field_name, title, show, judged in (
+        fields: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
             ("error", "relative L2", "{:.2e}".format, alike),
             ("ratio", "error over eager's", times, True),
             ("floor", "eager's own error", "{:.2e}".format, False),
             ("cosine", "least cosine", "{:.7f}".format, False),
             ("sqnr_db", "SQNR dB", "{:.1f}".format, False),
-        ):
+        )
+        for field_name, title, show, judged in fields:
             a, b = (getattr(each, field_name) for each in pair)
             if a is None and b is None:
                 continue
@@ -260,14 +260,17 @@ def _passes(one: Report, other: Report) -> Iterator[Line]:
         broken = " BROKEN" if check.failure else ""
         return f"{check.rewritten} rewritten, {check.left_alone} left, {error}{broken}"
 
-    texts = [{check.name: text(check) for check in report.passes} for report in (one, other)]
-    yield from _texts(*texts, {check.name for check in other.passes if check.failure})
+    before, after = ({check.name: text(check) for check in r.passes} for r in (one, other))
+    yield from _texts(before, after, {check.name for check in other.passes if check.failure})
 
 
 def _fusions(one: Report, other: Report) -> Iterator[Line]:
-    texts = [{f.kind: f"{f.engine} of {f.expected}" for f in r.fusions} for r in (one, other)]
+    left, right = (
+        {f.kind: f"{f.engine} of {f.expected}" for f in report.fusions} for report in (one, other)
+    )
     before = {f.kind: f.engine for f in one.fusions}
-    yield from _texts(*texts, {f.kind for f in other.fusions if f.engine < before.get(f.kind, 0)})
+    fewer = {f.kind for f in other.fusions if f.engine < before.get(f.kind, 0)}
+    yield from _texts(left, right, fewer)
 
 
 def _plan(one: Report, other: Report) -> Iterator[Line]:

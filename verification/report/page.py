@@ -57,12 +57,12 @@ def _rendered(template: str, **content: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"bytes": size, "digits": _digits, "times": times}
+    environment.filters.update({"bytes": size, "digits": _digits, "times": times})
     functions: tuple[Callable[..., Any], ...] = (
         *(color_of, in_layers, most_telling, plan_picture, spent_by, strip_of, verdict_line),
         *(fusions_table, modules_table, outputs_table, passes_table, plan_table, weights_table),
     )
-    environment.globals |= {each.__name__: each for each in functions} | {"MOST_ROWS": MOST_ROWS}
+    environment.globals.update({each.__name__: each for each in functions}, MOST_ROWS=MOST_ROWS)
     return environment.get_template(template).render(**content) + "\n"
 
 

@@ -15,7 +15,7 @@ from enginecast.compiler.request import EngineConfig
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.onnx.lower import op_counts
 from enginecast.exporters.registry import target_of
-from enginecast.exporters.tensorrt.gate.gate import Violation, check_ready, refusal_of
+from enginecast.exporters.tensorrt.gate.check import Violation, check_ready, refusal_of
 from enginecast.exporters.tensorrt.gate.operators import table as known
 from enginecast.exporters.tensorrt.gate.operators import unsupported
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes

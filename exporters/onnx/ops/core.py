@@ -1,7 +1,6 @@
 """Operators of `aten` that make tensors, and that compute element by element."""
 
 import math
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +9,7 @@ from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import core as torch_core
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, rewrite
+from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
     DOUBLE,
@@ -236,6 +235,8 @@ def _quotient_in_fp32(program: ProgramView, node: Node) -> Node:
     return insert(graph, aten.to.dtype, (found, dtype), like=node)
 
 
+refuse(*(aten.gcd.default, aten.lcm.default), reason="it has no divisors of integers")
+
 # Bits
 
 
@@ -278,20 +279,25 @@ def _shift(shift: Any, x: Any, by: Any, direction: str) -> Any:
 # Rounding and kinds of numbers
 
 
-def _rounded(kernel: Any, x: Any) -> Any:
+def _of_reals(rounded: Any) -> Any:
     """Integers stay as they are: ONNX rounds floats alone."""
-    return kernel(x) if x.dtype in REALS else op.Identity(x)
+
+    def of_any(x: Any) -> Any:
+        return rounded(x) if x.dtype in REALS else op.Identity(x)
+
+    return of_any
 
 
-form(aten.ceil.default)(partial(_rounded, op.Ceil))
-form(aten.floor.default)(partial(_rounded, op.Floor))
-form(aten.round.default)(partial(_rounded, op.Round))
+form(aten.ceil.default)(_of_reals(op.Ceil))
+form(aten.floor.default)(_of_reals(op.Floor))
+form(aten.round.default)(_of_reals(op.Round))
 
 
 @form(aten.trunc.default)
+@_of_reals
 def _trunc(x: Any) -> Any:
     """ONNX has no Trunc."""
-    return _rounded(lambda x: op.Mul(op.Sign(x), op.Floor(op.Abs(x))), x)
+    return op.Mul(op.Sign(x), op.Floor(op.Abs(x)))
 
 
 @form(aten.round.decimals)
@@ -321,7 +327,10 @@ def _isfinite(x: Any) -> Any:
 
 
 def _choose(x: Any, y: Any, *, largest: bool) -> Any:
-    """The larger or the smaller of each pair; `x` knows its dtype, and so does the result."""
+    """The larger or the smaller of each pair; `x` knows its dtype, and so does the result.
+
+    ONNX Runtime's (1.31, CPU) are wrong for some int64 (microsoft/onnxruntime#25280, #32475).
+    """
     if x.dtype in REALS:
         found = (op.Max if largest else op.Min)(x, y)
     elif x.dtype == BOOL:
@@ -437,6 +446,13 @@ def _sign(x: Any) -> Any:
 def _heaviside(x: Any, values: Any) -> Any:
     zero = like(x, 0)
     return op.Where(op.Equal(x, zero), values, op.CastLike(op.Greater(x, zero), x))
+
+
+refuse(
+    aten.heaviside.default,
+    when=lambda node: dtype_of(node) == torch.bool,
+    reason="ONNX Runtime has no Where of booleans",
+)
 
 
 @form(aten.masked_fill.Scalar)

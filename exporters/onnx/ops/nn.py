@@ -454,6 +454,12 @@ def _grows_by_a_stride(node: Node) -> bool:
     return any(one >= step for step, one in pairs)
 
 
+def _reads_narrow(node: Node) -> bool:
+    """Whether it reads integers of fewer than 64 bits."""
+    narrow = (torch.uint8, torch.int8, torch.int16, torch.int32)
+    return any(dtype_of(source) in narrow for source in node.all_input_nodes)
+
+
 def _is_other_cross_entropy(node: Node) -> bool:
     x, target, *rest = arguments(node)
     is_smoothed = len(rest) == 4 and rest[-1] != 0
@@ -461,6 +467,11 @@ def _is_other_cross_entropy(node: Node) -> bool:
     return is_smoothed or is_of_shares or len(shape_of(x)) == 1
 
 
+refuse(
+    *(aten.einsum.default, aten.bilinear.default),
+    when=_reads_narrow,
+    reason="ONNX Runtime has no Einsum of such integers",
+)
 refuse(
     aten.pixel_shuffle.default,
     when=_moves_whole_numbers,

@@ -1,8 +1,8 @@
 """Pools.
 
-Those that ONNX has not, adaptive ones whose windows differ in size, gather each window, as long as
-the longest one: what is too much repeats its last element, which changes no maximum, and counts
-nothing in a mean.
+Those that ONNX has not, adaptive ones whose windows differ in size (microsoft/onnxscript#1616),
+gather each window, as long as the longest one: what is too much repeats its last element, which
+changes no maximum, and counts nothing in a mean.
 """
 
 import math
@@ -46,7 +46,7 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """torch.onnx leaves the divisor out."""
+    """torch.onnx leaves the divisor out (pytorch/pytorch#105349)."""
     padding = [*padding] * (len(kernel_size) // len(padding))
     if divisor_override is None:
         return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)

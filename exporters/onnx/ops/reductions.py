@@ -1,7 +1,8 @@
 """Operators of `aten` that read rows: reductions, sums so far, orders, counts of equal elements.
 
-ONNX leaves open what becomes of NaN, which torch takes for the largest value.  ONNX Runtime (1.31,
-CPU) compares some integers beyond 32 bits wrongly in Max, Min, Clip, Sign, ReduceMax and ReduceMin:
+ONNX leaves open what becomes of NaN, which torch takes for the largest value
+(microsoft/onnxruntime#10514).  ONNX Runtime (1.31, CPU) compares some integers beyond 32 bits
+wrongly in Max, Min, Clip, Sign, ReduceMax and ReduceMin (#25280, #32475: its Eigen, with SSE2):
 here they are chosen by comparisons.  The mean of nothing is 0 there, and its largest element the
 smallest of its dtype.
 """
@@ -12,11 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import core as torch_core
+from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite
+from enginecast.exporters.onnx.ops.registry import form, rewrite, torch_form
+from enginecast.exporters.onnx.ops.special import log_add
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
     DOUBLE,
@@ -29,6 +33,7 @@ from enginecast.exporters.onnx.ops.values import (
     cast,
     compared,
     flat,
+    in_fp32,
     ints,
     length,
     like,
@@ -40,50 +45,31 @@ from enginecast.passes.ir.effects import aten
 # Whether, how many, how much
 
 
-@form(aten.any.default)
-def _any(x: Any) -> Any:
-    return _any_of(x, None, keepdim=False)
-
-
-@form(aten.any.dim, aten.any.dims)
-def _any_along(x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
-    return _any_of(x, dim, keepdim=keepdim)
-
-
-def _any_of(x: Any, dim: int | Sequence[int] | None, *, keepdim: bool) -> Any:
+@form(aten.any.default, aten.any.dim, aten.any.dims)
+def _any(x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
     """Whether there is one, by counting; the largest of no numbers would be true."""
     found = x if x.dtype == BOOL else op.Not(op.Equal(x, like(x, 0)))
     if not x.shape:
         return op.Identity(found)
     counted = op.Cast(found, to=int(INT64))
-    axes = axes_of(x, dim)
-    total = op.ReduceSum(counted, ints(*axes), keepdims=int(keepdim))
+    total = op.ReduceSum(counted, ints(*axes_of(x, dim)), keepdims=int(keepdim))
     return op.Greater(total, op.Constant(value_int=0))
 
 
-@form(aten.mean.default)
-def _mean(x: Any, *, dtype: int | None = None) -> Any:
-    return _mean_of(x, None, keepdim=False, dtype=dtype)
-
-
-@form(aten.mean.dim)
-def _mean_along(
+@form(aten.mean.default, aten.mean.dim)
+def _mean(
     x: Any,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: int | None = None,
 ) -> Any:
-    return _mean_of(x, dim, keepdim=keepdim, dtype=dtype)
-
-
-def _mean_of(x: Any, dim: Any, *, keepdim: bool, dtype: int | None) -> Any:
+    """Not a sum divided by a count: in fp16 the sum leaves its range."""
     x = x if dtype in (None, -1) else cast(x, ir.DataType(dtype))
     if not x.shape:
         return op.Identity(x)
-    given = [dim] if isinstance(dim, int) else dim or axes_of(x, dim)
-    # Not a sum divided by a count: in fp16 the sum leaves its range.
-    return _nan_of_nothing(x, dim, op.ReduceMean(x, ints(*given), keepdims=int(keepdim)))
+    axes = [dim] if isinstance(dim, int) else dim or axes_of(x, dim)
+    return _nan_of_nothing(x, dim, op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)))
 
 
 @form(aten.var.correction)
@@ -204,6 +190,16 @@ def _scan(
         )
         rows = join(*earlier, *rows)
     return rows
+
+
+@form(aten.logcumsumexp.default)
+@in_fp32
+def _logcumsumexp(x: Any, dim: int) -> Any:
+    """Without a row of exp, as torchlib has it (microsoft/onnxscript#281)."""
+    if not x.shape:
+        return op.Identity(x)
+    lowest = like(x, -math.inf)
+    return _scan((x,), (lowest,), dim, lambda a, b: (log_add(b, a, math.e),))[0]
 
 
 @form(aten.cumprod.default)
@@ -343,24 +339,14 @@ def _reduce(x: Any, dims: Sequence[int], keepdim: bool, *, largest: bool) -> Any
     return op.CastLike(op.Where(op.Cast(holes, to=int(BOOL)), like(wide, math.nan), found), x)
 
 
-@form(aten.amax.default)
+@form(aten.amax.default, aten.max.default)
 def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     return _reduce(x, dim, keepdim, largest=True)
 
 
-@form(aten.amin.default)
+@form(aten.amin.default, aten.min.default)
 def _amin(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     return _reduce(x, dim, keepdim, largest=False)
-
-
-@form(aten.max.default)
-def _max(x: Any) -> Any:
-    return _reduce(x, (), False, largest=True)
-
-
-@form(aten.min.default)
-def _min(x: Any) -> Any:
-    return _reduce(x, (), False, largest=False)
 
 
 def _is_of_all_dims(node: Node) -> bool:
@@ -551,7 +537,8 @@ def _has_one_bin(node: Node) -> bool:
     return bool(bins == 1 and low == high)
 
 
-refuse(
-    aten.histc.default, when=_has_one_bin, reason="its one bin begins and ends at the same number"
-)
-refuse(aten.logcumsumexp.default, reason="torch.onnx would take sums that leave the range")
+@torch_form(aten.histc.default, when=_has_one_bin)
+def _all_of_them(x: Tensor, *_: float) -> Tensor:
+    """A mixture of one expert counts its tokens so; ONNX has no bounds that come from values."""
+    count = torch.ones_like(x, dtype=torch.int64).sum()
+    return count.to(x.dtype).reshape(1)

@@ -83,7 +83,7 @@ def _while_loop(
 
     It calls the condition before the loop as a function of opset 23's version, and all other calls
     have version 1.  torch's inliner refuses a model whose loop holds a branch or another loop then
-    ("Opset mismatch when inlining function", torch 2.13).
+    ("Opset mismatch when inlining function", torch 2.13; pytorch/pytorch#162645 made it).
     """
     translate = private(f"{HOP}.higher_order_while_loop", "a loop")
     results: Sequence[Any] = translate(condition, body, carried, additional)

@@ -207,5 +207,5 @@ refuse(
     *(aten.erfinv.default, aten.special_erfinv.default, aten.special_erfcx.default),
     *(aten.i0.default, aten.special_i0.default, aten.special_i0e.default),
     *(aten.special_i1.default, aten.special_i1e.default),
-    reason="it has no such function, and a formula loses digits",
+    reason="it has no such function, and the plain formula loses digits",
 )

@@ -79,7 +79,7 @@ class Operator(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ones: tuple[str, ...] = ()
     """Attributes that have to be a list of ones, where they are there."""
     rules: tuple[str, ...] = ()
-    """What else is asked, by the names in `tensorrt_gate_operators.RULES`."""
+    """What else is asked, by the names in `operator_rules.RULES`."""
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True):
