@@ -13,10 +13,10 @@ from gpu_models import Case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest
+from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline

@@ -9,7 +9,7 @@ from torch import nn
 
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.recording import record as record
-from enginecast.capture.tracing.ladder.strategy import Fallback
+from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
 from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps

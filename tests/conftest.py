@@ -73,7 +73,7 @@ def swept(sweep: Any) -> dict[str, int]:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test, which export
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Sweep fewer sizes, but where a test is about them."""
-    if sweep := sys.modules.get("enginecast.capture.tracing.checks.sweep"):
+    if sweep := sys.modules.get("enginecast.capture.tracing.sizes.sweep"):
         vars(sweep).update(swept(sweep))
         if not item.get_closest_marker("all_sizes"):
             vars(sweep).update(SWEPT)

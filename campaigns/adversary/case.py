@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.tracing.ladder.strategy import Fallback
+from enginecast.capture.tracing.attempt import Fallback
 
 Expected = Literal["right", "refused", "either"]
 """What must happen: published and right, not published, or any but published and wrong."""

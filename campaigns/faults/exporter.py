@@ -216,13 +216,13 @@ class Exporter:
 
 def serve(folder: Path) -> None:
     """Answer requests until stdin ends."""
-    import enginecast.capture.tracing.checks.sweep
+    import enginecast.capture.tracing.sizes.sweep
     import enginecast.compiler.session
     import enginecast.exporters.aotinductor.target
     import enginecast.exporters.onnx.target
     import enginecast.exporters.torchscript.target
 
-    vars(enginecast.capture.tracing.checks.sweep).update(WALKED=100, MOST=4)
+    vars(enginecast.capture.tracing.sizes.sweep).update(WALKED=100, MOST=4)
     exporter = Exporter(folder)
     for line in sys.stdin:
         print(json.dumps(exporter.answer(json.loads(line))), flush=True)

@@ -230,11 +230,18 @@ def holds(code: CodeType, line: int) -> bool:
     return code.co_firstlineno <= line <= max(line_numbers(code), default=0)
 
 
+def calling_frames() -> Iterator[FrameType]:
+    """The frames of the model's own code that are running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_model_code(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
 def calling_place() -> SourceLocation | None:
     """The line of the model's own code that is running; None: there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_model_code(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = next(calling_frames(), None)
     return None if frame is None else SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 

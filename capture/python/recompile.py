@@ -15,7 +15,7 @@ import inspect
 import linecache
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -130,6 +130,24 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def forward_within(
+    module: Any, around: Callable[[], AbstractContextManager[object]]
+) -> Iterator[None]:
+    """Let `module.forward` run within a context of its own, such as a mode of torch's, in each call
+    for the time of the block.
+    """
+    forward = module.forward
+
+    @functools.wraps(forward)  # torch.export asks for its signature
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return forward(*args, **kwargs)
+
+    with replaced(module, "forward", run):
+        yield
 
 
 def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:

@@ -1,6 +1,4 @@
-"""Trace a model with torch.export: from a source to a program bound to its weights.
+"""Trace a model with torch.export, by the first attempt of a list that gives what eager computes.
 
-Holds: what puts the folders together (`export.py`). They may import each other in this order:
-`patches`, `answers`, `program` and `state`; `ladder`; `checks`. Beside them they import `passes.ir`
-and no pass; only `enginecast`, `enginecast.compiler` and `enginecast.testing` import them.
+Holds: the list (`ladder`), one trace (`torch_export`), and what becomes of it (`captured`).
 """

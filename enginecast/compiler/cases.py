@@ -36,8 +36,8 @@ from enginecast.capture.python.locations import (
 from enginecast.capture.sources.decoder import DecoderSource
 from enginecast.capture.sources.encoder_decoder import CrossDecoderSource
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.answers.oracle import Guard
-from enginecast.capture.tracing.ladder.shapes import OtherSizes, SizeCheck
+from enginecast.capture.tracing.answers.recorded_reads import Guard
+from enginecast.capture.tracing.sizes.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.fit_values import error_of
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from torch.export import ExportedProgram
 
-from enginecast.capture.tracing.ladder.shapes import named_sizes
+from enginecast.capture.tracing.sizes.shapes import named_sizes
 from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig

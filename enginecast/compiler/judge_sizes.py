@@ -34,8 +34,8 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.export import Captured
-from enginecast.capture.tracing.ladder.shapes import (
+from enginecast.capture.tracing.captured import Captured
+from enginecast.capture.tracing.sizes.shapes import (
     FrozenDimensionError,
     OtherSizes,
     Range,

@@ -16,7 +16,7 @@ from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSour
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.capture.tracing.ladder import strategy
+from enginecast.capture.tracing import attempt
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
@@ -176,7 +176,7 @@ def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
     )
 
 
-def describe_rungs(rungs: Sequence[strategy.Rung]) -> tuple[Rung, ...]:
+def describe_rungs(rungs: Sequence[attempt.Rung]) -> tuple[Rung, ...]:
     return tuple(msgspec.convert(rung, Rung, from_attributes=True) for rung in rungs)
 
 

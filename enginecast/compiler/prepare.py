@@ -15,8 +15,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.detect.reporters import overlooked
 from enginecast.capture.inputs.derive.derive import check_required, derive
 from enginecast.capture.inputs.derive.diffusion import bound
 from enginecast.capture.inputs.derive.image_sizes import with_sizes
@@ -50,10 +50,10 @@ from enginecast.capture.sources.encoder_decoder import (
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.sources.stateful import StatefulSource, with_state
-from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
-from enginecast.capture.tracing.ladder.look_alikes import settle_sizes
-from enginecast.capture.tracing.ladder.shapes import Range, sum_checks
-from enginecast.capture.tracing.state.history import CalledInTurn
+from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
+from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
+from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
 from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,
@@ -671,7 +671,7 @@ def _capture(
         options.fallback,
         inputs,
         widens=options.widens,
-        as_eager=options.as_eager,
+        is_hidden=options.as_eager,
     )
     if not wanted:
         return captured

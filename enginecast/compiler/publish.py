@@ -10,7 +10,7 @@ import msgspec
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.ladder.strategy import Rung
+from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from enginecast.capture.sources.recording import Recorded
-    from enginecast.capture.tracing.ladder.strategy import Fallback
+    from enginecast.capture.tracing.attempt import Fallback
     from enginecast.exporters.target import Target
     from enginecast.passes.ir.base import Pass
     from enginecast.passes.ir.quantization_plan import QuantizationPlan
@@ -108,7 +108,7 @@ class ModelOptions:
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
     as_eager: bool = False
-    """Whether to trace along the code that eager runs (see `Ladder.as_eager`)."""
+    """Whether to trace along the code that eager runs (see `capture.tracing.ladder.HIDDEN`)."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: Annotated[

@@ -29,8 +29,8 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
-from enginecast.capture.tracing.checks.sweep import telling_sizes
-from enginecast.capture.tracing.ladder.strategy import Rung
+from enginecast.capture.tracing.attempt import Rung
+from enginecast.capture.tracing.sizes.sweep import telling_sizes
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
 from enginecast.compiler.fit_values import fit_values

@@ -17,10 +17,10 @@ from enginecast.capture.sources.encoder_decoder import ENCODER, CrossDecoderSour
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
-from enginecast.capture.tracing.ladder.ladder import LEADS_ON
-from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError
-from enginecast.capture.tracing.ladder.strategy import RefusedError
-from enginecast.capture.tracing.patches.flex_attention import flex_attention_spelled_out
+from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.capture.tracing.ladder import LEADS_ON
+from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
+from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler import budget
 from enginecast.compiler.cases import cover_branches, in_example_values
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits

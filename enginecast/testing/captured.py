@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.capture.tracing.program.functionalize import functionalize
+from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.edit import input_names
 
 

@@ -66,7 +66,7 @@ def run_pipeline(
             place = source_line(node) or node.name
             raise PassError(
                 f"{node.target} at {place} writes in place, and passes expect a functional program",
-                hint="enginecast.capture.tracing.program.functionalize makes a program functional;"
+                hint="enginecast.passes.captured.functionalize makes a program functional;"
                 " every capture calls it.",
             )
     runs: list[PassRun] = []

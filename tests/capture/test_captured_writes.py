@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import Captured, capture, describe
+from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.compiler.prepare import input_specs
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export

@@ -10,9 +10,10 @@ from control_flow import ROWS, EarlyExit, IfElse, KvCache, MoeLoop, PrintItem, R
 from exports import cast
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect.detect import ask_dynamo, detect, private_copy
+from enginecast.capture.control_flow.detect.dynamo import ask_dynamo, private_copy
 from enginecast.capture.control_flow.detect.findings import Finding, merge, summarize
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.control_flow.detect.statements import numbers_decide
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch

@@ -18,8 +18,8 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import Source, open_source
-from enginecast.capture.tracing.export import Captured, capture, describe
-from enginecast.capture.tracing.ladder.shapes import check_shapes
+from enginecast.capture.tracing.captured import Captured, capture, describe
+from enginecast.capture.tracing.sizes.shapes import check_shapes
 from enginecast.errors import CaptureError, SourceError, UsageError
 
 MAKERS = {"t5": tiny_t5, "bert": tiny_bert, "llama": tiny_llama, "vit": tiny_vit}

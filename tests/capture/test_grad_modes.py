@@ -7,7 +7,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 
 
 class Experts(nn.Module):

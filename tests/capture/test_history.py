@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import enginecast
 from enginecast.capture.python.preserve_caches import preserving_caches
-from enginecast.capture.tracing.state.history import CalledInTurn
+from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
 from enginecast.errors import CaptureError
 
 Forward = Callable[[Any, Tensor], Tensor]

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.answers.known_constants import MOST_ELEMENTS
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture
+from enginecast.capture.tracing.patches.table import MOST_ELEMENTS
 
 SIDE = 4
 

@@ -14,8 +14,8 @@ from enginecast.capture.control_flow.detect import recorder
 from enginecast.capture.inputs.examples import Case, example_sizes, sample
 from enginecast.capture.inputs.specs import from_example, ranges_of
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.ladder.strategy import Fallback, RefusedError
+from enginecast.capture.tracing.attempt import Fallback, RefusedError
+from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.errors import CaptureError
 
 

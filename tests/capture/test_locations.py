@@ -195,7 +195,7 @@ def test_an_editable_package_is_the_users(how: str, tmp_path: Path) -> None:
 PREPARE = """
 import sys
 sys.path.append({root!r})
-from enginecast.capture.control_flow.converters.convert import user_functions
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.prepare import ModelOptions, prepare
 from enginecast.compiler.steps import Steps

@@ -11,7 +11,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture
 
 ONES = torch.ones(4, 5, dtype=torch.int64)
 RAGGED = torch.tensor([[1, 1, 0, 0, 1]] * 4)
@@ -187,12 +187,12 @@ class Trying(Refusing):
         return x
 
 
-def captured(module: nn.Module, as_eager: bool = True) -> Captured:
+def captured(module: nn.Module, hidden: bool = True) -> Captured:
     example = {"input_ids": torch.arange(15).view(3, 5) % 9, "attention_mask": ONES[:3]}
     specs = from_example(example, None)
     source = FactorySource("dropped", module.eval(), example)
     inputs = sample(specs, example_sizes(specs), 0)
-    return capture(source, specs, inputs, ALL, as_eager=as_eager)
+    return capture(source, specs, inputs, ALL, is_hidden=hidden)
 
 
 def assert_the_same(found: Captured, module: nn.Module) -> None:
@@ -240,7 +240,7 @@ def test_what_a_path_leaves_in_an_object_is_refused(kind: type[nn.Module]) -> No
 def test_code_that_asks_whether_it_is_traced_is_captured_as_eager_runs_it() -> None:
     module = Asking()
     with pytest.raises(AssertionError):
-        assert_the_same(captured(module, as_eager=False), module)
+        assert_the_same(captured(module, hidden=False), module)
     plain = torch._subclasses.FakeTensor
     assert_the_same(captured(module), module)
     assert torch._subclasses.FakeTensor is plain

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture
 
 
 class Windows(nn.Module):

@@ -21,9 +21,9 @@ from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.refusals.refusal import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import capture
-from enginecast.capture.tracing.ladder.strategy import TracingStrategy
-from enginecast.capture.tracing.ladder.trace import trace
+from enginecast.capture.tracing.attempt import Attempt
+from enginecast.capture.tracing.captured import capture
+from enginecast.capture.tracing.torch_export import trace
 from enginecast.errors import CaptureError
 
 
@@ -149,7 +149,7 @@ def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
     specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
     with pytest.raises(CaptureError) as caught:
-        trace(source, specs, sample(specs, example_sizes(specs), 0), Wanted(), TracingStrategy())
+        trace(source, Attempt(specs, sample(specs, example_sizes(specs), 0)), Wanted())
     return caught.value
 
 

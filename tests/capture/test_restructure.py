@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.capture.control_flow.converters.convert import Restructured, restructure
+from enginecast.capture.control_flow.converters.restructure import Restructured, restructure
 from enginecast.capture.control_flow.operators import dispatch as structured
 from enginecast.capture.control_flow.operators.sites import RewriteRefused
 from enginecast.capture.python.locations import SourceLocation

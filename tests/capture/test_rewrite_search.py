@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.converters.convert import functions_at
+from enginecast.capture.control_flow.converters.restructure import functions_at
 from enginecast.capture.control_flow.operators import dispatch
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.script import hybrid
-from enginecast.capture.tracing.ladder import ladder
-from enginecast.capture.tracing.ladder.ladder import Ladder, LadderResult
-from enginecast.capture.tracing.ladder.strategy import RefusedError
-from enginecast.capture.tracing.ladder.trace import trace
+from enginecast.capture.tracing import ladder
+from enginecast.capture.tracing.attempt import Attempt, RefusedError
+from enginecast.capture.tracing.ladder import Search
+from enginecast.capture.tracing.torch_export import Traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SOURCE = """\
@@ -58,22 +58,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module
     del sys.modules["two_places"]
 
 
-def climb(module: nn.Module) -> LadderResult:
+def climb(module: nn.Module) -> Traced:
     example = {"x": torch.tensor([1.0, -2.0, 3.0, 4.0])}
     specs = from_example(example)
     source = take_module(module, example)
-    return Ladder(
-        source,
-        lambda strategy: trace(source, specs, example, ALL, strategy),
-        lambda: [example],
-        "rewrite",
-    ).climb()
+    search = Search(source, Attempt(specs, example), ALL, lambda: [example], "rewrite")
+    return ladder.climb(search)
 
 
 def test_places_behind_rewritten_code_are_rewritten_too(model: nn.Module) -> None:
     found = climb(model)
-    assert found.strategy.name == "rewrite"
-    program = found.traced.program.module()
+    assert found.attempt.name == "rewrite"
+    program = found.program.module()
     for x in ([1.0, -2.0, 3.0, 4.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]):
         [given] = program(x=torch.tensor(x)).values()
         torch.testing.assert_close(given, model(torch.tensor(x)))
@@ -103,7 +99,7 @@ def test_functions_that_others_of_a_package_call_are_found(
     (package / "outer.py").write_text(outer)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        "enginecast.capture.control_flow.converters.convert.is_user_code",
+        "enginecast.capture.control_flow.converters.restructure.is_user_code",
         lambda file: "installed_one" not in file,
     )
     users = "from torch import nn\n\nfrom installed_one import outer\n\n\nclass Model(nn.Module):\n"

@@ -8,7 +8,7 @@ from enginecast.capture.control_flow.operators import dispatch
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 
 EXPERTS = 4
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.answers.size_numbers import EXACT
-from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.capture.tracing.captured import Captured, capture
 
 LONGEST = 256
 

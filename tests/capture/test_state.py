@@ -17,7 +17,7 @@ import enginecast
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 from enginecast.compiler.prepare import prepare, reference_of
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export

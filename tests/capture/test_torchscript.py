@@ -19,7 +19,7 @@ from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import ExportSession
 from enginecast.compiler.steps import Steps

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.interpret import interpret_cases
 

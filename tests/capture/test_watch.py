@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.tracing.state.watch import Watch
+from enginecast.capture.tracing.state.watched_names import Watch
 
 COUNTS, TALLY, RECENT = np.zeros(2), array.array("l", [0]), deque([0], 3)
 TICKS, SPACE, LOCAL = itertools.count(), SimpleNamespace(n=0), threading.local()

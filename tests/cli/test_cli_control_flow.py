@@ -213,7 +213,7 @@ def test_an_eager_that_never_runs_is_not_searched(
     def never(*_: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr("enginecast.capture.control_flow.cover.branches._search", never)
+    monkeypatch.setattr("enginecast.capture.control_flow.cover.branches.perturbed", never)
     ran = cast(capsys, "export", "flow_cli:deep", "-o", "bundle")
     assert ran.code == 2
     assert place("deep") in ran.err

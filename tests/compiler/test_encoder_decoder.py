@@ -30,7 +30,7 @@ from enginecast.capture.sources.encoder_decoder import (
 )
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
-from enginecast.capture.tracing import export as tracing
+from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
 from enginecast.compiler import session
 from enginecast.errors import BundleError, InputError, UsageError, VerificationError

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.api import compile as export
-from enginecast.capture.tracing.patches.flex_attention import flex_attention_spelled_out
+from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")

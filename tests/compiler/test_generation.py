@@ -42,8 +42,8 @@ from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
 from enginecast.capture.sources.text_config import padding_of
-from enginecast.capture.tracing.ladder import shapes
-from enginecast.capture.tracing.ladder.shapes import OtherSizes
+from enginecast.capture.tracing.sizes import shapes
+from enginecast.capture.tracing.sizes.shapes import OtherSizes
 from enginecast.compiler.cases import with_other_sizes
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import (

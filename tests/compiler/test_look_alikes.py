@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.ladder import look_alikes
+from enginecast.capture.tracing.sizes import look_alikes
 from enginecast.compiler.prepare import ModelInputs, input_specs
 from enginecast.errors import UsageError
 
@@ -174,9 +174,7 @@ def test_sizes_that_the_code_needs_equal_are_refused_where_they_are_not() -> Non
 
 def test_large_models_are_run_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_alikes, "QUICK", -1)
-    monkeypatch.setattr(
-        look_alikes._Code, "_with_values", lambda *_: pytest.fail("was run with values")
-    )
+    monkeypatch.setattr(look_alikes, "Recorder", lambda *_: pytest.fail("was run with values"))
     assert sizes(settled(layers, [2, 8], [2, 2, 8])) == {"x": ["batch", 8], "y": [2, "batch", 8]}
 
 

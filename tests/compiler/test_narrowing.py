@@ -19,8 +19,8 @@ from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.narrowing import fix, narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.ladder.shapes import FrozenDimensionError, OtherSizes
+from enginecast.capture.tracing.captured import Captured, capture
+from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError, OtherSizes
 from enginecast.compiler.judge_sizes import _refuse_asked
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions

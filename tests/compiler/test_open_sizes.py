@@ -14,8 +14,8 @@ from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt, ToFloat, TruncToInt
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import Captured, capture
-from enginecast.capture.tracing.ladder.shapes import OtherSizes, printed
+from enginecast.capture.tracing.captured import Captured, capture
+from enginecast.capture.tracing.sizes.shapes import OtherSizes, printed
 from enginecast.compiler.judge_sizes import judge_sizes
 from enginecast.compiler.prepare import input_specs
 from enginecast.errors import CaptureError

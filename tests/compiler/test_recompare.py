@@ -7,7 +7,7 @@ from exports import Exports
 from program_edits import scale_after
 from torch.fx import Node
 
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 from enginecast.compiler import prepare
 from enginecast.compiler.verify_bundle import verify_bundle
 

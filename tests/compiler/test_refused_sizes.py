@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.captured import capture
 from enginecast.compiler.judge_sizes import leave_out_refused
 
 

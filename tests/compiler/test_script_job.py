@@ -17,8 +17,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.tracing.ladder import ladder
-from enginecast.capture.tracing.ladder.strategy import TracingStrategy
+from enginecast.capture.tracing import ladder
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
@@ -403,8 +402,11 @@ def test_a_path_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
 @pytest.fixture
 def no_rewrite(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the rewrite had been refused, which takes these models as they are small."""
-    again = TracingStrategy("strict", is_strict=True)
-    monkeypatch.setattr(ladder, "_rewritten", lambda places, baked: again)
+
+    def refused(*_: object, **__: object) -> None:
+        raise CaptureError("it is not rewritten")
+
+    monkeypatch.setattr(ladder, "rewriting", refused)
 
 
 def tried(manifest: Manifest) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from control_flow import ROWS
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load

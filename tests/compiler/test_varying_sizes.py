@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.compiler.prepare import input_specs
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export

@@ -18,7 +18,7 @@ from torch.export.pt2_archive import _package
 
 import enginecast
 from enginecast.capture.refusals.refusal import Refusal
-from enginecast.capture.tracing.ladder.strategy import RefusedError
+from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler import session
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest

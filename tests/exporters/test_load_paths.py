@@ -14,7 +14,7 @@ from torch.fx import Node
 from transformers import T5EncoderModel
 
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.export import bind_weights
+from enginecast.passes.captured.bind_weights import bind_weights
 from enginecast.passes.ir.edit import dtype_of, value, weight_expressions
 from enginecast.passes.precision.inf_clamps import find_inf_clamps
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.ladder.shapes import symbol_names
+from enginecast.capture.tracing.sizes.shapes import symbol_names
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps

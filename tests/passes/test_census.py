@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel, ViTModel
 
-from enginecast.capture.tracing.export import bind_weights
 from enginecast.compiler.inspection.dtypes import dtypes_of, kept_modules, source_clamps
+from enginecast.passes.captured.bind_weights import bind_weights
 from enginecast.passes.ir.edit import value, weight_specs
 from enginecast.passes.precision.cast_borders import unexplained_casts
 from enginecast.passes.precision.census import CAPTURE, MODEL, PASS, Meeting, take_census

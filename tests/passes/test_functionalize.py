@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.errors import CaptureError, PassError
+from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import structural_copy

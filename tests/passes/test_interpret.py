@@ -13,8 +13,8 @@ from torch.export import ExportedProgram, export
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from enginecast.capture.tracing.program.functionalize import functionalize
 from enginecast.errors import InputError
+from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.edit import weight_expressions
 from enginecast.passes.ir.interpret import (
     interpret,

@@ -154,7 +154,7 @@ def test_mixed_and_half_files_give_the_same_program(tmp_path: Path) -> None:
 
 
 def bind_stored(program: ExportedProgram, folder: Path) -> None:
-    from enginecast.capture.tracing.export import bind_weights
+    from enginecast.passes.captured.bind_weights import bind_weights
 
     stored = open_source(str(folder)).weights()
     names = {name: name.removeprefix("model.") for name in program.state_dict}

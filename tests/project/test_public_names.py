@@ -12,7 +12,7 @@ import enginecast.cache
 from enginecast import errors
 from enginecast.capture.sources.decoder import TASKS
 from enginecast.capture.sources.stateful import STATES
-from enginecast.capture.tracing.ladder.strategy import Fallback
+from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.verify_bundle import verify_bundle
 from enginecast.options import options_of

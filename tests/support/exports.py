@@ -22,7 +22,7 @@ from transformers import T5EncoderModel
 
 from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler import prepare
 from enginecast.compiler.publish import Export

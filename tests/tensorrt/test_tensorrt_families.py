@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.ladder.shapes import symbol_names
+from enginecast.capture.tracing.sizes.shapes import symbol_names
 from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions

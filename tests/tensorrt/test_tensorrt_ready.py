@@ -10,7 +10,7 @@ from family import Family
 from family_models import FAMILIES
 
 from enginecast.capture.sources.source import open_source
-from enginecast.capture.tracing.ladder.shapes import symbol_names
+from enginecast.capture.tracing.sizes.shapes import symbol_names
 from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions

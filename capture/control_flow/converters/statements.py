@@ -90,7 +90,12 @@ class Statements:
     def _statement(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """`own`: names that the branch around it has bound; nobody outside sees them."""
         if isinstance(node, (*SCOPES, ast.Try)):
-            return self._left(node)
+            # What a `try` catches depends on every operation inside.
+            for inner in walk([node]) if isinstance(node, ast.Try) else ():
+                if isinstance(inner, ast.If | ast.While):
+                    word = type(inner).__name__.lower()
+                    self._note(inner, word, "it stands in a try statement")
+            return [node]
         if isinstance(node, ast.If) and not is_static(node.test):
             return self._if(node, own)
         if isinstance(node, LOOPS):
@@ -99,37 +104,27 @@ class Statements:
             if isinstance(node, ast.While):
                 self._note(node, "while", unmovable(node) or "")
         if isinstance(node, ast.Assert):
-            return [self._assert(node)]
+            place = ast.Constant(value=self._place(node, "assert"))
+            message = later(ast.Tuple(elts=[*filter(None, [node.msg])], ctx=ast.Load()))
+            test = self._expressions.predicate(node.test)
+            return [place_at(ast.Expr(glue("assert_", place, test, message)), node)]
         # A path has to return what lives on, and what is gone lives no more.
         if deletes_names(node):
             return [place_at(new, node) for new in undefined(bound([node]))]
         name = appended_name(node)
         if name is not None and name in self._names and isinstance(node, ast.Expr):
-            return [self._append(node, name)]
-        return self._other(node, own)
-
-    def _left(self, node: ast.stmt) -> list[ast.stmt]:
-        """The statement itself; what a `try` catches depends on every operation inside."""
-        for inner in walk([node]) if isinstance(node, ast.Try) else ():
-            if isinstance(inner, ast.If | ast.While):
-                self._note(inner, type(inner).__name__.lower(), "it stands in a try statement")
-        return [node]
-
-    def _other(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
-        """A statement that remains, with what it holds rewritten."""
+            assert isinstance(node.value, ast.Call)
+            value = self._expressions.visit(node.value.args[0])
+            call = glue("append", ast.Name(name, ast.Load()), value)
+            return [place_at(assign(name, call), node)]
+        # It remains, with what it holds rewritten.
         for block in blocks(node):
             block[:] = self._block(block, own)
         checks = self._writes(node, own)
-        for field, value in list(ast.iter_fields(node)):
-            if isinstance(value, ast.expr):
-                setattr(node, field, self._expressions.visit(value))
+        for field, held in list(ast.iter_fields(node)):
+            if isinstance(held, ast.expr):
+                setattr(node, field, self._expressions.visit(held))
         return [*checks, node]
-
-    def _append(self, node: ast.Expr, name: str) -> ast.stmt:
-        assert isinstance(node.value, ast.Call)
-        value = self._expressions.visit(node.value.args[0])
-        call = glue("append", ast.Name(name, ast.Load()), value)
-        return place_at(assign(name, call), node)
 
     def _writes(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """Checks before something is written into a container that others may see."""
@@ -148,12 +143,6 @@ class Statements:
                 loaded = ast.parse(ast.unparse(base), mode="eval").body
                 checks.append(place_at(ast.Expr(glue("into", place, loaded)), node))
         return checks
-
-    def _assert(self, node: ast.Assert) -> ast.stmt:
-        place = ast.Constant(value=self._place(node, "assert"))
-        message = later(ast.Tuple(elts=[*filter(None, [node.msg])], ctx=ast.Load()))
-        test = self._expressions.predicate(node.test)
-        return place_at(ast.Expr(glue("assert_", place, test, message)), node)
 
     def _if(self, node: ast.If, own: frozenset[str]) -> list[ast.stmt]:
         if raises(node.body) or raises(node.orelse):
@@ -276,7 +265,15 @@ def is_candidate(loop: ast.For | ast.While) -> bool:
         return True
     if unmovable(loop) is not None:
         return False
-    return isinstance(loop, ast.While) or _may_be_dynamic(loop.iter) or _ends_by_data(loop)
+    if isinstance(loop, ast.While):
+        return True
+    values = loop.iter
+    if is_range(values):
+        is_dynamic = not all(isinstance(bound, ast.Constant) for bound in values.args)
+    else:
+        is_dynamic = isinstance(values, ast.Name) or is_selection(values)
+    ifs = [part for part in walk(loop.body) if isinstance(part, ast.If)]
+    return is_dynamic or any(not is_static(one.test) and jumps([one]) for one in ifs)
 
 
 def unmovable(node: ast.stmt) -> str | None:
@@ -297,12 +294,6 @@ def deletes_names(node: ast.stmt) -> bool:
     return isinstance(node, ast.Delete) and all(isinstance(t, ast.Name) for t in node.targets)
 
 
-def _may_be_dynamic(values: ast.expr) -> bool:
-    if is_range(values):
-        return not all(isinstance(bound, ast.Constant) for bound in values.args)
-    return isinstance(values, ast.Name) or is_selection(values)
-
-
 def is_selection(values: ast.AST) -> bool:
     """Whether these are the places of what is true in a mask."""
     called = values.func if isinstance(values, ast.Call) else None
@@ -316,9 +307,3 @@ def is_range(values: ast.AST) -> TypeGuard[ast.Call]:
         and values.func.id == "range"
         and not values.keywords
     )
-
-
-def _ends_by_data(node: ast.For) -> bool:
-    """Whether the loop is left by an `if` that may depend on data."""
-    ifs = [part for part in walk(node.body) if isinstance(part, ast.If)]
-    return any(not is_static(one.test) and jumps([one]) for one in ifs)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -111,6 +111,27 @@ class Coverage:
         finally:
             _enginecast_watch.pop()
 
+    def run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> SeenPaths:
+        """What one run takes; the recorder stops loops without end."""
+        with self.watched() as paths, torch.no_grad(), Recorder(module, inputs):
+            module(**inputs)
+        return paths
+
+    def is_open(self, paths: SeenPaths) -> bool:
+        """Whether there are other paths in code that can be read."""
+        met = paths.seen.keys() | paths.passed
+        return bool(paths.open()) or any(each not in met for each in self.predicates)
+
+    def left(self, paths: SeenPaths) -> "list[Unverified]":
+        """The predicates of which a path was not seen."""
+        met = paths.seen.keys() | paths.passed
+        said = [
+            *((place, "its source cannot be read") for place in self.unseen),
+            *((p.place, f"`{p.code}` {paths.describe(p)}") for p in paths.open()),
+            *((p.place, f"`{p.code}` was never reached") for p in self.predicates if p not in met),
+        ]
+        return [Unverified(str(place), why, is_library_code(place.file)) for place, why in said]
+
 
 def find_predicates(
     module: nn.Module,
@@ -125,7 +146,13 @@ def find_predicates(
     definitions: dict[FunctionType, ast.FunctionDef] = {}
     predicates: list[Predicate] = []
     found: set[SourceLocation] = set()
-    for function in _functions(entered(module, inputs), places):
+    functions: dict[int, FunctionType] = {}
+    for code in entered(module, inputs):
+        file = real_path(code.co_filename)
+        if any(known == file and holds(code, line) for known, line in places):
+            made = (each for each in gc.get_referrers(code) if isinstance(each, FunctionType))
+            functions |= {id(each): each for each in made if each.__code__ is code}
+    for function in functions.values():
         try:
             source = source_of(function)
         except SourceUnavailable:
@@ -140,21 +167,6 @@ def find_predicates(
         found |= {SourceLocation(wrap.file, line) for line in lines if line in span}
         definitions[source.function] = wrap.visit(definition)
     return Coverage(definitions, tuple(predicates), tuple(sorted(set(places) - found)))
-
-
-def _functions(
-    codes: Collection[CodeType], places: Collection[SourceLocation]
-) -> list[FunctionType]:
-    """The functions whose code holds one of `places`."""
-    found: dict[int, FunctionType] = {}
-    for code in codes:
-        file = real_path(code.co_filename)
-        if not any(known == file and holds(code, line) for known, line in places):
-            continue
-        for owner in gc.get_referrers(code):
-            if isinstance(owner, FunctionType) and owner.__code__ is code:
-                found[id(owner)] = owner
-    return list(found.values())
 
 
 class _Wrap(ast.NodeTransformer):
@@ -342,6 +354,8 @@ class Unverified(NamedTuple):
     """FILE:LINE."""
     seen: str
     """The code, and the value it always had."""
+    is_of_library: bool = False
+    """Whether torch, transformers or Python has it."""
 
     def __str__(self) -> str:
         return f"unverified branch: {self.place}: {self.seen}"
@@ -381,24 +395,31 @@ def cover(
     with quiet_torch():
         for case in cases:
             try:
-                paths.add(_run(module, found, case.inputs))
+                paths.add(found.run(module, case.inputs))
             except CaptureError:
                 raise
             except Exception:  # the model's own; the comparison with eager will report it
                 continue
             has_run = True
-        if has_run and _is_open(found, paths):  # else eager runs on nothing, which is reported
-            added = _search(module, found, specs, cases, paths, seed)
-    left = [
-        *((place, "its source cannot be read") for place in found.unseen),
-        *((p.place, f"`{p.code}` {paths.describe(p)}") for p in paths.open()),
-        *((p.place, f"`{p.code}` was never reached") for p in _unreached(found, paths)),
-    ]
+        # Where none has run, eager runs on nothing, which is reported.
+        trials = perturbed(specs, [case.inputs for case in cases], seed) if has_run else iter(())
+        for inputs in islice(trials, MOST_TRIALS):
+            if not found.is_open(paths):
+                break
+            try:
+                seen = found.run(module, inputs)
+            except Exception:  # the model's own, at values that nobody promised it takes
+                continue
+            fresh = [p for p, taken in seen.seen.items() if taken - paths.seen.get(p, set())]
+            new = dict.fromkeys(p.place.short for p in fresh if len(paths.seen.get(p, ())) < 2)
+            if paths.add(seen):
+                added.append(Case(f"other path at {', '.join(new)}", inputs))
+    left = found.left(paths)
     return Branches(
         tuple(added),
         verified=tuple(str(p.place) for p, seen in paths.seen.items() if len(seen) > 1),
-        unverified=tuple(Unverified(str(p), s) for p, s in left if not is_library_code(p.file)),
-        in_libraries=tuple(Unverified(str(p), s) for p, s in left if is_library_code(p.file)),
+        unverified=tuple(each for each in left if not each.is_of_library),
+        in_libraries=tuple(each for each in left if each.is_of_library),
     )
 
 
@@ -422,58 +443,11 @@ def by_paths(
     with quiet_torch():
         for case in cases:
             try:
-                seen = _run(module, found, case.inputs)
+                seen = found.run(module, case.inputs)
             except Exception:  # the model's own; the comparison with eager reports it
                 continue
             decided = frozenset((p, frozenset(taken)) for p, taken in seen.seen.items())
             if decided not in known:
                 (needed if paths.add(seen) else others).append(case)
             known.add(decided)
-    left = [(str(p.place), f"`{p.code}` {paths.describe(p)}") for p in paths.open()]
-    left += [(str(place), "its source cannot be read") for place in found.unseen]
-    left += [(str(p.place), f"`{p.code}` was never reached") for p in _unreached(found, paths)]
-    return [*needed, *others][:most], [Unverified(*each) for each in left]
-
-
-def _search(
-    module: nn.Module,
-    found: Coverage,
-    specs: Sequence[InputSpec],
-    cases: Sequence[Case],
-    paths: SeenPaths,
-    seed: int,
-) -> list[Case]:
-    added: list[Case] = []
-    bases = [case.inputs for case in cases]
-    for inputs in islice(perturbed(specs, bases, seed), MOST_TRIALS):
-        try:
-            seen = _run(module, found, inputs)
-        except Exception:  # the model's own, at values that nobody promised it takes
-            continue
-        new = _news(seen, paths)
-        if paths.add(seen):
-            added.append(Case(f"other path at {', '.join(new)}", inputs))
-        if not _is_open(found, paths):
-            break
-    return added
-
-
-def _run(module: nn.Module, found: Coverage, inputs: Mapping[str, Tensor]) -> SeenPaths:
-    """What one run takes; the recorder stops loops without end."""
-    with found.watched() as paths, torch.no_grad(), Recorder(module, inputs):
-        module(**inputs)
-    return paths
-
-
-def _news(seen: SeenPaths, paths: SeenPaths) -> list[str]:
-    fresh = [p for p, taken in seen.seen.items() if taken - paths.seen.get(p, set())]
-    return list(dict.fromkeys(p.place.short for p in fresh if len(paths.seen.get(p, ())) < 2))
-
-
-def _is_open(found: Coverage, paths: SeenPaths) -> bool:
-    return bool(paths.open() or _unreached(found, paths))
-
-
-def _unreached(found: Coverage, paths: SeenPaths) -> list[Predicate]:
-    met = paths.seen.keys() | paths.passed
-    return [predicate for predicate in found.predicates if predicate not in met]
+    return [*needed, *others][:most], found.left(paths)

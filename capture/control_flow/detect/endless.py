@@ -9,7 +9,7 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
@@ -95,10 +95,16 @@ class Bounded:
             if outermost is not current or outermost is None:
                 current, since = outermost, time.monotonic()
             elif self._is_lost or time.monotonic() - since >= self._seconds:
-                self._stuck = self._stuck or _ends(frames)
+                # torch runs exec'd code of its own around a model.
+                named = [f for f in frames if is_model_code(f.f_code.co_filename)] or frames
+                ends = SourceLocation.of_frame(named[0]), SourceLocation.of_frame(named[-1])
+                self._stuck = self._stuck or ends
                 since += 0 if self._is_lost else _AGAIN
                 self._is_lost = False
-                _raise_in(self._run, _Stop)
+                # Never to take one back: where none is pending, CPython 3.11 is left checking for
+                # good, and a thread with a profiler hangs.
+                thread, kind = ctypes.c_ulong(self._run), ctypes.py_object(_Stop)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, kind)
 
     def _notice(self, unraisable: "sys.UnraisableHookArgs", /) -> object:
         """Python drops what is raised in a destructor or in the callback of a weak reference."""
@@ -119,12 +125,6 @@ class Bounded:
         return found
 
 
-def _ends(frames: Sequence[FrameType]) -> tuple[SourceLocation, SourceLocation]:
-    """The innermost and the outermost place; torch runs exec'd code of its own around a model."""
-    named = [frame for frame in frames if is_model_code(frame.f_code.co_filename)] or frames
-    return SourceLocation.of_frame(named[0]), SourceLocation.of_frame(named[-1])
-
-
 def _endless(inner: SourceLocation, outer: SourceLocation, seconds: float) -> CaptureError:
     where = "" if inner == outer else f", called from {outer},"
     code = linecache.getline(*inner).strip() or "(the source of this line is not available)"
@@ -133,15 +133,6 @@ def _endless(inner: SourceLocation, outer: SourceLocation, seconds: float) -> Ca
         "loop around this line has no end, or far too many rounds",
         hint="Bound the loop, or give inputs with which it ends: --inputs FILE.",
     )
-
-
-def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise an exception in another thread.
-
-    Never called to take one back: where none is pending, CPython 3.11 is left checking for good,
-    and a thread with a profiler hangs.
-    """
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _settle() -> None:

@@ -99,19 +99,27 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _union(group: list[Finding]) -> Finding:
+    def rank(finding: Finding) -> tuple[bool, bool, int]:
+        is_general = finding.kind in ("graph-break", "refused")
+        return is_general, not finding.is_blocking, KINDS.index(finding.kind)
+
     # What blocks names the line; a module or text that one witness lacks comes from another.
-    first = min(group, key=_rank)
+    first = min(group, key=rank)
     known: list[Decides] = [each.decides for each in group if each.decides != "unknown"]
     if first.decides != "unknown" and first.is_blocking:
         known = [each.decides for each in group if each.is_blocking]
+    counts = Counter[tuple[object, ...]]()  # of each expression of the line in one source
+    for each in group:
+        counts[each.witnesses, each.kind, each.tensor] += each.count
+    recorded = (each.module for each in group if "recorder" in each.witnesses)  # torch names none
     return replace(
         first,
         code=_first(each.code for each in group),
         function=first.function or _first(each.function for each in group),
-        module=_module(group),
+        module=next(recorded, group[0].module),
         tensor=first.tensor or _first(each.tensor for each in group),
         decides=min(known, key=DECIDES.index, default="unknown"),
-        count=_count(group),
+        count=max(counts.values()),
         witnesses=tuple(sorted({w for f in group for w in f.witnesses}, key=WITNESSES.index)),
         values=tuple(dict.fromkeys(value for each in group for value in each.values)),
         is_blocking=any(each.is_blocking for each in group),
@@ -119,27 +127,8 @@ def _union(group: list[Finding]) -> Finding:
     )
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, int]:
-    is_general = finding.kind in ("graph-break", "refused")
-    return (is_general, not finding.is_blocking, KINDS.index(finding.kind))
-
-
-def _module(group: list[Finding]) -> str:
-    """The first module path; findings from torch have none."""
-    named = (each.module for each in group if "recorder" in each.witnesses)
-    return next(named, group[0].module)
-
-
 def _first(texts: Iterable[str]) -> str:
     return next((text for text in texts if text), "")
-
-
-def _count(group: list[Finding]) -> int:
-    """The largest count of any expression of the line in one source."""
-    counts = Counter[tuple[object, ...]]()
-    for each in group:
-        counts[each.witnesses, each.kind, each.tensor] += each.count
-    return max(counts.values())
 
 
 def summarize(findings: Iterable[Finding]) -> str:

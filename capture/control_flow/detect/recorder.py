@@ -10,11 +10,9 @@ show; so each read has the history of its tensor, and two runs at different size
 import hashlib
 import linecache
 import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -25,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from enginecast.capture.control_flow.detect.endless import LONGEST_RUN, Bounded
-from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.locations import SourceLocation, calling_frames
+from enginecast.capture.python.tensor_facts import written_by
 from enginecast.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class Recorder:
 
     def note(self, kind: ReadKind, tensors: Sequence[Tensor], value: Any) -> None:
         """Add a read by the innermost frame of the user's code."""
-        frame = _user_frame()
+        frame = next(calling_frames(), None)
         if frame is None:
             return
         place = SourceLocation.of_frame(frame)
@@ -138,14 +137,12 @@ class Recorder:
             )
 
 
-def _call(module: nn.Module, inputs: Mapping[str, Tensor]) -> object:
-    return module(**inputs)
-
-
 def record(
     module: nn.Module,
     cases: Iterable[Mapping[str, Tensor]],
-    call: Callable[[nn.Module, Mapping[str, Tensor]], object] = _call,
+    call: Callable[[nn.Module, Mapping[str, Tensor]], object] = lambda module, inputs: module(
+        **inputs
+    ),
 ) -> list[list[Read]]:
     """The reads of a run on each case, each marked as depending on inputs, weights or sizes.
 
@@ -196,15 +193,8 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
 
 def place_of_reader() -> SourceLocation:
     """File and line of the innermost frame of the model's code; empty without one."""
-    frame = _user_frame()
+    frame = next(calling_frames(), None)
     return SourceLocation("", 0) if frame is None else SourceLocation.of_frame(frame)
-
-
-def _user_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_model_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 class _Readers(TorchFunctionMode):
@@ -218,16 +208,12 @@ class _Readers(TorchFunctionMode):
         value = func(*args, **(kwargs or {}))
         kind = READERS.get(getattr(func, "__name__", ""))
         if kind is not None and args and isinstance(args[0], Tensor):
-            kept = _frozen(value) if kind == "numpy" else value
+            kept = value
+            if kind == "numpy":  # a write into it would change the tensor only in eager
+                kept = value.copy()
+                kept.flags.writeable = False
             self._recorder.note(kind, [arg for arg in args if isinstance(arg, Tensor)], kept)
         return value
-
-
-def _frozen(array: Any) -> Any:
-    """A copy that raises an error on writes, which would change the tensor only in eager."""
-    copied = array.copy()
-    copied.flags.writeable = False
-    return copied
 
 
 class _Histories(TorchDispatchMode):
@@ -251,11 +237,7 @@ class _Histories(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         leaves, _ = tree_flatten((args, kwargs or {}))
         history = self._joined(str(func), leaves)
-        written = [
-            value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
+        written = list(written_by(func, args, kwargs or {}))
         tree_map(lambda made: self._set(made, history), (written, result))
         return result
 

@@ -69,14 +69,22 @@ def numbers_decide(place: SourceLocation) -> Iterator[SourceLocation]:
         return
     function = max(functions, key=lambda each: each.lineno)
     names: set[str] = set()
+
+    def is_named(value: ast.expr) -> bool:
+        return isinstance(value, ast.Name) and value.id in names
+
+    def is_read(value: ast.expr) -> bool:
+        called = value.func if isinstance(value, ast.Call) else None
+        return getattr(called, "attr", getattr(called, "id", "")) in NUMBERS
+
     for node in _in_order(function):
         if isinstance(node, ast.Assign):
-            is_read = line in _span(node) and any(map(_is_read, _operands(node.value)))
-            if is_read or any(map(_is_named(names), _operands(node.value))):
+            parts = list(_operands(node.value))
+            if (line in _span(node) and any(map(is_read, parts))) or any(map(is_named, parts)):
                 names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif type(node) in DECIDING and type(node) is not ast.For:
             test = getattr(node, DECIDING[type(node)][1])
-            if test.lineno > line and any(map(_is_named(names), _operands(test))):
+            if test.lineno > line and any(map(is_named, _operands(test))):
                 yield SourceLocation(file, test.lineno)
 
 
@@ -146,18 +154,6 @@ def _operands(value: ast.expr) -> Iterator[ast.expr]:
                 yield from _operands(part)
     else:
         yield value
-
-
-def _is_read(value: ast.expr) -> bool:
-    if not isinstance(value, ast.Call):
-        return False
-    function = value.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in NUMBERS
-
-
-def _is_named(names: set[str]) -> Any:
-    return lambda value: isinstance(value, ast.Name) and value.id in names
 
 
 def _mentions(value: ast.expr, names: frozenset[str] | set[str]) -> bool:

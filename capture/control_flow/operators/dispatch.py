@@ -27,7 +27,6 @@ from enginecast.capture.control_flow.operators.loops import (
 )
 from enginecast.capture.control_flow.operators.probe import (
     Operands,
-    Probe,
     computed,
     probe,
     unaliased,
@@ -218,19 +217,14 @@ def _assert(site: Site, test: Any) -> bool:
         return bool(test)
     if isinstance(test, Tensor) and is_open(test):
         site.done("_assert_async")
-        aten._assert_async.msg(as_predicate(test), _code_at(site))
+        code = linecache.getline(site.file, site.line).strip()  # which says what is checked
+        aten._assert_async.msg(as_predicate(test), f"{code} raise" if code[-1:] == ":" else code)
     elif is_open(test):
         site.done("torch._check")
         torch._check(test)
     else:
         return bool(test)
     return True
-
-
-def _code_at(site: Site) -> str:
-    """The source of a check, which says what is checked."""
-    code = linecache.getline(site.file, site.line).strip()
-    return f"{code} raise" if code.endswith(":") else code
 
 
 def append(values: Any, value: Any) -> Any:
@@ -422,8 +416,22 @@ def _branched(
             raise site.refuse("a path of it asserts something and computes nothing")
         site.done(NOTHING)
         return results.whole([leaf.constant for leaf in leaves])
-    if _is_cheap(site, probes, results, operands):
-        return _where(site, predicate, paths, results)
+    # Where few operators run on values of one shape, both paths may.
+    most = CHEAP if site.was in ("ternary", "and", "or") else 0
+    pairs = zip(*(results.flat(one.result) for one in probes), leaves, strict=True)
+    alike = all(leaf.dtype is None or sizes(one) == sizes(other) for one, other, leaf in pairs)
+    is_harmless = all(one.simple and not one.impure and one.count <= most for one in probes)
+    if alike and is_harmless and not operands.roots:
+        predicate = as_predicate(predicate)
+        both = zip(leaves, *(results.flat(path()) for path in paths), strict=True)
+        chosen = [
+            leaf.constant
+            if leaf.dtype is None
+            else _select(predicate, leaf.tensor(first), leaf.tensor(second))
+            for leaf, first, second in both
+        ]
+        site.done("torch.where")
+        return results.whole(chosen)
     if isinstance(predicate, Tensor):
         predicate = as_predicate(predicate)
     shapes = [
@@ -435,9 +443,15 @@ def _branched(
     site.done("torch.cond")
     for root in reversed(operands.roots):
         root.copy_(outputs.pop())
-    tensors = map(_in_shape, outputs, shapes)
-    chosen = [leaf.constant if leaf.dtype is None else next(tensors) for leaf in leaves]
-    return results.whole(chosen)
+    for index, shape in enumerate(shapes):
+        if shape is not None:
+            known = tuple(map(computed, shape))
+            torch._check(outputs[index].shape[0] == math.prod(known))
+            outputs[index] = outputs[index].view(known)
+    tensors = iter(outputs)
+    return results.whole(
+        [each.constant if each.dtype is None else next(tensors) for each in leaves]
+    )
 
 
 def _kept(
@@ -536,43 +550,9 @@ def _common_shape(predicate: Any, one: Tensor, other: Tensor) -> Shape | None:
     return None if None in shape else shape
 
 
-def _in_shape(tensor: Tensor, shape: Shape | None) -> Tensor:
-    if shape is None:
-        return tensor
-    shape = tuple(map(computed, shape))
-    torch._check(tensor.shape[0] == math.prod(shape))
-    return tensor.view(shape)
-
-
-def _is_cheap(
-    site: Site, probes: tuple[Probe, Probe], results: _Aligned, operands: Operands
-) -> bool:
-    """Whether `torch.where` over both paths is equivalent and cheap: few operators, values of one
-    shape.
-    """
-    most = CHEAP if site.was in ("ternary", "and", "or") else 0
-    if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
-        return False
-    pairs = zip(*(results.flat(one.result) for one in probes), results.leaves, strict=True)
-    return all(leaf.dtype is None or sizes(one) == sizes(other) for one, other, leaf in pairs)
-
-
 def _select(predicate: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """`torch.where`; ONNX Runtime has none for booleans."""
     if one.dtype != torch.bool:
         return torch.where(predicate, one, other)
     kept = torch.logical_and(torch.logical_not(predicate), other)
     return torch.logical_or(torch.logical_and(predicate, one), kept)
-
-
-def _where(site: Site, predicate: Any, paths: tuple[Body, Body], results: _Aligned) -> Any:
-    predicate = as_predicate(predicate)
-    one, other = (results.flat(path()) for path in paths)
-    chosen = [
-        leaf.constant
-        if leaf.dtype is None
-        else _select(predicate, leaf.tensor(first), leaf.tensor(second))
-        for leaf, first, second in zip(results.leaves, one, other, strict=True)
-    ]
-    site.done("torch.where")
-    return results.whole(chosen)

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.control_flow.operators.sites import Site, running_module
+from enginecast.capture.python.tensor_facts import storage, written_by
 from enginecast.errors import EnginecastError
 from enginecast.library_names import private
 
@@ -76,22 +77,20 @@ class Probe(TorchDispatchMode):
         name = str(getattr(getattr(func, "_schema", None), "name", func))
         if name not in FRESH:
             self.note((args, kwargs))
-        self._note_writes(func, args, kwargs)
+        if getattr(func, "_schema", None) is not None and func._schema.is_mutable:
+            self.written |= {storage(each): each for each in written_by(func, args, kwargs)}
         self.impure = self.impure or any(word in name for word in IMPURE)
         self.count += 1
         self.simple = self.simple and _is_simple(func, name)
         result = func(*args, **kwargs)
         for leaf in pytree.tree_leaves(result):
-            self._note_made(leaf)
+            if id(leaf) in self._taken:
+                continue
+            if isinstance(leaf, Tensor):
+                self._made[id(leaf)] = leaf
+            for size in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
+                self._symbols |= _unbacked(size) - self._outside
         return result
-
-    def _note_made(self, leaf: Any) -> None:
-        if id(leaf) in self._taken:
-            return
-        if isinstance(leaf, Tensor):
-            self._made[id(leaf)] = leaf
-        for size in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
-            self._symbols |= _unbacked(size) - self._outside
 
     def note(self, tree: Any) -> None:
         """What of `tree` comes from outside."""
@@ -102,18 +101,6 @@ class Probe(TorchDispatchMode):
             elif isinstance(leaf, SymInt) and not _unbacked(leaf) & self._symbols:
                 self._outside |= _unbacked(leaf)
                 self.numbers.setdefault(str(leaf), leaf)
-
-    def _note_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        schema = getattr(func, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            return
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
-        given.update(kwargs)
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for leaf in pytree.tree_leaves(given.get(argument.name)):
-                    if isinstance(leaf, Tensor):
-                        self.written[storage(leaf)] = leaf
 
 
 def _unbacked(size: Any) -> set[str]:
@@ -131,11 +118,6 @@ def _is_simple(func: Any, name: str) -> bool:
     )
 
 
-def storage(tensor: Tensor) -> int:
-    """A key that tensors sharing memory have in common."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] = ()) -> Probe:
     """Run `function` on the fake tensors it reads, without a trace of it.
 
@@ -144,7 +126,11 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
     """
     seen = Probe(arguments)
     before, cells = _state_now(), _cells(function)
-    shapes = _shape_env()
+    mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
+    if mode is None:
+        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
+        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
+    shapes = None if mode is None else mode.shape_env
     ignored = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
     try:
         with disable_proxy_modes_tracing(), seen, ignored:
@@ -156,7 +142,10 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         said = f"one path of it fails: {type(error).__name__}: {first}"
         raise site.refuse(f"{said}; a check has its `raise` in the branch itself") from error
     _refuse_changes(site, before)
-    _refuse_rebinding(site, cells)
+    for name, cell, content in cells:
+        if cell.cell_contents is not content:
+            cell.cell_contents = content
+            raise site.refuse(f"a branch binds {name!r} of an enclosing function anew")
     seen.note(seen.result)
     return seen
 
@@ -252,14 +241,6 @@ def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return results
 
 
-def _shape_env() -> Any:
-    mode = private("torch._guards.detect_fake_mode", "a rewritten branch")()
-    if mode is None:
-        key = private("torch._C._TorchDispatchModeKey", "a rewritten branch").FAKE
-        mode = private("torch._C._get_dispatch_mode", "a rewritten branch")(key)
-    return None if mode is None else mode.shape_env
-
-
 def _state_now() -> list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]]:
     """Path, attributes, and a copy of these with the length of every container among them."""
     return [
@@ -309,13 +290,6 @@ def _cells(function: Callable[[], Any]) -> list[tuple[str, CellType, object]]:
     return list(found.values())
 
 
-def _refuse_rebinding(site: Site, before: Sequence[tuple[str, CellType, object]]) -> None:
-    for name, cell, content in before:
-        if cell.cell_contents is not content:
-            cell.cell_contents = content
-            raise site.refuse(f"a branch binds {name!r} of an enclosing function anew")
-
-
 class _Constants(TorchFunctionMode):
     """Makes tensors from Python values by operators: a subgraph with constants of its own does not
     survive `run_decompositions`."""
@@ -327,14 +301,12 @@ class _Constants(TorchFunctionMode):
         if func is Tensor.__setitem__ and isinstance(args[2], bool | int | float):
             value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
             args = (*args[:2], value)
-        elif func in (torch.tensor, torch.as_tensor) and _is_small(args[0]):
-            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        elif func in (torch.tensor, torch.as_tensor):
+            leaves = pytree.tree_leaves(args[0])
+            are_numbers = all(isinstance(leaf, bool | int | float) for leaf in leaves)
+            if 0 < len(leaves) <= 64 and are_numbers:
+                return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
         return func(*args, **kwargs)
-
-
-def _is_small(data: Any) -> bool:
-    leaves = pytree.tree_leaves(data)
-    return 0 < len(leaves) <= 64 and all(isinstance(leaf, bool | int | float) for leaf in leaves)
 
 
 def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:

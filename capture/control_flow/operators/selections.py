@@ -15,6 +15,7 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from enginecast.capture.python.tensor_facts import TensorFacts
 from enginecast.library_names import private
 
 MOST_PLACES = 256
@@ -25,7 +26,7 @@ _SELECTING = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 class _Selections(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self._masks: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self._masks = TensorFacts[tuple[Tensor, int]]()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -41,11 +42,11 @@ class _Selections(TorchFunctionMode):
                 return format(number, args[1])
         found = func(*args, **kwargs)
         if func in _SELECTING and isinstance(found, Tensor) and args[0].dim() == 1:
-            self._masks[id(found)] = found, args[0], args[0]._version
+            self._masks.note(found, (args[0], args[0]._version))
         return found
 
     def mask_of(self, places: Tensor) -> Tensor | None:
-        _, mask, version = self._masks.get(id(places), (None, None, 0))
+        mask, version = self._masks.of(places) or (None, 0)
         # Written to since, it may have other places.
         return mask if mask is not None and mask._version == version else None
 

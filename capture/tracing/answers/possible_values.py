@@ -19,30 +19,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.tracing.answers.size_numbers import writes
+from enginecast.capture.python.tensor_facts import ELEMENTWISE, MOVES, REDUCES, TensorFacts
 from enginecast.library_names import private
 
 MOST_VALUES = 64
 """Of an element."""
 NUMBERS = (bool, int, float)
-_FUNCTIONS = (
-    "add sub rsub mul div neg abs eq ne lt le gt ge logical_not logical_and logical_or masked_fill"
-    " where to float bool long int half double type clone contiguous detach clamp minimum maximum"
-    " bitwise_not bitwise_and bitwise_or"
-)
-_OPERATORS = "add radd sub rsub mul rmul truediv neg eq ne lt le gt ge invert and or"
-_MOVES = (
-    "__getitem__ unsqueeze squeeze expand expand_as view reshape flatten transpose permute repeat"
-    " select narrow"
-)
-ELEMENTWISE = frozenset((*_FUNCTIONS.split(), *(f"__{name}__" for name in _OPERATORS.split())))
-MOVES = frozenset(_MOVES.split())
-"""Give elements of their first argument, at other places."""
-REDUCES: Mapping[str, bool] = {"any": False, "all": True}
-"""By name: the value that all elements have to have for the result to be that value."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +72,7 @@ def answering_certain(module: nn.Module, known: Mapping[str, range]) -> Iterator
 class _Values(TorchFunctionMode):
     def __init__(self, given: Sequence[tuple[Tensor, range]]) -> None:
         super().__init__()
-        self._known: dict[int, _Possible] = {}
-        self._kept: list[Tensor] = []  # so that no id is given twice
-        self._written: set[int] = set()
+        self._known = TensorFacts[_Possible]()
         for tensor, values in given:
             with _real():
                 possible = torch.tensor(list(values), dtype=tensor.dtype)
@@ -99,17 +81,14 @@ class _Values(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if writes(name) or "out" in kwargs:
-            if not (name == "__setitem__" and self._is_never(args[1])):
-                leaves = pytree.tree_leaves((args, kwargs))
-                self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-            return func(*args, **kwargs)
         first = self._of(args[0]) if args else None
         if name in ("item", "__bool__") and first is not None:
             answers = _listed(first.values)
             if len(set(answers)) == 1:
                 return answers[0] if name == "item" else bool(answers[0])
         result = func(*args, **kwargs)
+        if name == "__setitem__" and first is not None and self._is_never(args[1]):
+            self._note(args[0], first)  # nothing was written
         if isinstance(result, Tensor):
             with _real():
                 found = self._result(func, name, first, args, kwargs, result.dtype)
@@ -127,14 +106,11 @@ class _Values(TorchFunctionMode):
         )
 
     def _of(self, value: Any) -> _Possible | None:
-        if not isinstance(value, Tensor) or storage(value) in self._written:
-            return None
-        return self._known.get(id(value))
+        return self._known.of(value)
 
     def _note(self, tensor: Tensor, found: _Possible) -> None:
         if len(found.values) <= MOST_VALUES:
-            self._kept.append(tensor)
-            self._known[id(tensor)] = found
+            self._known.note(tensor, found)
 
     def _result(
         self,

@@ -10,8 +10,8 @@ What PyTorch rounds must not be taken for exact: a quotient is followed only as 
 value leads to the same whole number in all sizes that are traced.
 """
 
-import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.operators.probe import storage
-from enginecast.capture.python.recompile import replaced
+from enginecast.capture.python.recompile import forward_within
+from enginecast.capture.python.tensor_facts import TensorFacts
 
 EXACT = 2**24
 """Whole numbers up to this are exact in fp32."""
@@ -65,74 +64,63 @@ def following_numbers(module: nn.Module, known: Mapping[str, int]) -> Iterator[N
         module: what is traced.
         known: values of its buffers, by name.
     """
-    forward = module.forward
 
-    @functools.wraps(forward)  # torch.export asks for its signature
-    def followed(*args: Any, **kwargs: Any) -> Any:
+    def following() -> _Following:
         buffers = module.named_buffers(remove_duplicate=False)
-        held = [(buffer, known[name]) for name, buffer in buffers if name in known]
-        with _Following(held):
-            return forward(*args, **kwargs)
+        return _Following([(buffer, known[name]) for name, buffer in buffers if name in known])
 
-    with replaced(module, "forward", followed):
+    with forward_within(module, following):
         yield
 
 
 class _Following(TorchFunctionMode):
     def __init__(self, held: list[tuple[Tensor, int]]) -> None:
         super().__init__()
-        self._numbers: dict[int, _Number] = {}
-        self._kept: list[Tensor] = []  # so that no id is given twice
-        self._written: set[int] = set()
+        self._numbers = TensorFacts[_Number]()
         for tensor, value in held:
             self._note(tensor, _Number(value, tensor.dtype))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if writes(name) or "out" in kwargs:
-            leaves = pytree.tree_leaves((args, kwargs))
-            self._written.update(storage(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-            return func(*args, **kwargs)
-        number = self._of(args[0]) if name in _READERS else None
-        value = None if number is None else _READERS[name](number)
-        if value is not None:
-            return value
+        number = self._of(args[0]) if name in READERS else None
+        if number is not None and (number.is_whole or number.dtype == torch.bool):
+            if name == "item":
+                return number.over
+            if name == "__bool__":
+                return bool(number.over)
+            if isinstance(number.over, int):  # Python itself takes none that is symbolic
+                return number.over
         if name in ("pad", "__getitem__") and len(args) > 1:
             args = (args[0], self._read_all(args[1]), *args[2:])
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and not result.dim():
-            self._note(result, self._computed(name, args, kwargs, result.dtype))
+            found: _Number | None = None
+            if name in CASTS and (given := self._of(args[0])) is not None:
+                is_exact = result.dtype in WHOLE and (given.under == 1 or given.is_whole)
+                found = _Number(given.over, result.dtype) if is_exact else given
+                found = found if found.dtype == result.dtype else None
+            elif name in RULES and not kwargs:
+                parts = [self._of(arg) for arg in args]
+                found = None if None in parts else RULES[name](*parts)
+                found = None if found is None else _rounded(found, result.dtype)
+            self._note(result, found)
         return result
-
-    def _computed(self, name: str, args: Any, kwargs: Any, dtype: torch.dtype) -> _Number | None:
-        """What a function gives without dimensions."""
-        if name in _CASTS:
-            found = self._of(args[0])
-            return None if found is None else _cast(found, dtype)
-        rule = _RULES.get(name)
-        parts = [self._of(arg) for arg in args]
-        if rule is None or kwargs or None in parts:
-            return None
-        found = rule(*parts)
-        return None if found is None else _checked(found, dtype)
 
     def _note(self, tensor: Tensor, number: _Number | None) -> None:
         if number is not None:
-            self._kept.append(tensor)
-            self._numbers[id(tensor)] = number
+            self._numbers.note(tensor, number)
 
     def _of(self, value: Any) -> _Number | None:
         """What is known of an argument."""
         if isinstance(value, int | SymInt) and not isinstance(value, bool):
             return _Number(value, torch.int64)
-        if not isinstance(value, Tensor) or value.dim() or storage(value) in self._written:
+        if not isinstance(value, Tensor) or value.dim():
             return None
-        found = self._numbers.get(id(value))
         is_constant = type(value) in (Tensor, nn.Buffer)  # of the model, and not fake
-        if found is None and is_constant and value.dtype in WHOLE:
-            return _Number(int(value), value.dtype)
-        return found
+        if value not in self._numbers and is_constant and value.dtype in WHOLE:
+            self._note(value, _Number(int(value), value.dtype))
+        return self._numbers.of(value)
 
     def _read_all(self, tree: Any) -> Any:
         """An index or sizes with numbers in place of tensors that are known."""
@@ -144,42 +132,9 @@ class _Following(TorchFunctionMode):
         return tree if number is None or not number.is_whole else number.over
 
 
-def writes(name: str) -> bool:
-    """Whether a function writes into a tensor."""
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)
-    return name.endswith("_")
-
-
-def _item(number: _Number) -> Any:
-    return number.over if number.is_whole or number.dtype == torch.bool else None
-
-
-def _plain(number: _Number) -> Any:
-    """A number that Python itself has to get: none that is symbolic."""
-    value = _item(number)
-    return value if isinstance(value, int) else None
-
-
-def _bool(number: _Number) -> bool | None:
-    value = _item(number)
-    return None if value is None else bool(value)
-
-
-_READERS: Mapping[str, Callable[[_Number], Any]] = {
-    "item": _item,
-    "__bool__": _bool,
-    "__int__": _plain,
-    "__index__": _plain,
-}
-_NO_WRITES = ("__index__", "__int__", "__invert__", "__init__", "__iter__")
-_CASTS = ("to", "long", "int", "clone", "detach")
-
-
-def _cast(number: _Number, dtype: torch.dtype) -> _Number | None:
-    if dtype in WHOLE and (number.under == 1 or number.is_whole):
-        return _Number(number.over, dtype)
-    return number if dtype == number.dtype else None
+READERS = ("item", "__bool__", "__int__", "__index__")
+CASTS = ("to", "long", "int", "clone", "detach")
+Rule = Callable[..., _Number | None]
 
 
 def _added(one: _Number, other: _Number) -> _Number | None:
@@ -195,100 +150,71 @@ def _negated(one: _Number) -> _Number:
     return _Number(-one.over, one.dtype, one.under, one.error)
 
 
+def _divided(one: _Number, other: _Number) -> _Number | None:
+    exact = one.is_whole and _largest(one.over) < EXACT
+    return _Number(one.over, torch.float32, other.over) if exact and _divides(other) else None
+
+
+def _divides(number: _Number) -> bool:
+    return number.is_whole and isinstance(number.over, int) and number.over > 0
+
+
+def _of_whole(compute: Callable[[Any, Any], Any], dtype: torch.dtype | None = None) -> Rule:
+    """A rule for two whole numbers."""
+
+    def rule(one: _Number, other: _Number) -> _Number | None:
+        are_whole = one.is_whole and other.is_whole
+        return _Number(compute(one.over, other.over), dtype or one.dtype) if are_whole else None
+
+    return rule
+
+
+def _to_whole(compute: Callable[[Any, int], Any]) -> Rule:
+    """A rule that rounds, where what fp32 holds lies between the same whole numbers, or is one."""
+
+    def rule(one: _Number) -> _Number | None:
+        is_near = one.error * one.under < 0.5
+        return _Number(compute(one.over, one.under), one.dtype) if is_near else None
+
+    return rule
+
+
+def _turned(rule: Rule) -> Rule:
+    return lambda one, other: rule(other, one)
+
+
 def _subtracted(one: _Number, other: _Number) -> _Number | None:
     return _added(one, _negated(other))
 
 
-def _multiplied(one: _Number, other: _Number) -> _Number | None:
-    if one.is_whole and other.is_whole:
-        return _Number(one.over * other.over, one.dtype)
-    return None
-
-
-def _divided(one: _Number, other: _Number) -> _Number | None:
-    exact = one.is_whole and _largest(one.over) < EXACT
-    if not exact or not other.is_whole or not isinstance(other.over, int) or other.over < 1:
-        return None
-    return _Number(one.over, torch.float32, other.over)
-
-
 def _floor_divided(one: _Number, other: _Number) -> _Number | None:
-    if one.is_whole and other.is_whole and isinstance(other.over, int) and other.over > 0:
-        return _Number(one.over // other.over, one.dtype)
-    return None
+    return _of_whole(operator.floordiv)(one, other) if _divides(other) else None
 
 
-def _larger(one: _Number, other: _Number) -> _Number | None:
-    are_whole = one.is_whole and other.is_whole
-    return _Number(torch.sym_max(one.over, other.over), one.dtype) if are_whole else None
-
-
-def _smaller(one: _Number, other: _Number) -> _Number | None:
-    are_whole = one.is_whole and other.is_whole
-    return _Number(torch.sym_min(one.over, other.over), one.dtype) if are_whole else None
-
-
-def _floored(one: _Number) -> _Number | None:
-    return _Number(one.over // one.under, one.dtype) if _is_near(one) else None
-
-
-def _raised(one: _Number) -> _Number | None:
-    return _Number(-(-one.over // one.under), one.dtype) if _is_near(one) else None
-
-
-def _is_near(number: _Number) -> bool:
-    """Whether what fp32 holds lies between the same whole numbers, or is the same one."""
-    return number.error * number.under < 0.5
-
-
-def _compared(compare: Callable[[Any, Any], Any]) -> Callable[[_Number, _Number], _Number | None]:
-    def found(one: _Number, other: _Number) -> _Number | None:
-        if not (one.is_whole and other.is_whole):
-            return None
-        return _Number(compare(one.over, other.over), torch.bool)
-
-    return found
-
-
-def _turned(rule: Callable[[_Number, _Number], _Number | None]) -> Callable[..., _Number | None]:
-    return lambda one, other: rule(other, one)
-
-
-_RULES: dict[str, Callable[..., _Number | None]] = {
+RULES: dict[str, Rule] = {
     "neg": _negated,
-    "ceil": _raised,
-    "floor": _floored,
-    "maximum": _larger,
-    "minimum": _smaller,
-}
-for _name, _rule in {
-    "add": _added,
-    "sub": _subtracted,
-    "mul": _multiplied,
-    "div": _divided,
-    "floordiv": _floor_divided,
-}.items():
-    for _spelling in (_name, f"__{_name}__"):
-        _RULES[_spelling] = _rule
-    _RULES[f"__r{_name}__"] = _turned(_rule)
-_RULES |= {
+    "ceil": _to_whole(lambda over, under: -(-over // under)),
+    "floor": _to_whole(operator.floordiv),
+    "maximum": _of_whole(torch.sym_max),
+    "minimum": _of_whole(torch.sym_min),
     "rsub": _turned(_subtracted),
     "true_divide": _divided,
     "__truediv__": _divided,
     "floor_divide": _floor_divided,
 }
-for _name, _compare in {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
+for _name, _rule in {
+    "add": _added,
+    "sub": _subtracted,
+    "mul": _of_whole(operator.mul),
+    "div": _divided,
+    "floordiv": _floor_divided,
 }.items():
-    _RULES[_name] = _RULES[f"__{_name}__"] = _compared(_compare)
+    RULES |= {_name: _rule, f"__{_name}__": _rule, f"__r{_name}__": _turned(_rule)}
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    RULES[_name] = RULES[f"__{_name}__"] = _of_whole(getattr(operator, _name), torch.bool)
 
 
-def _checked(number: _Number, dtype: torch.dtype) -> _Number | None:
+def _rounded(number: _Number, dtype: torch.dtype) -> _Number | None:
     """The number as a result of this dtype; None where it may be rounded to another one."""
     if dtype == torch.bool:
         return number

@@ -22,7 +22,7 @@ _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul_
 
 
 @contextmanager
-def open_sizes(_: nn.Module) -> Iterator[None]:
+def open_sizes() -> Iterator[None]:
     """Trace within the block so."""
     config = private("torch.fx.experimental._config", "a size that may be 1")
     with config.patch(backed_size_oblivious=True), _Pieces():

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from enginecast.capture.control_flow.detect.detect import ask_dynamo, detect, private_copy
+from enginecast.capture.control_flow.detect.dynamo import ask_dynamo, private_copy
 from enginecast.capture.control_flow.detect.findings import Finding
 from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch

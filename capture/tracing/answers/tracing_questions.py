@@ -16,14 +16,14 @@ QUESTIONS = ("is_exporting", "is_compiling", "is_dynamo_compiling")
 
 
 @contextmanager
-def as_eager(_: nn.Module) -> Iterator[None]:
+def answering_users(_: nn.Module) -> Iterator[None]:
     """Answer the user's own code that nothing is traced."""
     with _answering(is_user_code):
         yield
 
 
 @contextmanager
-def all_as_eager(_: nn.Module) -> Iterator[None]:
+def answering_all(_: nn.Module) -> Iterator[None]:
     """Answer libraries as well, but for torch itself: a mask that a library makes in a trace alone
     may be one that the model's code does not take.
     """
@@ -33,26 +33,24 @@ def all_as_eager(_: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hiding_trace(_: nn.Module) -> Iterator[None]:
-    """Answer as `all_as_eager`, and hide from the same code that the tensors are fake."""
-    with _answering(is_model_code), _real_to(is_model_code):
-        yield
+    """Answer as `answering_all`, and hide from the same code that the tensors are fake: what looks
+    up `torch._subclasses.FakeTensor` gets a class that no tensor has.
+    """
+    plain, place = torch._subclasses.FakeTensor, vars(torch._subclasses)
 
+    def found(name: str) -> Any:
+        if name != plain.__name__:
+            raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
+        return _NoTensor if is_model_code(sys._getframe(1).f_code.co_filename) else plain
 
-@contextmanager
-def _answering(is_told: Callable[[str], bool]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for question in QUESTIONS:
-            stack.enter_context(replaced(torch.compiler, question, _answered(question, is_told)))
-        yield
-
-
-def _answered(question: str, is_told: Callable[[str], bool]) -> Callable[[], bool]:
-    plain: Callable[[], bool] = getattr(torch.compiler, question)
-
-    def answer() -> bool:
-        return not is_told(sys._getframe(1).f_code.co_filename) and plain()
-
-    return answer
+    del place[plain.__name__]
+    place["__getattr__"] = found  # Python calls it for names that a module does not have
+    try:
+        with _answering(is_model_code):
+            yield
+    finally:
+        del place["__getattr__"]
+        place[plain.__name__] = plain
 
 
 class _NoTensor:
@@ -60,19 +58,12 @@ class _NoTensor:
 
 
 @contextmanager
-def _real_to(is_told: Callable[[str], bool]) -> Iterator[None]:
-    """Give code that looks up `torch._subclasses.FakeTensor` a class that no tensor has."""
-    plain, place = torch._subclasses.FakeTensor, vars(torch._subclasses)
+def _answering(is_told: Callable[[str], bool]) -> Iterator[None]:
+    def answered(plain: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: not is_told(sys._getframe(1).f_code.co_filename) and plain()
 
-    def found(name: str) -> Any:
-        if name != plain.__name__:
-            raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
-        return _NoTensor if is_told(sys._getframe(1).f_code.co_filename) else plain
-
-    del place[plain.__name__]
-    place["__getattr__"] = found  # Python calls it for names that a module does not have
-    try:
+    with ExitStack() as stack:
+        for question in QUESTIONS:
+            plain = getattr(torch.compiler, question)
+            stack.enter_context(replaced(torch.compiler, question, answered(plain)))
         yield
-    finally:
-        del place["__getattr__"]
-        place[plain.__name__] = plain

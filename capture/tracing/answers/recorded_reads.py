@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from enginecast.capture.control_flow.detect.recorder import READERS, Read, place_of_reader
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.python.recompile import replaced
+from enginecast.capture.python.recompile import forward_within, replaced
 
 GUARD = "enginecast.guard"
 """Begins the names of outputs that tell whether an answer was right."""
@@ -50,14 +50,8 @@ def answering(
     module: nn.Module, reads: Sequence[Read], places: Collection[SourceLocation]
 ) -> Iterator[None]:
     """Let `module.forward` read at `places` what a run at the sizes of the trace read, in order."""
-    forward = module.forward
-
-    @functools.wraps(forward)  # torch.export asks for its signature
-    def answered(*args: Any, **kwargs: Any) -> Any:
-        with _Answers([read for read in reads if read.place in places]), _asked_for_lists():
-            return forward(*args, **kwargs)
-
-    with replaced(module, "forward", answered):
+    chosen = [read for read in reads if read.place in places]
+    with forward_within(module, lambda: _Answers(chosen)), _asked_for_lists():
         yield
 
 
@@ -76,12 +70,12 @@ def guarding(module: nn.Module, reads: Sequence[Read]) -> Iterator[None]:
 
     @functools.wraps(forward)
     def guarded(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        with _Answers(reads) as answers, _asked_for_lists():
+        with _Answers(reads) as answers:
             outputs: dict[str, Tensor] = forward(*args, **kwargs)
         checks = [check for read, check in answers.checks if read.decides != "weights"]
         return {**outputs, **{f"{GUARD}.{n}": check for n, check in enumerate(checks)}}
 
-    with replaced(module, "forward", guarded):
+    with replaced(module, "forward", guarded), _asked_for_lists():
         yield
 
 

@@ -7,10 +7,11 @@ is the innermost one that asks and whose results have one structure.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,18 +23,17 @@ from torch.utils import _pytree as pytree
 
 from enginecast.capture.control_flow.detect.recorder import place_of_reader
 from enginecast.capture.control_flow.operators.dispatch import if_return
-from enginecast.capture.control_flow.operators.probe import storage
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
 from enginecast.capture.control_flow.operators.values import is_open
-from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.python.recompile import replaced
-from enginecast.capture.tracing.answers.possible_values import ELEMENTWISE, MOVES, REDUCES
-from enginecast.capture.tracing.ladder.python_state import PythonState, reached_from
+from enginecast.capture.python.locations import SourceLocation, is_user_code
+from enginecast.capture.python.marks import mark
+from enginecast.capture.python.recompile import forward_within, replaced
+from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts, storage
 
 MOST_ANSWERS = 3
 """On one path; each doubles the number of calls in the program."""
-COMPUTED = ELEMENTWISE | MOVES | REDUCES.keys() | {"sum", "cumsum", "diff", "amax", "amin"}
-"""Functions that give the same for the same arguments."""
+MOST_HELD, MOST_WITHIN = 20_000, 20
+"""Values that are looked at in one object, and how deep, for a change that one path makes."""
 Facts = Mapping[object, bool]
 """By what a test is: its answer."""
 
@@ -54,20 +54,56 @@ class _Call:
 
     part: nn.Module
     run: partial[Any]
-    given: PythonState
+    given: "_Held"
     """What its arguments held before it ran."""
 
-    def state(self) -> PythonState:
+    def state(self) -> "_Held":
         """What it may write to, as that is now."""
-        return PythonState(self.run.args, self.run.keywords, *reached_from(self.part))
+        return _Held([*self.run.args, *self.run.keywords.values(), *_reached_from(self.part)])
 
 
-def _refuse_changes(site: Site, before: PythonState) -> None:
-    if changed := before.changed():
-        raise site.refuse(f"the call around it writes into a {changed} that it has from outside")
+class _Held:
+    """What Python objects hold that a call is given.
+
+    What a path leaves there is not one of its results: code after the call would find what the last
+    path has left.  Writes into tensors are no matter: `probe` sees them.
+    """
+
+    def __init__(self, objects: Sequence[object]) -> None:
+        self._marks = [(each, self._mark(each)) for each in objects]
+
+    def _mark(self, value: object) -> Any:
+        if isinstance(value, dict) and "__builtins__" in value:  # the variables of a file
+            value = {name: each for name, each in value.items() if name[:2] != "__"}
+        return mark(value, MOST_HELD, MOST_WITHIN, has_writes=False)
+
+    def refuse_changes(self, site: Site) -> None:
+        for value, before in self._marks:
+            if self._mark(value) != before:
+                kind = type(value).__name__
+                raise site.refuse(
+                    f"the call around it writes into a {kind} that it has from outside"
+                )
 
 
-class Paths:
+def _reached_from(module: nn.Module) -> Iterator[object]:
+    """What the code of a module and of those in it may write to without being given it."""
+    files: set[int] = set()
+    for part in module.modules():
+        yield from vars(part).values()
+        for kind in type(part).__mro__:
+            forward = vars(kind).get("forward")
+            if not isinstance(forward, FunctionType):
+                continue
+            if not is_user_code(forward.__code__.co_filename):
+                continue
+            yield from vars(kind).values()
+            if id(forward.__globals__) not in files:
+                files.add(id(forward.__globals__))
+                yield forward.__globals__
+
+
+class _Paths:
     """Traces calls of modules in the paths that tests of values lead to."""
 
     def __init__(self) -> None:
@@ -80,32 +116,15 @@ class Paths:
         """Whether there were too many tests."""
         self._tests = _Tests()
 
-    def branches(self) -> tuple[SourceLocation, ...]:
-        """Where tests choose between calls, once the trace is made."""
-        became = [(place, self._sites[index]) for place, index in self._indices.items()]
-        return tuple(place.resolved for place, site in became if site.became)
-
     @contextmanager
-    def active(self, module: nn.Module) -> Iterator[None]:
-        """Let `module` and those in it run in all their paths."""
-        self._sites.clear()  # of a trace that failed
-        self._indices.clear()
-        self._tracers.clear()
-        self._calls, self._is_over = 0, False
-        self._tests = _Tests()
+    def active(self, module: nn.Module) -> Iterator[list[Site]]:
+        """Let `module` and those in it run in all their paths; gives where tests choose."""
         with running(self._sites, module), ExitStack() as stack:
             for part in module.modules():
                 if not isinstance(part, ScriptModule):
                     stack.enter_context(replaced(part, "forward", self._split_up(part)))
-            forward = module.forward
-
-            @functools.wraps(forward)  # torch.export asks for its signature
-            def answered(*args: Any, **kwargs: Any) -> Any:
-                with self._tests:
-                    return forward(*args, **kwargs)
-
-            stack.enter_context(replaced(module, "forward", answered))
-            yield
+            stack.enter_context(forward_within(module, lambda: self._tests))
+            yield self._sites
 
     def _split_up(self, part: nn.Module) -> Callable[..., Any]:
         forward = part.forward
@@ -114,8 +133,8 @@ class Paths:
         def split(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
             try:
-                call = _Call(part, partial(forward, *args, **kwargs), PythonState(args, kwargs))
-                return self._follow(call, {})
+                given = _Held([*args, *kwargs.values()])
+                return self._follow(_Call(part, partial(forward, *args, **kwargs), given), {})
             finally:
                 self._calls -= 1
 
@@ -148,17 +167,22 @@ class Paths:
 
         def path(answer: bool) -> Any:
             found = self._follow(call, {**facts, asked.key: answer})
-            _refuse_changes(site, before)
+            before.refuse_changes(site)
             return found
 
         then, otherwise = partial(path, True), partial(path, False)
         try:
-            _refuse_changes(site, call.given)
+            call.given.refuse_changes(site)
             return if_return(index, asked.test, then, otherwise, (), "the result")
         except RewriteRefused:
             if self._is_over or self._calls == 1:
                 raise
             raise asked from None  # of the module that calls this one
+
+
+def every_path(module: nn.Module) -> AbstractContextManager[list[Site]]:
+    """Let `module` and those in it run in all their paths; gives where tests choose."""
+    return _Paths().active(module)
 
 
 class _Tests(TorchFunctionMode):
@@ -167,9 +191,8 @@ class _Tests(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._known: list[Facts] = []
-        self._keys: dict[int, tuple[Tensor, int, object]] = {}
-        """By id: the tensor, which is kept so that no id is given twice, its version, and how it is
-        computed."""
+        self._keys = TensorFacts[object]()
+        """How each tensor is computed."""
 
     @property
     def depth(self) -> int:
@@ -195,7 +218,7 @@ class _Tests(TorchFunctionMode):
             raise _Asked(args[0], key, place_of_reader())
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in COMPUTED and isinstance(result, Tensor) and id(result) not in self._keys:
+        if name in COMPUTED and isinstance(result, Tensor) and result not in self._keys:
             self._note(result, self._computed(name, result, args, kwargs))
         return result
 
@@ -212,13 +235,11 @@ class _Tests(TorchFunctionMode):
 
     def _key(self, tensor: Tensor) -> object:
         """How a tensor is computed, or which one it is, and how often it was written to."""
-        _, version, key = self._keys.get(id(tensor), (None, -1, None))
-        if version == tensor._version:
-            return key
-        return self._note(tensor, (id(tensor), tensor._version))
+        key = self._keys.of(tensor)
+        return key if key is not None else self._note(tensor, (id(tensor), tensor._version))
 
     def _note(self, tensor: Tensor, key: object) -> object:
-        self._keys[id(tensor)] = (tensor, tensor._version, key)
+        self._keys.note(tensor, key)
         return key
 
 

@@ -1,22 +1,18 @@
-"""Detect state that a program keeps between calls: an engine would silently drop the writes.
-
-A program shows what writes to a parameter or buffer.  What Python keeps is looked for in
-`capture.tracing.state.history`.
+"""Bring the writes of a captured program into a form in which they can be judged: those that change
+nothing go, and those that torch's schemas hide are shown.
 """
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from enginecast.capture.python.locations import SourceLocation, is_model_code
-from enginecast.errors import CaptureError
 from enginecast.library_names import aten
-from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
+from enginecast.passes.ir.blocks import all_nodes, blocks, operands
 from enginecast.passes.ir.edit import arguments, dtype_of, first_input, insert, shape_of
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
@@ -113,35 +109,24 @@ def _original(node: Node) -> Node:
     return node
 
 
-def compute_overwritten(program: ExportedProgram, state: Collection[str] = ()) -> tuple[str, ...]:
+def compute_overwritten(program: ExportedProgram) -> list[tuple[Node, str]]:
     """Take away writes into buffers that every call overwrites whole before it reads them.
 
     `self.frequencies.copy_(computed)` keeps nothing from one call to the next when nothing reads
     the buffer before: longrope does so.  What reads it later reads what was computed.
 
-    Args:
-        state: names of buffers that come as inputs: torch writes what is assigned to them into the
-            module's own, which nothing reads.
-
     Returns:
-        Notes on these buffers, as sentences.
+        The writes that went, each with the name of its buffer.
     """
-    buffers = program.graph_signature.inputs_to_buffers
-    owners = _owners(program, buffers)
-    writes = list(_written(program.graph, owners))
-    notes = []
-    for node, owner in writes:
+    buffers = owners(program, program.graph_signature.inputs_to_buffers)
+    gone = []
+    for node, owner in list(written(program.graph, buffers)):
         buffer = node.args[0]
         assert isinstance(buffer, Node)
-        if buffer in owners and node.target in _WHOLE and _is_whole(node, buffer):
+        if buffer in buffers and node.target in _WHOLE and _is_whole(node, buffer):
             _compute(program, node, buffer)
-            if owner in state:
-                continue
-            notes.append(
-                f"the model overwrites its buffer {owner}{_line_of(node)} before it reads it: the "
-                "engine computes it in every call"
-            )
-    return tuple(notes)
+            gone.append((node, owner))
+    return gone
 
 
 def _is_whole(node: Node, buffer: Node) -> bool:
@@ -174,91 +159,13 @@ def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
             user.replace_input_with(buffer, made)
 
 
-def writes_of_weights(program: ExportedProgram) -> dict[Node, str]:
-    """The writes into parameters and buffers, with the name of each, where all that is written is
-    computed from weights alone; none where one is not.
-
-    Such a model sets itself up when it is first called.
-    """
-    found = dict(_written(program.graph, _owners(program, _state(program))))
-    inputs = set(program.graph_signature.user_inputs)
-    varying: set[Node] = set()
-    for node in program.graph.nodes:
-        is_input = node.op == "placeholder" and node.name in inputs
-        if is_input or any(source in varying for source in node.all_input_nodes):
-            varying.add(node)
-    is_set_up = all(node.graph is program.graph and node not in varying for node in found)
-    return found if is_set_up else {}
-
-
-def settles(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether a module changes its weights in its first call alone.
-
-    Args:
-        module: with weights, not called yet.
-        inputs: for the calls.
-    """
-    with torch.no_grad():
-        module(**{name: tensor.clone() for name, tensor in inputs.items()})
-        first = {name: tensor.clone() for name, tensor in _tensors(module)}
-        module(**{name: tensor.clone() for name, tensor in inputs.items()})
-    return all(torch.equal(tensor, first[name]) for name, tensor in _tensors(module))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def _state(program: ExportedProgram) -> dict[str, str]:
-    signature = program.graph_signature
-    return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-
-
-def refuse_mutation(program: ExportedProgram, allowed: Container[Node] = ()) -> None:
-    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view, or
-    when a branch or the body of a loop writes into anything that it was given.
-
-    Args:
-        allowed: writes that leave nothing to a later call.
-    """
-    for node, owner in _written(program.graph, _owners(program, _state(program))):
-        if node in allowed:
-            continue
-        raise CaptureError(
-            f"the model writes to its own state: {node.target} changes {owner}{_line_of(node)}",
-            hint="An engine keeps no state between calls: make its buffers inputs and outputs"
-            " (--state inputs), or return the new value instead.",
-        )
-    for outer, block in all_blocks(program):
-        given = {placeholder: placeholder.name for placeholder in block.placeholders}
-        for node, name in _written(block.module.graph, given):
-            raise CaptureError(
-                f"{node.target}{_line_of(node)} writes into {name}, which the {block.path} graph of"
-                f" {outer.target} is given",
-                hint="Write into a copy of it: x = x.clone().",
-            )
-
-
-def input_writes(program: ExportedProgram) -> tuple[str, ...]:
-    """Notes on inputs that `program` writes into, as sentences: an engine has copies of its own."""
-    inputs = {str(name): str(name) for name in program.graph_signature.user_inputs}
-    writes = list(_written(program.graph, _owners(program, inputs)))
-    found = {owner: node for node, owner in reversed(writes)}
-    return tuple(
-        f"the model writes into its input {name!r}{_line_of(node)}; the engine leaves what the "
-        "caller gave as it is"
-        for name, node in found.items()
-    )
-
-
-def _owners(program: ExportedProgram, names: Mapping[str, str]) -> dict[Node, str]:
+def owners(program: ExportedProgram, names: Mapping[str, str]) -> dict[Node, str]:
     """The placeholders that have these names, each with whose it is."""
     placeholders = (node for node in program.graph.nodes if node.op == "placeholder")
     return {node: names[node.name] for node in placeholders if node.name in names}
 
 
-def _written(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, str]]:
+def written(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, str]]:
     """Each node that writes into one of the placeholders, and whose that is; within blocks, too.
 
     The signature does not tell before decomposition, so the in-place operators are looked at.
@@ -268,7 +175,7 @@ def _written(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, s
         for block in blocks(node):
             pairs = zip(block.placeholders, operands(node), strict=True)
             given = {inner: aliases[outer] for inner, outer in pairs if outer in aliases}
-            yield from _written(block.module.graph, given)
+            yield from written(block.module.graph, given)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             continue
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
@@ -281,8 +188,5 @@ def _written(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, s
                 aliases[node] = owner
 
 
-def _line_of(node: Node) -> str:
-    """` at file:line` of the user's code; empty where torch recorded none."""
-    frames = SourceLocation.in_text(node.meta.get("stack_trace") or "")
-    places = [place for place in frames if is_model_code(place.file)]
-    return f" at {places[-1]}" if places else ""
+ON_TRACES = (drop_failed, fill_numbers, show_statistics, drop_idle_writes)
+"""What every program goes through that was traced here, in order."""

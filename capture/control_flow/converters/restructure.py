@@ -10,7 +10,7 @@ with the reason.
 import ast
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -57,17 +57,35 @@ class Restructured:
 
     def add(self, source: FunctionSource) -> None:
         """Rewrite one more function."""
-        definition = source.definition
-        taken = [name for name in bound([definition]) if name.startswith(OWN)]
+        definition, name = source.definition, source.function.__qualname__
+        taken = [each for each in bound([definition]) if each.startswith(OWN)]
         if taken:
             self.notes.append(f"{source.file}:{definition.lineno} uses the name {taken[0]}")
             return
-        places = _Places(self._sites, source)
         before = len(self._sites)
+        known: dict[tuple[int, int, str], int] = {}
+
+        def place(node: ast.AST, was: str) -> int:
+            line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+            key = (line, column, was)
+            if key not in known:  # statements after an early return stand in both paths
+                known[key] = len(self._sites)
+                self._sites.append(Site(source.file, line, name, was, column))
+            return known[key]
+
+        def note(node: ast.AST, was: str, reason: str) -> None:
+            if was != "effect":
+                self._sites[place(node, was)].reason = reason
+                return
+            kind = "if" if isinstance(node, ast.If) else type(node).__name__.lower()
+            site = self._sites[place(node, kind)]
+            if reason not in site.effects:
+                site.effects += (reason,)
+
         file = real_path(source.file)
-        answered = frozenset(line for known, line in self.answered if known == file)
+        answered = frozenset(line for where, line in self.answered if where == file)
         try:
-            body = Statements(definition, places.place, places.note, answered).body()
+            body = Statements(definition, place, note, answered).body()
         except TooLarge as error:
             self.notes.append(f"{source.file}:{definition.lineno} {error.message}")
             del self._sites[before:]
@@ -100,58 +118,25 @@ def restructure(
     return result
 
 
-class _Places:
-    """Gives the places of one function their indexes."""
-
-    def __init__(self, sites: list[Site], source: FunctionSource) -> None:
-        self._sites = sites
-        self._source = source
-        self._known: dict[tuple[int, int, str], int] = {}
-
-    def place(self, node: ast.AST, was: str) -> int:
-        line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
-        key = (line, column, was)
-        if key not in self._known:  # statements after an early return stand in both paths
-            self._known[key] = len(self._sites)
-            name = self._source.function.__qualname__
-            self._sites.append(Site(self._source.file, line, name, was, column))
-        return self._known[key]
-
-    def note(self, node: ast.AST, was: str, reason: str) -> None:
-        """A reason to leave a place alone, or an effect that it must not have on one path only."""
-        if was == "effect":
-            kind = "if" if isinstance(node, ast.If) else type(node).__name__.lower()
-            site = self._sites[self.place(node, kind)]
-            if reason not in site.effects:
-                site.effects += (reason,)
-        else:
-            self._sites[self.place(node, was)].reason = reason
-
-
 def functions_at(module: nn.Module, places: Collection[SourceLocation]) -> tuple[FunctionType, ...]:
     """The functions that hold `places`; where they are inside each other, the innermost."""
     files = {real_path(file) for file, _ in places}
-    found = [f for f in reachable(module, files) if _file(f) in files]
     lines = [place.resolved for place in places]
-    if any(not _holders(found, file, line) for file, line in lines):  # others call it
-        found = [f for f in reachable(module, files, _packages(files)) if _file(f) in files]
+
+    def holders(found: Collection[FunctionType], file: str, line: int) -> list[FunctionType]:
+        return [f for f in found if _file(f) == file and holds(f.__code__, line)]
+
+    found = [f for f in reachable(module, files) if _file(f) in files]
+    if any(not holders(found, file, line) for file, line in lines):  # others of a package call it
+        modules = [(name, getattr(m, "__file__", None)) for name, m in list(sys.modules.items())]
+        named = {name.split(".")[0] for name, file in modules if file and real_path(file) in files}
+        found = [f for f in reachable(module, files, named) if _file(f) in files]
     chosen: dict[FunctionType, None] = {}
     for file, line in lines:
-        holders = _holders(found, file, line)
-        if holders:
-            first = max(holder.__code__.co_firstlineno for holder in holders)
-            chosen |= dict.fromkeys(h for h in holders if h.__code__.co_firstlineno == first)
+        if there := holders(found, file, line):
+            first = max(each.__code__.co_firstlineno for each in there)
+            chosen |= dict.fromkeys(f for f in there if f.__code__.co_firstlineno == first)
     return tuple(chosen)
-
-
-def _holders(found: Collection[FunctionType], file: str, line: int) -> list[FunctionType]:
-    return [f for f in found if _file(f) == file and holds(f.__code__, line)]
-
-
-def _packages(files: Collection[str]) -> set[str]:
-    """The names of the packages that some files are of."""
-    modules = [(name, getattr(m, "__file__", None)) for name, m in list(sys.modules.items())]
-    return {name.split(".")[0] for name, file in modules if file and real_path(file) in files}
 
 
 def user_functions(module: nn.Module) -> tuple[FunctionType, ...]:
@@ -188,36 +173,25 @@ def reachable(
     seen: set[FunctionType] = set()
     found: list[FunctionType] = []
     while waiting and len(seen) < MOST_FUNCTIONS:
-        function = _function(waiting.pop(0))
-        if function is None or function in seen:
+        value = waiting.pop(0)
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, MethodType | staticmethod | classmethod):
+            value = value.__func__
+        if not isinstance(value, FunctionType) or value in seen:
             continue
+        function = value
         seen.add(function)
         is_followed = (function.__module__ or "").split(".")[0] in packages
         is_followed = is_followed or _file(function) in files or function.__name__ == "forward"
         if is_followed or _is_users(function):
             found.append(function)
             waiting += _called(function, classes)
-        waiting += _held(function)
+        waiting.append(getattr(function, "__wrapped__", None))  # decorators keep functions there
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # not bound yet
+                waiting.append(cell.cell_contents)
     return tuple(found)
-
-
-def _function(value: Any) -> FunctionType | None:
-    if isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, MethodType | staticmethod | classmethod):
-        value = value.__func__
-    return value if isinstance(value, FunctionType) else None
-
-
-def _held(function: FunctionType) -> list[Any]:
-    """What a function has in its closure or wraps: decorators keep functions there."""
-    held = [getattr(function, "__wrapped__", None)]
-    for cell in function.__closure__ or ():
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:  # not bound yet
-            continue
-    return held
 
 
 def _called(function: FunctionType, classes: tuple[type, ...]) -> list[Any]:

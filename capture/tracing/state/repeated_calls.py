@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.python.locations import calling_place
-from enginecast.capture.tracing.state.watch import Change, Watch
+from enginecast.capture.tracing.state.watched_names import Change, Watch
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.ir.effects import WITHOUT_NOISE
 

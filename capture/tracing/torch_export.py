@@ -1,25 +1,22 @@
-"""Trace a model: torch.export on a module without weights, with dimensions that may be narrowed."""
+"""One trace: torch.export on a module without weights, and what its result lacks."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
-from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, equal, fewer, fix, in_steps, narrow, tie
+from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
-from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.locations import SourceLocation, Spot, is_model_code
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
@@ -33,30 +30,15 @@ from enginecast.capture.refusals.refusal import (
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.ladder.look_alikes import FakeRuns
-from enginecast.capture.tracing.ladder.shapes import (
-    FrozenDimensionError,
-    check_shapes,
-    dynamic_shapes,
-)
-from enginecast.capture.tracing.ladder.strategy import RefusedError, TracingStrategy
-from enginecast.capture.tracing.patches.data_attribute import data_detached
+from enginecast.capture.tracing.attempt import Attempt, RefusedError
 from enginecast.capture.tracing.patches.equivalents import replaced_in
-from enginecast.capture.tracing.patches.failed_calls import failed_calls_left
-from enginecast.capture.tracing.patches.grad_modes import grad_modes_unrecorded
-from enginecast.capture.tracing.patches.module_casts import idle_casts
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
-from enginecast.capture.tracing.patches.size_quotients import whole_quotients
-from enginecast.capture.tracing.program.autocast import inline_autocast
-from enginecast.errors import CaptureError, EnginecastError
+from enginecast.capture.tracing.patches.table import forward_patched, libraries_patched
+from enginecast.capture.tracing.sizes.shapes import check_shapes, dynamic_shapes
+from enginecast.errors import EnginecastError
 from enginecast.library_names import aten, private, private_or_none
+from enginecast.passes.captured.inline_autocast import inline_autocast
 from enginecast.passes.ir.recurrences import whole_recurrences
-
-MOST_NARROWINGS = 6
-"""How often a trace is tried again with narrower dimensions; each costs as much as the first."""
-SEED = 0
-"""Of the example of a trace that is tried again."""
-
 
 _LEVELS = "torch._functorch.predispatch"
 """The module of the functions that open and close levels."""
@@ -71,8 +53,8 @@ class Traced:
     program: ExportedProgram
     inputs: tuple[InputSpec, ...]
     """With the ranges that the program has."""
-    specs: tuple[InputSpec, ...]
-    """As traced: with the dimensions that were narrowed."""
+    attempt: Attempt
+    """With the dimensions that were narrowed."""
     notes: tuple[str, ...]
     narrowed: tuple[str, ...] = ()
     """Those of the notes that tell of dimensions that were narrowed or fixed."""
@@ -80,171 +62,83 @@ class Traced:
     """Where the trace decided by a symbolic number."""
     had_levels: bool = False
     """Whether it called vmap or jvp, which were resolved: eager runs other operators."""
+    sites: Sequence[Site] = field(default=(), repr=False)
+    """Where code was rewritten, and what it became."""
+
+    @property
+    def branches(self) -> tuple[SourceLocation, ...]:
+        """Branches that became operators."""
+        return tuple(_place(site) for site in self.sites if site.became not in SETTLED)
+
+    @property
+    def dropping(self) -> tuple[SourceLocation, ...]:
+        """Branches that drop a tensor on one path, which the program keeps on both."""
+        return tuple(_place(site) for site in self.sites if site.drops)
+
+    @property
+    def settled(self) -> frozenset[Spot]:
+        """Tests that stayed Python, for what they ask is known while tracing."""
+        stayed = (site for site in self.sites if site.became == PYTHON)
+        return frozenset((_place(site), site.column) for site in stayed)
+
+    @property
+    def idle(self) -> frozenset[SourceLocation]:
+        """Lines whose branches compute nothing, as those that warn: no path is compared."""
+        lines: dict[SourceLocation, set[str]] = {}
+        for site in self.sites:
+            lines.setdefault(_place(site), set()).add(site.became)
+        return frozenset(place for place, became in lines.items() if became == {NOTHING})
 
 
-def trace(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: Mapping[str, Tensor],
-    wanted: Wanted,
-    strategy: TracingStrategy,
-) -> Traced:
-    """Trace by one strategy, narrowing what nobody asked for as long as that helps.
+def _place(site: Site) -> SourceLocation:
+    return SourceLocation(site.file, site.line).resolved
+
+
+def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
+    """Trace as `attempt` says.
 
     Raises:
         RefusedError: torch.export refused it.
-        FrozenDimensionError: a dimension that the user asked for cannot vary.
+        FrozenDimensionError: a dimension that was to vary does not.
+        CaptureError: a loop does not end, or code cannot be rewritten.
     """
-    notes: tuple[str, ...] = ()
-    is_proved = False
-    tried = 0
-    if strategy.name == "rewrite" and named_dims(specs):
-        # torch knows that `n > 1`, and would leave out the path of 1.
-        opened = _opened(source, specs, inputs, wanted, strategy, notes)
-        if opened is not None:
-            return opened
-    while True:
-        try:
-            return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
-        except CaptureError as error:
-            if not strategy.is_strict and _is_of_sizes(error, specs):
-                opened = _opened(source, specs, inputs, wanted, strategy, notes)
-                if opened is not None:
-                    return opened
-            fitted = _fitted(source, specs, error)
-            if fitted is None and isinstance(error, RefusedError):
-                raise _advised(source, specs, error) from error.__cause__
-            if fitted is None or tried == MOST_NARROWINGS:
-                raise
-            if fitted.notes and not strategy.narrows:
-                raise
-        tried += 1
-        specs, notes = fitted.specs, (*notes, *fitted.notes)
-        is_proved = is_proved or fitted.is_proved
-        inputs = sample(specs, example_sizes(specs), SEED)
-
-
-def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | None:
-    """The inputs with dimensions that the refusal allows."""
-    if isinstance(error, FrozenDimensionError):
-        return tie(specs, error.names) or fix(specs, error.names)
-    if isinstance(error, RefusedError) and error.refusal.kind in WRONG_SIZES:
-        takes = partial(_takes, source, specs)
-        found = equal(specs, takes) or in_steps(specs, takes, error.refusal.place)
-        return found or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
-    place = error.refusal.place if isinstance(error, RefusedError) else ""
-    return narrow(specs, str(error.__cause__), place)
-
-
-def _takes(source: Source, specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> bool:
-    """Whether the model's code runs on inputs of these sizes, which have no values."""
-    return FakeRuns(source).shapes(sample(specs, sizes, SEED)) is not None
-
-
-def _advised(source: Source, specs: tuple[InputSpec, ...], error: RefusedError) -> RefusedError:
-    """The refusal of sizes that the user asked for, with those that the code takes."""
-    dims = named_dims(specs)
-    if not any(dim.asked for dim in dims.values()):
-        return error
-    free = (replace(s, dims=tuple(replace(d, asked=False) for d in s.dims)) for s in specs)
-    fitted = _fitted(source, tuple(free), error)
-    found = [
-        (f"{spec.name}:{index}", dim, new)
-        for spec, fit in ([] if fitted is None else zip(specs, fitted.specs, strict=True))
-        for index, (dim, new) in enumerate(zip(spec.dims, fit.dims, strict=True))
-        if new.name is not None
-    ]
-    tied = {new.name for _, dim, new in found if new.name != dim.name}
-    if tied:
-        advice = [f"{place}={new.name}:{new.shown}" for place, _, new in found if new.name in tied]
-        what = "Give sizes that must be equal one name"
-    else:
-        changed = (
-            (place, new) for place, dim, new in found if dim.asked and new.sizes != dim.sizes
-        )
-        advice = [f"{place}={new.shown}" for place, new in changed]
-        what = "Ask for sizes that it takes"
-    if not advice:
-        return error
-    hint = f"{what}: --dynamic {','.join(advice)}."
-    return RefusedError(replace(error.refusal, hint=hint))
-
-
-def _is_of_sizes(error: CaptureError, specs: Sequence[InputSpec]) -> bool:
-    """Whether a trace may have failed because torch tells sizes of 1 from others."""
-    kinds = {"specialized-dimension", *WRONG_SIZES}
-    is_refused = isinstance(error, RefusedError) and error.refusal.kind in kinds
-    return is_refused and bool(named_dims(specs))
-
-
-def _opened(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: Mapping[str, Tensor],
-    wanted: Wanted,
-    strategy: TracingStrategy,
-    notes: tuple[str, ...],
-) -> Traced | None:
-    """Trace without asking whether sizes are 1; None where that does not help."""
-    opened = replace(strategy, around=(*strategy.around, open_sizes))
-    for is_proved in (False, True):
-        try:
-            return _once(source, specs, inputs, wanted, opened, notes, is_proved)
-        except CaptureError as error:
-            left = narrow(specs, str(error.__cause__)) if isinstance(error, RefusedError) else None
-            if left is None or not left.is_proved:
-                return None
-    return None
-
-
-def _once(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: Mapping[str, Tensor],
-    wanted: Wanted,
-    strategy: TracingStrategy,
-    notes: tuple[str, ...],
-    is_proved: bool,
-) -> Traced:
-    """Trace with these specs.
-
-    Where the guards are proved, torch puts those it cannot prove itself into the program, where
-    every case that is verified checks them again.
-    """
+    specs, inputs, is_strict = attempt.specs, attempt.inputs, attempt.is_strict
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
     forwards = noting_other_forwards(module)
     renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
-    given = inputs if strategy.is_strict else _fake(inputs, specs, mode)
+    given = dict(inputs)
+    if not is_strict:  # torch derives a number of steps only from a size that is known
+        known = any(dim.step > 1 for dim in named_dims(specs).values()) or None
+        given = {n: mode.from_tensor(t, static_shapes=known) for n, t in inputs.items()}
+    sites: list[Site] = []
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
             Bounded(endless.LONGEST_TRACE),
             levels_undone(),
             forwards,
-            strategy.entered(module),
-            nullcontext() if strategy.is_strict else data_detached(module),
-            nullcontext() if strategy.is_strict else grad_modes_unrecorded(module),
+            libraries_patched(module),
+            attempt.entered(module) as sites,
+            open_sizes() if attempt.is_open else nullcontext(),
+            nullcontext() if is_strict else forward_patched(module),
             preserving_caches(module),
-            idle_casts(),
-            failed_calls_left(),
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),
             suggestions_left_out(),
             whole_recurrences(),
-            whole_quotients(),
             noting_decisions() as decided,
         ):
             program = torch.export.export(
                 module,
                 (),
-                dict(given),
+                given,
                 dynamic_shapes=dynamic_shapes(specs),
-                strict=strategy.is_strict,
-                prefer_deferred_runtime_asserts_over_guards=is_proved,
+                strict=is_strict,
+                prefer_deferred_runtime_asserts_over_guards=attempt.is_proved,
             )
         if sums(specs):  # torch takes parts of two at least, and so a sum of four
             for size in [size for size in program.range_constraints if not size.is_symbol]:
@@ -256,13 +150,32 @@ def _once(
         raise
     except Exception as error:  # torch raises many kinds, and the model's own code any
         missing = missing_requirement(error, "the model's forward")
-        raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
-    has_levels = traced is not program
+        refusal = _with_sizes(explain(error), specs)
+        raise missing or RefusedError(refusal, why=_why(refusal, attempt, sites)) from error
     program.example_inputs = ((), dict(inputs))
     kept, cut = check_shapes(program, specs)
-    narrowed = (*notes, *cut)
-    said = (*notes, *renamed, *replaced_in(module), *cut)
-    return Traced(program, kept, specs, said, narrowed, frozenset(decided), has_levels)
+    return Traced(
+        program,
+        kept,
+        attempt,
+        notes=(*attempt.notes, *renamed, *replaced_in(module), *cut),
+        narrowed=(*attempt.notes, *cut),
+        decided=frozenset(decided),
+        had_levels=traced is not program,
+        sites=sites,
+    )
+
+
+def _why(refusal: Refusal, attempt: Attempt, sites: Sequence[Site]) -> str:
+    """Why an attempt does not help; of rewritten code also why a line was left as it is."""
+    if attempt.rewrites is None:
+        return refusal.in_short
+    left = (
+        f"{refusal.in_short}; this {site.was} was not rewritten: {site.reason}"
+        for site in sites
+        if site.reason and (site.file, site.line) == (refusal.file, refusal.line)
+    )
+    return next(left, refusal.in_full)
 
 
 def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
@@ -282,21 +195,13 @@ def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
     program.graph_module.recompile()
 
 
-def _fake(
-    inputs: Mapping[str, Tensor], specs: Sequence[InputSpec], mode: FakeTensorMode
-) -> dict[str, Tensor]:
-    """The inputs without values; torch derives a number of steps only from a size that is known."""
-    has_steps = any(dim.step > 1 for dim in named_dims(specs).values())
-    return {n: mode.from_tensor(t, static_shapes=has_steps or None) for n, t in inputs.items()}
-
-
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
     """Say in which sizes the code was run when it raised an error, where the user asked for some.
 
     The model may take none but equal ones: the message of its error has torch's names of them.
     """
     is_asked = any(dim.asked for spec in specs for dim in spec.dims)
-    if refusal.kind not in ("model-error", "operator") or not is_asked:
+    if refusal.kind not in WRONG_SIZES or not is_asked:
         return refusal
     named = {
         spec.name: ", ".join(f"{d.name}={d.size}" if d.name else str(d.size) for d in spec.dims)

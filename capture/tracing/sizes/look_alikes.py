@@ -6,8 +6,9 @@ only together with others, and some not at all.  It is run for this only where d
 alike, and without values if it is large.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, combinations
 from typing import Any
 
@@ -106,7 +107,6 @@ class _Code:
         self._source = source
         self._example = example
         self._known: dict[frozenset[tuple[Place, int]], Shapes | None] = {}
-        self._run: Callable[[Mapping[str, Tensor]], Shapes | None] | None = None
 
     def size(self, place: Place) -> int:
         """Of a dimension in the example."""
@@ -129,7 +129,11 @@ class _Code:
         if changed not in self._known:
             if len(self._known) == MOST_RUNS:
                 raise _TooManyRunsError
-            self._known[changed] = self._runner(_resized(self._example, dict(changed)))
+            inputs = {name: tensor.clone() for name, tensor in self._example.items()}
+            for (name, dim), size in changed:  # rows are repeated or cut
+                rows = torch.arange(size) % max(inputs[name].shape[dim], 1)
+                inputs[name] = inputs[name].index_select(dim, rows)
+            self._known[changed] = self._run(inputs)
         return self._known[changed]
 
     def of(self, group: Iterable[Place], sizes: Iterable[int]) -> Shapes | None:
@@ -141,33 +145,22 @@ class _Code:
                 return None
         return found
 
-    @property
-    def _runner(self) -> Callable[[Mapping[str, Tensor]], Shapes | None]:
-        if self._run is None:
-            parameters = sum(self._source.weight_elements().values())
-            fake = None if parameters <= QUICK else FakeRuns(self._source).shapes
-            if fake and (parameters > SMALL or fake(self._example) is not None):
-                self._run = fake
-            else:
-                self._run = self._with_values
-        return self._run
+    @cached_property
+    def _run(self) -> Callable[[Mapping[str, Tensor]], Shapes | None]:
+        parameters = sum(self._source.weight_elements().values())
+        fake = None if parameters <= QUICK else FakeRuns(self._source).shapes
+        if fake and (parameters > SMALL or fake(self._example) is not None):
+            return fake
 
-    def _with_values(self, inputs: Mapping[str, Tensor]) -> Shapes | None:
-        module = self._source.eager()
-        try:
-            with Recorder(module, inputs):  # which ends endless loops
-                return _shapes(module, inputs)
-        except CaptureError:
-            return None
+        def with_values(inputs: Mapping[str, Tensor]) -> Shapes | None:
+            module = self._source.eager()
+            try:
+                with Recorder(module, inputs):  # which ends endless loops
+                    return _shapes(module, inputs)
+            except CaptureError:
+                return None
 
-
-def _resized(example: Mapping[str, Tensor], sizes: Mapping[Place, int]) -> dict[str, Tensor]:
-    """The example, with its rows repeated or cut along some dimensions."""
-    resized = {name: tensor.clone() for name, tensor in example.items()}  # code may write to it
-    for (name, dim), size in sizes.items():
-        rows = torch.arange(size) % max(resized[name].shape[dim], 1)
-        resized[name] = resized[name].index_select(dim, rows)
-    return resized
+        return with_values
 
 
 class FakeRuns:
@@ -219,7 +212,8 @@ def _with_batches(
         asked: dimensions of which the user said something, which need no note.
     """
     guessed = _places(specs, BATCH)
-    known = tuple(p for p in guessed if _spec(specs, p).kind != "tensor")
+    kinds = {spec.name: spec.kind for spec in specs}
+    known = tuple(place for place in guessed if kinds[place[0]] != "tensor")
     units = [*([known] if known else []), *((p,) for p in guessed if p not in known)]
     size = code.size(guessed[0]) if guessed else 1
     others = _static(specs, code, size)
@@ -288,12 +282,9 @@ def _batches(
             lost.append(unit)
     if main in lost and main in stuck:  # the export says why
         groups = []
-    groups.sort(key=lambda group: min(_rank(units, place) for place in group))
+    order = {place: n for n, unit in enumerate(units) for place in unit}
+    groups.sort(key=lambda group: min(order.get(place, len(units)) for place in group))
     return groups, [place for unit in lost for place in unit]
-
-
-def _rank(units: Sequence[Group], place: Place) -> int:
-    return next((n for n, unit in enumerate(units) if place in unit), len(units))
 
 
 def _together(
@@ -309,21 +300,14 @@ def _together(
         alike: those that probably vary with it, all of them or some.
         spare: those that may.
     """
+    every = (*alike, *spare)
+    choices = [*combinations(every, 1), *([tuple(alike)] if len(alike) > 1 else [])]
     for size in sizes:
-        for chosen in _choices(alike, spare):
+        for chosen in chain(choices, combinations(every, 2), combinations(every, 3)):
             group = (*unit, *chain.from_iterable(chosen))
             if code.at(dict.fromkeys(group, size)) is not None:
                 return _least(code, unit, chosen, size)
     return None
-
-
-def _choices(alike: Sequence[Group], spare: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
-    every = (*alike, *spare)
-    yield from combinations(every, 1)
-    if len(alike) > 1:
-        yield tuple(alike)
-    for count in (2, 3):
-        yield from combinations(every, count)
 
 
 def _least(code: _Code, unit: Group, chosen: Sequence[Group], size: int) -> Group:
@@ -386,7 +370,9 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
     for name, dim in named_dims(specs).items():
         group = tuple(_places(specs, name))
         size = code.size(group[0])
-        sizes = _near(dim, size)
+        # Some other sizes that it may have, the nearest first.
+        tried = (size + dim.step, 2 * size, size - dim.step, dim.minimum, dim.fit(3 * size))
+        sizes = [n for n in dict.fromkeys(tried) if n in dim.sizes and n > 1 and n != size][:3]
         alike = [(p,) for p in _static(specs, code, size) if p not in asked]
         if not dim.asked or size < 2 or not alike or not sizes or code.base is None:
             continue
@@ -401,18 +387,8 @@ def _with_companions(code: _Code, specs: tuple[InputSpec, ...], asked: set[Place
     return SettledSizes(with_example_sizes(specs), tuple(notes))
 
 
-def _near(dim: DimSpec, size: int) -> list[int]:
-    """Some other sizes that a dimension may have, the nearest first."""
-    tried = (size + dim.step, 2 * size, size - dim.step, dim.minimum, dim.fit(3 * size))
-    return [n for n in dict.fromkeys(tried) if n in dim.sizes and n > 1 and n != size][:3]
-
-
 def _places(specs: Sequence[InputSpec], name: str) -> list[Place]:
     return [(s.name, n) for s in specs for n, dim in enumerate(s.dims) if dim.name == name]
-
-
-def _spec(specs: Sequence[InputSpec], place: Place) -> InputSpec:
-    return next(spec for spec in specs if spec.name == place[0])
 
 
 def _static(specs: Sequence[InputSpec], code: _Code, size: int) -> list[Place]:

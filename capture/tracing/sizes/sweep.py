@@ -9,11 +9,12 @@ are tried with values (see `enginecast.compiler.judge_sizes`).
 
 import inspect
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
-from types import CodeType, FrameType, FunctionType
+from itertools import islice, zip_longest
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -24,13 +25,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.export import ExportedProgram
 
-from enginecast.capture.control_flow.converters.convert import user_functions
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.inputs.examples import SMALL
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.tracing.checks.walk import Walk, Walker
-from enginecast.capture.tracing.ladder.shapes import OtherSizes, output_shapes
+from enginecast.capture.tracing.sizes.fingerprint import Walk, Walker
+from enginecast.capture.tracing.sizes.shapes import OtherSizes, output_shapes
 from enginecast.passes.ir.blocks import all_nodes
 
 WALKED = 2500
@@ -132,8 +133,12 @@ class Sweep:
             return False
         captured = pair[1]
         declared = output_shapes(self.walker.program, tuple(self.specs), sizes)
-        if len(declared) == len(eager.shapes) and not all(map(_fits, eager.shapes, declared)):
-            return True
+        for shape, wanted in zip(eager.shapes, declared, strict=False):
+            # None: a size that the values decide
+            pairs = zip(shape, wanted, strict=False)
+            fits = all(there in (size, None) for size, there in pairs)
+            if len(declared) == len(eager.shapes) and not (fits and len(shape) == len(wanted)):
+                return True
         return eager.outputs != captured.outputs and delta(*pair) != delta(*first)
 
     def _eager(self, sizes: Sizes, *, writes: bool) -> Walk:
@@ -162,7 +167,13 @@ class Sweep:
             eager = self._eager(sizes, writes=writes)
             captured = self.walker.captured(sizes, copies_count=eager.writes)
         except Exception as error:
-            return _raised_at(error)
+            frames = traceback.walk_tb(error.__traceback__)
+            places = [
+                SourceLocation(frame.f_code.co_filename, line)
+                for frame, line in frames
+                if is_model_code(frame.f_code.co_filename)
+            ]
+            return places[-1] if places else None
         step = eager.leaves(captured)
         return step.place if step else None
 
@@ -184,36 +195,27 @@ def telling_sizes(
     module: nn.Module, specs: Sequence[InputSpec], traced: Sizes, most: int = MOST
 ) -> list[dict[str, int]]:
     """All sizes, of which one or more are not those of the trace, the most telling first."""
-    mentioned = list(dict.fromkeys(chain(*map(_in_function, user_functions(module)))))
-    mentioned += _in_attributes(module)
-    return list(islice(_plan(named_dims(specs), traced, mentioned), most))
-
-
-def _fits(shape: Sequence[int], declared: Sequence[int | None]) -> bool:
-    return len(shape) == len(declared) and all(
-        wanted in (size, None) for size, wanted in zip(shape, declared, strict=True)
-    )
+    mentioned: dict[int, None] = {}
+    for function in user_functions(module):
+        waiting = [function.__code__]
+        while waiting:  # those of the functions within it, too
+            code = waiting.pop()
+            waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
+            mentioned |= dict.fromkeys(_in_code(code, function.__globals__))
+        held = inspect.getclosurevars(function).nonlocals.values()
+        mentioned |= dict.fromkeys(_whole(held))
+    mentioned |= dict.fromkeys(_in_attributes(module))
+    return list(islice(_plan(named_dims(specs), traced, list(mentioned)), most))
 
 
 def delta(eager: Walk, captured: Walk) -> Delta:
     """The operators that only one of two walks runs."""
-    return (*(tuple(sorted(c.items())) for c in _only(eager, captured)), bool(eager.writes))  # type: ignore[return-value]
-
-
-def _only(one: Walk, other: Walk) -> Iterator[Counter[str]]:
-    for left, right in ((one, other), (other, one)):
+    only = []
+    for left, right in ((eager, captured), (captured, eager)):
         known = {step.number for step in right.steps}
-        yield Counter(step.name for step in left.steps if step.number not in known)
-
-
-def _raised_at(error: BaseException) -> SourceLocation | None:
-    trace, place = error.__traceback__, None
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if is_model_code(file):
-            place = SourceLocation(file, trace.tb_lineno)
-        trace = trace.tb_next
-    return place
+        counts = Counter(step.name for step in left.steps if step.number not in known)
+        only.append(tuple(sorted(counts.items())))
+    return only[0], only[1], eager.writes
 
 
 def _plan(
@@ -267,16 +269,6 @@ def _mentioned(walker: Walker, sizes: Sizes) -> tuple[Walk, list[int]]:
     walk = walker.eager(sizes, observer=note)
     found.update(dict.fromkeys(_in_attributes(walker.module)))
     return walk, list(found)
-
-
-def _in_function(function: FunctionType) -> Iterator[int]:
-    """Whole numbers in the code of a function and of those within it, and in its closure."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
-        yield from _in_code(code, function.__globals__)
-    yield from _whole(inspect.getclosurevars(function).nonlocals.values())
 
 
 def _in_code(code: CodeType, known: Mapping[str, Any]) -> Iterator[int]:

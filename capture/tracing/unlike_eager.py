@@ -4,6 +4,8 @@
 of how it prints cannot, and shows only where eager runs on real tensors.
 """
 
+import dis
+import re
 from collections import Counter
 
 import torch
@@ -11,13 +13,15 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
-from enginecast.capture.tracing.checks.walk import (
+from enginecast.capture.tracing.attempt import OF_OWN_CODE
+from enginecast.capture.tracing.sizes.fingerprint import (
     ALIASES,
     COPIES,
     RESHAPES,
@@ -25,7 +29,7 @@ from enginecast.capture.tracing.checks.walk import (
     Walk,
     Walker,
 )
-from enginecast.capture.tracing.ladder.trace import Traced
+from enginecast.capture.tracing.torch_export import Traced
 from enginecast.passes.ir.blocks import all_nodes
 
 SEED = 0
@@ -43,16 +47,26 @@ OWN = (
 )
 """Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
 draws with."""
+MODES = re.compile(r"_(dispatch|function)_(mode|stack)|_is_(exporting|compiling)_flag")
+"""Is in the names by which code asks for modes."""
 KEEPING = COPIES | ALIASES | RESHAPES | SELECTS
 """Operators that compute nothing: a trace may have more or fewer of them."""
 
 
-def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool) -> str:
+def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     """Where the user's code runs other operators on real tensors than its program, whose weights
-    are fake still: a sentence, empty where it does not or where that cannot be said.
+    are fake still: a sentence, empty where it does not or where that cannot be said, as of code
+    that was rewritten.
     """
-    empty = source.empty()
-    if traced.had_levels or not any(is_users(part) for part in empty.modules()):
+    empty, is_strict = source.empty(), traced.attempt.is_strict
+    if not any(map(_is_users, empty.modules())):
+        return ""
+    if place := _asking_for_modes(empty):
+        return (
+            f"unverified branch: {place}: the code asks which modes of torch are active, and it is"
+            " compared with the trace in one"
+        )
+    if traced.attempt.name not in OF_OWN_CODE or traced.had_levels:
         return ""
     module, names = source.eager(), tuple(spec.name for spec in traced.inputs)
     for each in (empty, module):
@@ -81,6 +95,17 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool
     assert step is not None
     assert place is not None
     return _sentence(place, step.name, other.name if other is not None else "nothing more")
+
+
+def _asking_for_modes(module: nn.Module) -> SourceLocation | None:
+    """Where the user's code may ask which modes of torch are active, or whether one exports, by a
+    private name: the answer differs between eager alone and eager that is compared.
+    """
+    for function in user_functions(module):
+        for step in dis.get_instructions(function):
+            if isinstance(step.argval, str) and MODES.search(step.argval) and step.positions:
+                return SourceLocation(function.__code__.co_filename, step.positions.lineno or 0)
+    return None
 
 
 def _on_other_lines(eager: Walk, captured: Walk, program: ExportedProgram) -> str:
@@ -128,7 +153,7 @@ def _sentence(place: SourceLocation, ran: str, other: str) -> str:
     )
 
 
-def is_users(module: nn.Module) -> bool:
+def _is_users(module: nn.Module) -> bool:
     """Whether the user wrote the code of a module."""
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
     return code is not None and is_user_code(code.co_filename)

@@ -79,23 +79,18 @@ def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]
     the number of steps.
     """
     dims: dict[str, object] = {}
-    shapes: dict[str, dict[int, object]] = {}
-    for spec in specs:
-        shapes[spec.name] = {}
-        for index, dim in enumerate(spec.dims):
-            if dim.name is not None:
-                if dim.name not in dims:
-                    dims[dim.name] = _dim_of(dim.name, dim)
-                shapes[spec.name][index] = dims[dim.name]
-    return shapes
-
-
-def _dim_of(name: str, dim: DimSpec) -> object:
-    if dim.parts:  # torch has no sum of two; the model's code has to state it
-        return Dim.AUTO(min=dim.minimum, max=dim.maximum)
-    if dim.step == 1:
-        return Dim(name, min=dim.minimum, max=dim.maximum)
-    return dim.step * Dim(f"_{name}", min=dim.minimum // dim.step, max=dim.maximum // dim.step)
+    for name, dim in {**named_dims(specs), **sums(specs)}.items():
+        low, high, step = dim.minimum, dim.maximum, dim.step
+        if dim.parts:  # torch has no sum of two; the model's code has to state it
+            dims[name] = Dim.AUTO(min=low, max=high)
+        elif step == 1:
+            dims[name] = Dim(name, min=low, max=high)
+        else:
+            dims[name] = step * Dim(f"_{name}", min=low // step, max=high // step)
+    return {
+        spec.name: {n: dims[dim.name] for n, dim in enumerate(spec.dims) if dim.name is not None}
+        for spec in specs
+    }
 
 
 def check_shapes(
@@ -146,7 +141,18 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
         for index, dim in enumerate(spec.dims):
             if dim.name is None or dim.parts:
                 continue
-            symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim)
+            size = values[spec.name].shape[index]
+            expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            symbol = expression / dim.step
+            if not isinstance(symbol, sympy.Symbol):
+                is_fixed = expression.is_number
+                what = f"is always {expression}" if is_fixed else f"must be {expression}"
+                raise FrozenDimensionError(
+                    f"{dim.name} cannot vary: dimension {index} of {spec.name} {what} in this"
+                    " model",
+                    (dim.name,),
+                    hint=f"Fix it: --dynamic {spec.name}:{index}={size if is_fixed else 'SIZE'}.",
+                )
             if names.setdefault(symbol, dim.name) != dim.name:
                 raise FrozenDimensionError(
                     f"the model wants {names[symbol]} and {dim.name} to be equal "
@@ -159,14 +165,6 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
                     f"{dim.name} of {spec.name} (dimension {index}) is not tied to the other "
                     f"inputs' {dim.name} in the program"
                 )
-    _require_sums(specs, values, symbols)
-    return names
-
-
-def _require_sums(
-    specs: Sequence[InputSpec], values: Mapping[str, Tensor], symbols: Mapping[str, sympy.Symbol]
-) -> None:
-    """Refuse a program in which a dimension is not the sum that it is meant to be."""
     for spec in specs:
         for index, dim in enumerate(spec.dims):
             if not dim.parts:
@@ -179,6 +177,7 @@ def _require_sums(
                     f"{spec.name}: dimension {index} is {found} in the program, expected the sum "
                     f"of {' and '.join(name for name, _ in dim.parts)}, {wanted}"
                 )
+    return names
 
 
 def input_values(program: ExportedProgram) -> dict[str, Tensor]:
@@ -209,8 +208,12 @@ def output_specs(
     ]
     unknown = data_sizes(output_names, [value.shape for value in values])
     names = {**{symbol: sympy.Symbol(name) for symbol, name in unknown.items()}, **names}
+
+    def named(size: int | torch.SymInt) -> int | str:
+        return size if isinstance(size, int) else str(size.node.expr.xreplace(names))
+
     return tuple(
-        OutputSpec(name, value.dtype, tuple(_dim(size, names) for size in value.shape))
+        OutputSpec(name, value.dtype, tuple(map(named, value.shape)))
         for name, value in zip(output_names, values, strict=True)
     )
 
@@ -238,25 +241,6 @@ def named_sizes(
     dims = named_dims(specs)
     names = symbol_names(program, specs)
     return {symbol: sympy.Symbol(name) / dims[name].step for symbol, name in names.items()}
-
-
-def _dim(size: int | torch.SymInt, names: Mapping[sympy.Symbol, sympy.Expr]) -> int | str:
-    return size if isinstance(size, int) else str(size.node.expr.xreplace(names))
-
-
-def _symbol(size: int | torch.SymInt, input_name: str, index: int, dim: DimSpec) -> sympy.Symbol:
-    expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-    steps = expression / dim.step
-    if isinstance(steps, sympy.Symbol):
-        return steps
-    what = f"is always {expression}" if expression.is_number else f"must be {expression}"
-    raise FrozenDimensionError(
-        f"{dim.name} cannot vary: dimension {index} of {input_name} {what} in this model",
-        (str(dim.name),),
-        hint=f"Fix it: --dynamic {input_name}:{index}={size}."
-        if expression.is_number
-        else f"Fix it: --dynamic {input_name}:{index}=SIZE.",
-    )
 
 
 def symbol_range(program: ExportedProgram, symbol: sympy.Symbol) -> Range:
@@ -333,8 +317,13 @@ def tried_guards(
             continue  # not about sizes
         condition = printed(renamed)
         place = str(decided_at or "")
-        every = {name: dims[name].sizes for name in known}
-        for tried in _sides(dims[known[0]], known[0]) if len(known) == 1 else [every]:
+        sides = [{name: dims[name].sizes for name in known}]
+        if len(known) == 1:  # below the traced size and above it, the nearest first
+            [name] = known
+            dim = dims[name]
+            below = range(dim.size - dim.step, dim.minimum - 1, -dim.step)
+            sides = [{name: below}, {name: range(dim.size, dim.maximum + 1, dim.step)}]
+        for tried in sides:
             broken = _breaking(" | ".join([f"({condition})", *_beyond(specs, known)]), tried)
             if broken:
                 other = OtherSizes(place, broken, condition)
@@ -368,12 +357,6 @@ def _asserted(program: ExportedProgram) -> list[tuple[sympy.Expr, str]]:
     return found
 
 
-def _sides(dim: DimSpec, name: str) -> list[dict[str, range]]:
-    """The sizes of a dimension below the traced one and above it, the nearest first."""
-    below = range(dim.size - dim.step, dim.minimum - 1, -dim.step)
-    return [{name: below}, {name: range(dim.size, dim.maximum + 1, dim.step)}]
-
-
 def _in_names(
     guards: Sequence[Any], names: Mapping[sympy.Symbol, str], dims: Mapping[str, DimSpec]
 ) -> dict[sympy.Symbol, sympy.Expr]:
@@ -405,14 +388,13 @@ def output_shapes(
         for spec in program.graph_signature.output_specs
         if isinstance(spec.arg, TensorArgument)
     )
-    return [tuple(_size_at(size, known) for size in value.shape) for value in outputs]
+    numbers = {symbol: sympy.Integer(number) for symbol, number in known.items()}
 
+    def at(size: int | torch.SymInt) -> int | None:
+        found = size if isinstance(size, int) else size.node.expr.xreplace(numbers)
+        return int(found) if isinstance(found, int) or found.is_number else None
 
-def _size_at(size: int | torch.SymInt, known: Mapping[sympy.Symbol, int]) -> int | None:
-    if isinstance(size, int):
-        return size
-    found = size.node.expr.xreplace({s: sympy.Integer(n) for s, n in known.items()})
-    return int(found) if found.is_number else None
+    return [tuple(map(at, value.shape)) for value in outputs]
 
 
 def _breaking(condition: str, ranges: Mapping[str, range]) -> dict[str, int] | None:

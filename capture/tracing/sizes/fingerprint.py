@@ -25,8 +25,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.locations import SourceLocation, calling_frames
 from enginecast.capture.python.preserve_caches import preserving_caches
+from enginecast.capture.python.tensor_facts import storage, written_by
 from enginecast.capture.sources.empty import fake_weights
 from enginecast.passes.ir.recurrences import AsOne
 
@@ -147,8 +148,13 @@ class Numbering(TorchDispatchMode):
             self._note(output, numbers[index] if numbers else own)
             self._made_by[id(output)] = before
         if isinstance(func, OpOverload) and func._schema.is_mutable:
-            self._write(func, args, kwargs or {}, number, before)
-        places = list(_places() if self._keeps_callers else islice(_places(), 1))
+            self.writes = True
+            for tensor in written_by(func, args, kwargs or {}):
+                self._note(tensor, number)
+                self._written[storage(tensor)] = number
+                self._written_by[storage(tensor)] = before
+        frames = islice(calling_frames(), None if self._keeps_callers else 1)
+        places = [SourceLocation(f.f_code.co_filename, f.f_lineno or 0) for f in frames]
         self.steps.append(Step(name, number, next(iter(places), None), callers=tuple(places)))
         return result
 
@@ -166,7 +172,7 @@ class Numbering(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 found |= self._made_by.get(id(leaf), 0)
                 if self._written_by:
-                    found |= self._written_by.get(_memory(leaf), 0)
+                    found |= self._written_by.get(storage(leaf), 0)
         return found
 
     def of(self, tensor: Tensor) -> int:
@@ -176,7 +182,7 @@ class Numbering(TorchDispatchMode):
             self.has_strangers = True
             number = _constant(tensor)
             self._note(tensor, number)
-        written = self._written.get(_memory(tensor)) if self._written else None
+        written = self._written.get(storage(tensor)) if self._written else None
         return number if written is None else hash((number, written))
 
     def _note(self, tensor: Tensor, number: int) -> None:
@@ -228,20 +234,6 @@ class Numbering(TorchDispatchMode):
             return float(f"{value:.{DIGITS}g}")
         return "" if isinstance(value, KINDS) else str(value)
 
-    def _write(
-        self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], number: int, steps: int
-    ) -> None:
-        self.writes = True
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            for tensor in pytree.tree_leaves(value):
-                if isinstance(tensor, Tensor):
-                    self._note(tensor, number)
-                    self._written[_memory(tensor)] = number
-                    self._written_by[_memory(tensor)] = steps
-
 
 def _constant(tensor: Tensor) -> int:
     return hash(("constant", tuple(tensor.shape), str(tensor.dtype)))
@@ -252,19 +244,6 @@ def _bounds(tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step:
     if not all(isinstance(value, (int, NoneType)) for value in (start, end, step)):
         return dim, start, end, step
     return dim % tensor.ndim, *slice(start, end, step).indices(tensor.shape[dim])
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _places() -> Iterator[SourceLocation]:
-    """The lines of model code that call an operator, the innermost first."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if is_model_code(frame.f_code.co_filename):
-            yield SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0)
-        frame = frame.f_back
 
 
 @dataclass(frozen=True)

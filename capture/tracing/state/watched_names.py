@@ -2,49 +2,28 @@
 globals, and closure variables.
 """
 
-import array
 import dis
-import functools
 import gc
-import inspect
 import itertools
-import operator
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from types import (
     CodeType,
     FrameType,
     FunctionType,
-    GeneratorType,
-    MethodType,
-    SimpleNamespace,
 )
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from enginecast.capture.python.locations import is_model_code, noting_calls
+from enginecast.capture.python.marks import LISTS, PLAIN, is_held, is_models, mark
 
-MOST_ITEMS = 1000
-"""Items of a container that are looked at, and values that one attribute holds."""
-DEPTH = 5
-"""Containers and objects within one another that are looked into."""
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has: its hooks and registries."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_LISTS = (list, tuple, set, frozenset, dict, deque, bytearray, array.array)
-_CACHED = type(functools.cache(int))
-_OBJECTS = (SimpleNamespace, FunctionType, threading.local)
-_OTHERS = (np.ndarray, itertools.count, _CACHED, partial, MethodType, GeneratorType)
-_HELD = (Tensor, *_LISTS, *_OBJECTS, *_OTHERS, *_PLAIN)
-"""What is looked at outside of modules; and objects of classes of the model's own code."""
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
 _LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
 
@@ -88,14 +67,14 @@ class Watch:
         self._codes: dict[CodeType, None] = {}
         kinds: dict[type, None] = {}
         for name, part in module.named_modules():
-            own = [kind for kind in type(part).__mro__ if _is_models(kind)]
+            own = [kind for kind in type(part).__mro__ if is_models(kind)]
             self._add(_of_module(name, part, partial(self._line, owners=own)))
             kinds |= dict.fromkeys(own)
         for kind in kinds:
             self._add(
                 _Holder(
                     kind.__name__,
-                    lambda kind=kind: {k: v for k, v in vars(kind).items() if _is_held(k, v)},  # type: ignore[misc]
+                    lambda kind=kind: {k: v for k, v in vars(kind).items() if is_held(k, v)},  # type: ignore[misc]
                     partial(setattr, kind),
                     self._line,
                 )
@@ -116,7 +95,7 @@ class Watch:
         found = []
         for holder, marks in zip(self._holders, self._marks, strict=True):
             for key, value in holder.names().items():
-                was, now = marks.get(key), _mark(value)
+                was, now = marks.get(key), mark(value)
                 if key in marks and type(was) is type(now) and was == now:
                     continue
                 how = _how(was, value) if key in marks else f"was not set, {_now(value)}"
@@ -138,7 +117,7 @@ class Watch:
             return
         self._codes[code] = None
         names, space = code.co_names, frame.f_globals
-        if any(name in space and _is_held(name, space[name]) for name in names):
+        if any(name in space and is_held(name, space[name]) for name in names):
             self._add(_of_namespace(space, names, self._line))
         if code.co_freevars and set(code.co_freevars) != {"__class__"}:
             self._add(_of_closure(code, self._line))
@@ -162,23 +141,7 @@ class Watch:
 
 
 def _marked(holder: _Holder) -> dict[str, Any]:
-    return {key: _mark(value) for key, value in holder.names().items()}
-
-
-def _is_models(kind: type) -> bool:
-    """Whether a class is defined in the model's own code."""
-    try:
-        return is_model_code(inspect.getfile(kind))
-    except (OSError, TypeError):
-        return False
-
-
-def _is_held(name: str, value: Any) -> bool:
-    if name.startswith("__"):
-        return False
-    if isinstance(value, _HELD) or _is_iterator(value):
-        return True
-    return _is_models(value if isinstance(value, type) else type(value))
+    return {key: mark(value) for key, value in holder.names().items()}
 
 
 def _set_by_script(module: nn.Module) -> tuple[str, ...]:
@@ -214,7 +177,7 @@ def _of_namespace(
     space: MutableMapping[str, Any], names: tuple[str, ...], place: Callable[[str], str]
 ) -> _Holder:
     def held() -> dict[str, Any]:
-        return {n: space[n] for n in names if n in space and _is_held(n, space[n])}
+        return {n: space[n] for n in names if n in space and is_held(n, space[n])}
 
     return _Holder("", held, space.__setitem__, place)
 
@@ -235,7 +198,7 @@ def _of_closure(code: CodeType, place: Callable[[str], str]) -> _Holder:
                 value = cell.cell_contents
             except ValueError:  # not bound yet
                 continue
-            if _is_held(name, value):
+            if is_held(name, value):
                 found[name] = value
         return found
 
@@ -257,122 +220,20 @@ def _of_defaults(function: FunctionType) -> _Holder:
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     given = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-    held = {n: v for n, v in given.items() if _is_held(n, v) and not isinstance(v, _PLAIN)}
+    held = {n: v for n, v in given.items() if is_held(n, v) and not isinstance(v, PLAIN)}
     line = f"{code.co_filename}:{code.co_firstlineno}"
     return _Holder(function.__name__, lambda: held, held.__setitem__, lambda key: line)
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """A tensor as it was: it equals itself while nothing was written, and an equal one."""
-
-    tensor: Tensor
-    version: int
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Seen) or self.tensor is other.tensor:
-            return isinstance(other, _Seen) and self.version == other.version
-        one, two = self.tensor, other.tensor
-        same_kind = (one.shape, one.dtype, one.device) == (two.shape, two.dtype, two.device)
-        return same_kind and torch.equal(one, two)
-
-
-def _mark(value: Any) -> Any:
-    """What shows that a value was replaced or written into; the value itself, of plain ones."""
-    return _Marker().mark(value, DEPTH)
-
-
-class _Marker:
-    """Marks a value and what it holds, up to a number of values, for there may be circles."""
-
-    def __init__(self) -> None:
-        self.left = MOST_ITEMS
-
-    def mark(self, value: Any, depth: int) -> Any:
-        self.left -= 1
-        if isinstance(value, Tensor):
-            return _Seen(value, value._version)
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, (np.ndarray, itertools.count)):
-            small = isinstance(value, itertools.count) or value.size <= MOST_ITEMS
-            return type(value), 0, [id(value), repr(value) if small else None]
-        if not depth or self.left <= 0 or isinstance(value, nn.Module):
-            return id(value)  # a module is looked at for itself
-        if isinstance(value, _CACHED):
-            results = _results(value).items()
-            return _Cached({key: self.mark(each, depth - 1) for key, each in results})
-        if isinstance(value, _LISTS):
-            values = value.values() if isinstance(value, dict) else value
-            items = [self.mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
-            keys = [*islice(value, MOST_ITEMS)] if isinstance(value, dict) else []
-            return type(value), len(value), [*keys, *items]
-        found = _inside(value)
-        if found is None:
-            return id(value)
-        items = [self.mark(each, depth - 1) for each in islice(found.values(), MOST_ITEMS)]
-        return type(value), 0, [id(value), *found, *items]
-
-
-def _inside(value: Any) -> dict[str, Any] | None:
-    """What an object holds, by name; None of one that nothing is known of."""
-    if isinstance(value, partial):
-        return {"args": value.args, "keywords": value.keywords}
-    if isinstance(value, MethodType):
-        return {"self": value.__self__}
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return {} if frame is None else {"at": frame.f_lasti, **frame.f_locals}
-    if _is_iterator(value):
-        return {"left": operator.length_hint(value)}
-    if isinstance(value, type):
-        held = ((k, v) for k, v in vars(value).items() if not isinstance(v, FunctionType))
-        return {k: v for k, v in held if _is_held(k, v)} if _is_models(value) else None
-    if not isinstance(value, _OBJECTS) and not _is_models(type(value)):
-        return None
-    slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
-    held = ((name, getattr(value, name, None)) for name in names if name != "__dict__")
-    return {**dict(held), **getattr(value, "__dict__", {})}
-
-
-def _is_iterator(value: Any) -> bool:
-    """Whether a value is one of Python's own iterators that know how much is left."""
-    return hasattr(value, "__next__") and hasattr(value, "__length_hint__")
-
-
-@dataclass(frozen=True, eq=False)
-class _Cached:
-    """The results that `functools.cache` keeps.  Two marks are equal while the results that both
-    have are; a result that was added does not count as a change.
-    """
-
-    results: Mapping[int, Any]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Cached):
-            return False
-        return all(self.results[k] == other.results[k] for k in self.results.keys() & other.results)
-
-
-def _results(cache: Any) -> dict[int, Any]:
-    """What a cached function keeps that can be written into, by identity."""
-    found = [each for each in gc.get_referents(cache) if each is not vars(cache)]
-    tables = [each for each in found if isinstance(each, dict)][-1:]  # behind the results
-    found += [result for table in tables for result in table.values()]
-    kept = (each for each in found if not any(each is table for table in tables))
-    return {id(each): each for each in kept if isinstance(each, (Tensor, *_LISTS))}
 
 
 def _how(mark: Any, value: Any) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
-    if isinstance(value, _LISTS) and isinstance(mark, tuple) and len(mark) == 3:
+    if isinstance(value, LISTS) and isinstance(mark, tuple) and len(mark) == 3:
         return f"had {mark[1]} items, has {len(value)}"
-    if isinstance(value, _PLAIN) and isinstance(mark, _PLAIN):
+    if isinstance(value, PLAIN) and isinstance(mark, PLAIN):
         return f"was {mark!r}, {_now(value)}"
     return f"a {type(value).__name__}"
 
 
 def _now(value: Any) -> str:
-    return f"is {value!r}" if isinstance(value, _PLAIN) else f"is a {type(value).__name__}"
+    return f"is {value!r}" if isinstance(value, PLAIN) else f"is a {type(value).__name__}"
