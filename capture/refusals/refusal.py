@@ -168,7 +168,8 @@ PACKED = (
 )
 DISTRIBUTION = (
     "torch.distributions checks the values that a distribution is made of",
-    "Make the distribution with validate_args=False, as in Normal(mean, scale, validate_args=False).",
+    "Make the distribution with validate_args=False, as in Normal(mean, scale,"
+    " validate_args=False).",
 )
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
