@@ -267,8 +267,9 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
         there = {name.partition(".")[0] for name in names}
         for kind in (returned, *typing.get_args(returned)):
             if inspect.isclass(kind) and issubclass(kind, ModelOutput):
-                if there <= {field.name for field in fields(kind)}:
-                    return kind
+                found: type[ModelOutput] = kind
+                if there <= {field.name for field in fields(found)}:
+                    return found
                 break
     made: type[ModelOutput] = modeling_outputs.BaseModelOutput
     if "text_embeds" in names:

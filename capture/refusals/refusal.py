@@ -166,6 +166,11 @@ PACKED = (
     "Run it on the padded batch, and take the state of each row at its own length:"
     " y[torch.arange(len(y)), lengths - 1].",
 )
+DISTRIBUTION = (
+    "torch.distributions checks the values that a distribution is made of",
+    "Make the distribution with validate_args=False, as in Normal(mean, scale,"
+    " validate_args=False).",
+)
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
 """Kinds of which the reason is too general to stand alone."""
@@ -245,7 +250,11 @@ def explain(error: BaseException) -> Refusal:
     file, line = next((place for place in places if place is not None), ("", 0))
     texts = list(map(str, chain))
     more = (each for said, each in MORE if any(said in text for text in texts))
-    reason, hint = PACKED if any(map(_is_packed, chain)) else next(more, REASONS[kind])
+    reason, hint = next(more, REASONS[kind])
+    if any(map(_is_packed, chain)):
+        reason, hint = PACKED
+    elif any(map(_checks_a_distribution, chain)):
+        reason, hint = DISTRIBUTION
     reason = reason.format(op=_operator(error))
     described = violations(str(error))
     if kind == "specialized-dimension" and described:
@@ -438,6 +447,15 @@ def _is_packed(error: BaseException) -> bool:
     return any(
         isinstance(frame.f_locals.get("self"), nn.RNNBase)
         and isinstance(frame.f_locals.get("batch_sizes"), Tensor)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _checks_a_distribution(error: BaseException) -> bool:
+    """Whether it comes from where torch.distributions validates its arguments."""
+    return any(
+        frame.f_globals.get("__name__") == "torch.distributions.distribution"
+        and frame.f_code.co_name in ("__init__", "_validate_sample")
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
 

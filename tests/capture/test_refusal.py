@@ -122,6 +122,13 @@ class Packs(nn.Module):
         return state
 
 
+class Draws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        spread = torch.distributions.Categorical(logits=x)  # culprit
+        entropy: Tensor = spread.entropy()
+        return entropy
+
+
 def casting() -> nn.Module:
     """Weights in bf16 but for the time of a call, as diffusers' layerwise casting holds them."""
     model = Held()
@@ -216,6 +223,7 @@ def test_the_message_names_place_code_reason_and_way_out() -> None:
         (Narrows, Narrows, "torch.narrow reads a size or index out of a tensor", "tensor.item()"),
         (Chooses, Chooses, "Python needs a plain number here", "as an int"),
         (Packs, Packs, "a recurrent layer runs on packed sequences", "lengths - 1"),
+        (Draws, Draws, "torch.distributions checks the values", "validate_args=False"),
         (casting, casting, "the model casts weights of its modules", "Give it without that"),
     ],
 )

@@ -7,9 +7,10 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset23 as op
 from onnxscript.function_libs.torch_lib.ops import core as torch_core
+from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite
+from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite, torch_form
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
     DOUBLE,
@@ -470,28 +471,23 @@ def _is_of_bools(node: Node) -> bool:
     return dtype_of(node) == torch.bool
 
 
-@rewrite(aten.where.self, when=_is_of_bools)
-def _bools_where(program: ProgramView, node: Node) -> Node:
-    graph, (condition, first, second) = program.graph, node.args
-    negated = insert(graph, aten.logical_not.default, (condition,), like=node)
-    taken = insert(graph, aten.logical_and.default, (condition, first), like=node)
-    other = insert(graph, aten.logical_and.default, (negated, second), like=node)
-    return insert(graph, aten.logical_or.default, (taken, other), like=node)
+@torch_form(aten.where.self, when=_is_of_bools)
+def _bools_where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    other = torch.logical_and(torch.logical_not(condition), y)
+    return torch.logical_or(torch.logical_and(condition, x), other)
 
 
-@rewrite(aten.masked_fill.Scalar, when=_is_of_bools)
-def _bools_filled(program: ProgramView, node: Node) -> Node:
-    graph, (source, mask, fill) = program.graph, node.args
+@torch_form(aten.masked_fill.Scalar, when=_is_of_bools)
+def _bools_filled(x: Tensor, mask: Tensor, fill: Any) -> Tensor:
     if fill:
-        return insert(graph, aten.logical_or.default, (source, mask), like=node)
-    kept = insert(graph, aten.logical_not.default, (mask,), like=node)
-    return insert(graph, aten.logical_and.default, (source, kept), like=node)
+        return torch.logical_or(x, mask)
+    return torch.logical_and(x, torch.logical_not(mask))
 
 
-@rewrite(aten.add.Tensor, when=_is_of_bools)
-def _bools_added(program: ProgramView, node: Node) -> Node:
+@torch_form(aten.add.Tensor, when=_is_of_bools)
+def _bools_added(x: Tensor, y: Tensor, *, alpha: Any = 1) -> Tensor:
     """ONNX has no Add of booleans."""
-    return insert(program.graph, aten.logical_or.default, node.args[:2], like=node)
+    return torch.logical_or(x, y)
 
 
 def _is_of_other_dtype(node: Node) -> bool:

@@ -1,20 +1,12 @@
 """What changes of a graph are made of."""
 
 import math
-import operator
 from typing import Any
 
 from torch.fx import Node
 
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import aten, insert, shape_of
-
-
-def times(program: ProgramView, one: Node | int, other: Any, like: Node) -> Node | int:
-    """The product of two sizes."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one * other
-    return insert(program.graph, operator.mul, (one, other), like=like)
 
 
 def size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node | int:

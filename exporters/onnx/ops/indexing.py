@@ -17,8 +17,8 @@ from onnxscript import opset23 as op
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.graph import size_of, times
-from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite
+from enginecast.exporters.onnx.ops.graph import size_of
+from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite, torch_form
 from enginecast.exporters.onnx.ops.values import BOOL, INT32, REALS, cast, ints, like
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import (
@@ -184,26 +184,18 @@ def _repeats_by_size_or_nothing(node: Node) -> bool:
     return isinstance(node.args[1], Node) or any(map(may_be_zero, sizes))
 
 
-@rewrite(aten.repeat_interleave.self_int, when=_repeats_by_size_or_nothing)
-def _repeated(program: ProgramView, node: Node) -> Node:
+@torch_form(aten.repeat_interleave.self_int, when=_repeats_by_size_or_nothing)
+def _repeated(
+    x: Tensor, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> Tensor:
     """Rows so often as a size says: torch.onnx expands the dimension before the one it added.
     Where there may be none, their number is not -1.
     """
-    graph, source, dim = program.graph, first_input(node), (*node.args, None)[2]
-    if dim is None:
-        source, dim = insert(graph, aten.reshape.default, (source, [-1]), like=node), 0
-    rank = len(shape_of(source))
-    assert isinstance(dim, int)
-    axis = dim % rank
-    sizes = [size_of(program, source, place, node) for place in range(rank)]
-    column = insert(graph, aten.unsqueeze.default, (source, axis + 1), like=node)
-    wide = [*sizes[: axis + 1], node.args[1], *sizes[axis + 1 :]]
-    repeated = insert(graph, aten.expand.default, (column, wide), like=node)
-    count = node.kwargs.get("output_size")
-    if count is None:
-        count = times(program, sizes[axis], node.args[1], node)
-    shape = [*sizes[:axis], count, *sizes[axis + 1 :]]
-    return insert(graph, aten.reshape.default, (repeated, shape), like=node)
+    x, axis = (x.reshape(-1), 0) if dim is None else (x, dim % x.dim())
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    column = x.unsqueeze(axis + 1).expand(*before, x.shape[axis], repeats, *after)
+    count = x.shape[axis] * repeats if output_size is None else output_size
+    return column.reshape([*before, count, *after])
 
 
 @rewrite(aten.repeat_interleave.self_Tensor, when=lambda node: "output_size" in node.kwargs)

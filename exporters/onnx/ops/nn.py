@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import onnx
@@ -12,7 +12,7 @@ from onnxscript import opset23 as op
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.graph import captured_rows, size_of, times
+from enginecast.exporters.onnx.ops.graph import captured_rows, size_of
 from enginecast.exporters.onnx.ops.microsoft import skip_norm
 from enginecast.exporters.onnx.ops.registry import (
     NOT_ON_CPU,
@@ -31,7 +31,6 @@ from enginecast.passes.ir.edit import arguments, dtype_of, first_input, insert, 
 from enginecast.passes.ir.effects import aten, own
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.pattern import DIGITS
-from enginecast.passes.ir.rules import insert_traced
 from enginecast.passes.ir.varying_sizes import may_be_zero
 
 # Products
@@ -181,53 +180,8 @@ def _one_dtype(program: ProgramView, node: Node) -> None:
         node.update_arg(index, insert(program.graph, aten.to.dtype, args, like=node))
 
 
-@rewrite(aten.group_norm.default, readers=NOT_ON_CPU)
-def _group_norm(program: ProgramView, node: Node) -> Node:
-    """ONNX defines GroupNormalization by mean(x^2) - mean(x)^2, and ONNX Runtime's CPU provider
-    runs that definition: where a group's mean is large it loses most digits.  LayerNormalization
-    subtracts the mean first, so each group becomes a row of it.
-    """
-    graph, source, groups = program.graph, first_input(node), node.args[1]
-    weight, bias, epsilon = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
-    sizes = shape_of(source)
-    shape = [size_of(program, source, dim, node) for dim in range(len(sizes))]
-    elements: Node | int = -1
-    if may_be_zero(sizes[0]):
-        each = sizes[1] // groups
-        elements = reduce(lambda one, other: times(program, one, other, node), shape[2:], each)
-    rows = insert(graph, aten.reshape.default, (source, [shape[0], groups, elements]), like=node)
-    width = size_of(program, rows, 2, node)
-    args = (rows, [width], None, None, epsilon)
-    normed = insert(graph, aten.layer_norm.default, args, like=node)
-    result = insert(graph, aten.reshape.default, (normed, shape), like=node)
-    for combined, factor in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
-        if factor is not None:
-            channels = [sizes[1], *[1] * (len(sizes) - 2)]
-            wide = insert(graph, aten.reshape.default, (factor, channels), like=node)
-            result = insert(graph, combined, (result, wide), like=node)
-    return result
-
-
-_FEW_ELEMENTS, _FEW_PIXELS = 1024, 256
-"""Elements that a kernel adds up one after the other without losing more than torch does."""
-
-
-@rewrite(aten.group_norm.default, readers=ON_CPU)
-def _group_norm_on_cpu(program: ProgramView, node: Node) -> Node:
-    """A large group is reduced dimension by dimension: ONNX Runtime's kernels add the elements of a
-    row one after the other, which loses digits with their number, and most where they are equal (an
-    image of one color: 1000 times what torch loses).
-    """
-    sizes, groups = shape_of(first_input(node)), node.args[1]
-    group = [sizes[1] // groups, *sizes[2:]]
-    is_small = all(isinstance(size, int) for size in group) and math.prod(group) <= _FEW_ELEMENTS
-    if is_small or dtype_of(node) != torch.float32 or any(map(may_be_zero, sizes)):
-        return _group_norm(program, node)
-    found: Node = insert_traced(program, node, _normed_by_stages)
-    return found
-
-
-def _normed_by_stages(
+@torch_form(aten.group_norm.default, readers=NOT_ON_CPU)
+def _group_norm(
     x: Tensor,
     groups: int,
     weight: Tensor | None = None,
@@ -235,8 +189,42 @@ def _normed_by_stages(
     eps: float = 1e-5,
     _: bool = True,
 ) -> Tensor:
+    """ONNX defines GroupNormalization by mean(x^2) - mean(x)^2, and ONNX Runtime's CPU provider
+    runs that definition: where a group's mean is large it loses most digits.  LayerNormalization
+    subtracts the mean first, so each group becomes a row of it.
+    """
     batch, channels, *sizes = x.shape
-    inner = [math.prod(sizes)] if _are_few(sizes) else sizes
+    elements = channels // groups * math.prod(sizes) if may_be_zero(batch) else -1
+    rows = x.reshape(batch, groups, elements)
+    normed = torch.nn.functional.layer_norm(rows, rows.shape[2:], eps=eps).reshape(x.shape)
+    wide = [channels, *[1] * len(sizes)]
+    normed = normed if weight is None else normed * weight.reshape(wide)
+    return normed if bias is None else normed + bias.reshape(wide)
+
+
+_FEW_ELEMENTS, _FEW_PIXELS = 1024, 256
+"""Elements that a kernel adds up one after the other without losing more than torch does."""
+
+
+@torch_form(aten.group_norm.default, readers=ON_CPU)
+def _group_norm_on_cpu(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: bool = True,
+) -> Tensor:
+    """A large group is reduced dimension by dimension: ONNX Runtime's kernels (1.31) add the
+    elements of a row one after the other, which loses digits with their number, and most where they
+    are equal (an image of one color: 1000 times what torch loses).
+    """
+    batch, channels, *sizes = x.shape
+    each = channels // groups
+    is_small = _are_few([each, *sizes], _FEW_ELEMENTS)
+    if is_small or x.dtype != torch.float32 or any(map(may_be_zero, x.shape)):
+        return _group_norm(x, groups, weight, bias, eps)
+    inner = [math.prod(sizes)] if _are_few(sizes, _FEW_PIXELS) else sizes
     ones = [1] * len(inner)
 
     def mean(values: Tensor) -> Tensor:
@@ -244,19 +232,17 @@ def _normed_by_stages(
             values = values.mean(dim, keepdim=True)
         return values
 
-    split = x.reshape(batch, groups, channels // groups, *inner)
+    split = x.reshape(batch, groups, each, *inner)
     centered = split - mean(split)
     scale = torch.rsqrt(mean(centered * centered) + eps)
-    if weight is not None:
-        scale = scale * weight.reshape(groups, channels // groups, *ones)
+    scale = scale if weight is None else scale * weight.reshape(groups, each, *ones)
     normed = centered * scale
-    if bias is not None:
-        normed = normed + bias.reshape(groups, channels // groups, *ones)
+    normed = normed if bias is None else normed + bias.reshape(groups, each, *ones)
     return normed.reshape(x.shape)
 
 
-def _are_few(sizes: Sequence[Any]) -> bool:
-    return all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= _FEW_PIXELS
+def _are_few(sizes: Sequence[Any], most: int) -> bool:
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= most
 
 
 # Activations

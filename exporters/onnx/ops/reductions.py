@@ -19,7 +19,7 @@ from onnxscript.function_libs.torch_lib.ops import core as torch_core
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, rewrite, torch_form
+from enginecast.exporters.onnx.ops.registry import form, torch_form
 from enginecast.exporters.onnx.ops.special import log_add
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
@@ -38,8 +38,6 @@ from enginecast.exporters.onnx.ops.values import (
     length,
     like,
 )
-from enginecast.passes.ir.base import ProgramView
-from enginecast.passes.ir.edit import first_input, shape_of
 from enginecast.passes.ir.effects import aten
 
 # Whether, how many, how much
@@ -347,16 +345,6 @@ def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
 @form(aten.amin.default, aten.min.default)
 def _amin(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     return _reduce(x, dim, keepdim, largest=False)
-
-
-def _is_of_all_dims(node: Node) -> bool:
-    return len(node.args) == 1 and bool(shape_of(first_input(node)))
-
-
-@rewrite(aten.amax.default, aten.amin.default, when=_is_of_all_dims)
-def _all_dims(program: ProgramView, node: Node) -> None:
-    """The largest of all elements: torch.onnx wants the dimensions named."""
-    node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
 
 
 # Orders
