@@ -48,6 +48,7 @@ from enginecast.verification.kernel_noise import (
     ordered_outputs,
 )
 from enginecast.verification.metrics import (
+    NOT_FINITE,
     Array,
     Comparison,
     Loss,
@@ -373,7 +374,7 @@ def _by_eager(
                 noisy = [sample[case.name][name] for sample in samples if case.name in sample]
                 lost |= bool(noisy) and all(is_near(each, case.outputs[name]) for each in noisy)
         if lost:
-            found[name] = math.inf if pooled.nonfinite else pooled.relative
+            found[name] = NOT_FINITE if pooled.nonfinite else pooled.relative
     return found
 
 

@@ -98,7 +98,7 @@ class Floor:
     """For fp32: the estimated error of a backend's own kernels in some cases (`kernel_noise`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)
     """For fp32: the outputs that are compared with eager itself, and eager's distance from fp64;
-    infinite where it is infinite or NaN."""
+    `NOT_FINITE` where it is infinite or NaN."""
     halves: str = ""
     """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
     there more often than to their results."""

@@ -24,6 +24,8 @@ Outputs = Mapping[str, Mapping[str, Array]]
 """Case name -> output name -> array."""
 
 BEYOND = 1e30
+NOT_FINITE = 1e31
+"""Stands in JSON for an error that is infinite or NaN: more than any that is measured."""
 SQNR_CAP = 400.0
 SMALL_ROW = 0.1
 """A row with a norm below this share of the median norm is measured against that share instead:

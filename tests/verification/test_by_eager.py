@@ -14,8 +14,9 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
 from enginecast.verification.eager import as_arrays, make_reference
+from enginecast.verification.metrics import NOT_FINITE
 from enginecast.verification.program.observer import Observer
-from enginecast.verification.reference import Reference
+from enginecast.verification.reference import Reference, read_reference, write_reference
 from enginecast.verification.verdict import judge
 
 Function = Callable[[Tensor], Tensor]
@@ -81,6 +82,14 @@ def test_a_pass_may_leave_infinities_that_fp64_does_not_have() -> None:
     observer = Observer(program, [Case("grid", {"x": GRID})], names=["y"])
     run_pipeline(build("canonicalize"), program, PassContext(), [observer])
     assert [check.failure for check in observer.checks] == [""]
+
+
+def test_an_infinity_of_eager_alone_is_stored(tmp_path: Path) -> None:
+    reference = reference_of(lambda x: (x + 1) * 3e38 * 1e3)
+    assert reference.floor.by_eager == {"y": NOT_FINITE}
+    write_reference(tmp_path / "reference.safetensors", reference)
+    stored = read_reference(tmp_path / "reference.safetensors")
+    assert stored.floor.by_eager == reference.floor.by_eager
 
 
 def test_few_elements_may_be_on_the_other_side_of_a_jump() -> None:
