@@ -87,11 +87,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
         X,
         "",
     ),
-    "aten.diagonal_scatter.default": (
-        lambda x: torch.diagonal_scatter(x[0, 0], x[1, 0, 0]),
-        X,
-        "torch decomposes it into writes",
-    ),
     "aten.cross_entropy_loss.default": (
         lambda x: F.cross_entropy(
             x[:, :, 0, 0], x[:, 0, 0, 0].long().abs() % 4, label_smoothing=0.1

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.ops.graph import size_of
-from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite, torch_form
+from enginecast.exporters.onnx.ops.registry import form, rewrite, torch_form
 from enginecast.exporters.onnx.ops.values import BOOL, INT32, REALS, cast, ints, like
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import (
@@ -57,6 +57,20 @@ def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     sizes = [op.Shape(x, start=dim, end=dim + 1) for dim in others]
     shape = op.Concat(*sizes, op.Mul(height, width), axis=0)
     return op.Gather(op.Reshape(moved, shape), places, axis=-1)
+
+
+@form(aten.diagonal_scatter.default)
+def _diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """What a write to a diagonal becomes.  The places on it are the diagonal of all places, while
+    torch decomposes the op into writes.
+    """
+    shape, count = op.Shape(x), op.Size(x)
+    along = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
+    places = op.Reshape(along, shape, allowzero=1)
+    places.shape = x.shape
+    flat = (x, _diagonal(places, offset, dim1, dim2), source)
+    written = op.ScatterElements(*(op.Reshape(each, ints(-1)) for each in flat), axis=0)
+    return op.Reshape(written, shape, allowzero=1)
 
 
 @form(aten.scatter.src)
@@ -254,6 +268,3 @@ def _in_memory_order(program: ProgramView, node: Node) -> None:
     source = first_input(node)
     order = _memory_order(value(source))
     node.update_arg(0, insert(program.graph, aten.permute.default, (source, order), like=node))
-
-
-refuse(aten.diagonal_scatter.default, reason="torch decomposes it into writes")
