@@ -71,16 +71,16 @@ oldest: installed ## run the tests with the oldest versions that pyproject.toml 
 	$(ON_THE_WHEEL) $(VENV)-oldest/bin/python -m pytest $(PARALLEL)
 
 zoo: installed ## export every architecture of transformers in small: docs/results/zoo.md; ONLY=bert,t5 for some
-	$(BIN)/python campaigns/zoo/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py zoo --only '$(ONLY)'
 
 vision: installed ## export models of torchvision, timm, open_clip and Lightning, where installed: docs/results/vision.md
-	$(BIN)/python campaigns/vision/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py vision --only '$(ONLY)'
 
 control-flow: installed ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
-	$(BIN)/python campaigns/flow/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py flow --only '$(ONLY)'
 
 operators: installed ## export each operator of torch's database: docs/results/operators.md; ONLY=topk,fft for some
-	$(BIN)/python campaigns/operators/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py operators --only '$(ONLY)'
 
 golden: installed ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
@@ -90,13 +90,13 @@ models: installed ## test every family and rewrite docs/results/models.md from w
 	$(BIN)/python campaigns/models_page.py
 
 adversary: installed ## export modules that try to mislead, and count what is wrong; ONLY=writes,edges for some
-	$(BIN)/python campaigns/adversary/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py adversary --only '$(ONLY)'
 
 mutations: installed ## put random faults into engines, and count those that a verification finds: docs/results/mutations.md
 	$(BIN)/python campaigns/mutation_score.py
 
 faults: installed ## fail system calls, kill, damage, race and load on purpose: docs/how-it-works/reliability.md; ONLY="kills" for some
-	$(BIN)/python campaigns/faults/run.py --only '$(ONLY)'
+	$(BIN)/python campaigns/run.py faults --only '$(ONLY)'
 
 trt-acceptance: installed ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)

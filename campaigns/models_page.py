@@ -5,12 +5,12 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
-ROWS = RESULTS / "models.json"
-PAGE = RESULTS / "models.md"
+from rows import DOCS, table
+
+ROWS = DOCS / "results" / "models.json"
+PAGE = DOCS / "results" / "models.md"
 
 HEAD = """\
 # Models
@@ -30,14 +30,16 @@ models` runs the tests and rewrites this page; nothing in it is written by hand.
 * **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU), or why
   it is refused.
 
-| family | class | inputs | nodes | fused | fp32 | other shape | changed | fp16 |
-|---|---|---|---|---|---|---|---|---|
 """
+COLUMNS = (
+    *("family", "class", "inputs", "nodes", "fused", "fp32", "other shape", "changed", "fp16"),
+)
 
 
 def render(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The page; `rows` by family, each as tests/compiler/test_families.py records it."""
-    return HEAD + "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in rows.items())
+    lines = table(COLUMNS, (_cells(name, row) for name, row in rows.items()))
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def _cells(name: str, row: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ if __name__ == "__main__":
 from exports import Exports, reseal
 from mutations import GRAPH, WEIGHTS, Edit, drop_mask, edit_graph
 from onnx import numpy_helper
+from rows import DOCS, put_between, table
 from safetensors import safe_open
 
 from enginecast.compiler.verify_bundle import verify_bundle
@@ -33,8 +34,12 @@ from enginecast.errors import EnginecastError
 from enginecast.runtime.load import load
 from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
-RESULTS = ROOT / "docs" / "results" / "mutations.json"
-PAGE = ROOT / "docs" / "results" / "mutations.md"
+RESULTS = DOCS / "results" / "mutations.json"
+PAGE = DOCS / "results" / "mutations.md"
+COLUMNS = (
+    *("family", "precision", "found", "changes nothing", "below the floor", "below the limit"),
+    "escapes",
+)
 BEGIN, END = "<!-- begin: written by make mutations -->", "<!-- end -->"
 FAMILIES = ("t5", "bert", "llama", "vit", "family-unet")
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -280,27 +285,17 @@ KINDS: tuple[Draw, ...] = (
 )
 
 
-def table(scores: Sequence[Score]) -> Iterator[str]:
-    """The scores as Markdown."""
-    heads = "family|precision|found|changes nothing|below the floor|below the limit|escapes"
-    yield f"| {heads.replace('|', ' | ')} |"
-    yield "|---|---|---|---|---|---|---|"
-    for row in scores:
-        escapes = "; ".join(row.escaped) or "none"
-        yield (
-            f"| {row.family} | {row.precision} | {row.found} | {row.silent} | {row.small} "
-            f"| {row.below_limit} | {escapes} |"
-        )
+def line(row: Score) -> tuple[object, ...]:
+    """The cells of a score."""
+    counts = (row.found, row.silent, row.small, row.below_limit)
+    return row.family, row.precision, *counts, "; ".join(row.escaped) or "none"
 
 
 def write(scores: Sequence[Score]) -> None:
     """Keep the scores, and write the table into the page."""
     RESULTS.write_text(json.dumps([asdict(s) for s in scores], indent=1) + "\n", encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    head, rest = page.split(BEGIN)
-    _, tail = rest.split(END, 1)
-    lines = "\n".join(table(scores))
-    PAGE.write_text(f"{head}{BEGIN}\n\n{lines}\n\n{END}{tail}", encoding="utf-8")
+    lines = "\n".join(table(COLUMNS, map(line, scores)))
+    put_between(PAGE, BEGIN, END, f"\n\n{lines}\n\n")
 
 
 def main() -> None:
@@ -320,7 +315,7 @@ def main() -> None:
                 made = score(exports, family, precision, options.faults, place)
                 scores[made.family, made.precision] = made
                 write(list(scores.values()))
-                print(next(line for i, line in enumerate(table([made])) if i == 2), flush=True)
+                print(*line(made), sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

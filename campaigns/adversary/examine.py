@@ -1,8 +1,6 @@
 """One case through the export, and its bundle against eager."""
 
-import inspect
 import json
-import re
 import time
 import warnings
 from collections.abc import Mapping
@@ -12,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from harness import one_line
 
 from adversary.case import Case
 from adversary.judge import Array, Taken, TurnedAwayError, flat, judge
@@ -22,7 +21,6 @@ from enginecast.errors import EnginecastError, InputError, MissingError
 from enginecast.runtime.load import load
 
 Outcome = Literal["right", "refused", "rejected", "wrong", "crashed", "timed out"]
-FOLDERS = re.compile(r"(/[\w.+-]+)+/")
 
 
 @dataclass
@@ -75,25 +73,25 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
         )
     except EnginecastError as error:
         row.outcome = "rejected" if error.exit_code == 1 else "refused"
-        row.reason = _short(f"{type(error).__name__}: {error.message}")
+        row.reason = one_line(f"{type(error).__name__}: {error.message}", 400)
     except Exception as error:
-        row.reason = _short(f"{type(error).__name__}: {error}")
+        row.reason = one_line(f"{type(error).__name__}: {error}", 400)
     else:
         if done.bundle is None:
             row.outcome = "rejected"
-            row.reason = _short("; ".join(done.report.verdict.reasons[:3]))
+            row.reason = one_line("; ".join(done.report.verdict.reasons[:3]), 400)
         else:
             try:
                 _judge(case, folder / "bundle", row)
             except MissingError as error:  # bf16, on a machine without a provider for it
-                row.outcome, row.reason = "right", _short(f"not run: {error.message}")
+                row.outcome, row.reason = "right", one_line(f"not run: {error.message}", 400)
     row.seconds = round(time.process_time() - started, 1)
     if row.outcome in ("right", "refused", "rejected") and not _same(
         before, unchanging(module, case)
     ):
         row.outcome, row.reason = "wrong", "the export changed the caller's own module"
     if asks_plain and row.outcome in ("refused", "rejected", "wrong"):
-        row.plain = _short(plain(case, folder))
+        row.plain = one_line(plain(case, folder), 400)
     return row
 
 
@@ -143,20 +141,4 @@ def _judge(case: Case, bundle: Path, row: Row) -> None:
         judged = judge(case, run, taken, symbols)
     row.compared, row.turned_away = judged.compared, judged.turned_away
     row.outcome = "wrong" if judged.wrong else "right"
-    row.reason = _short(judged.wrong)
-
-
-def source(case: Case) -> str:
-    """The module's code, for a report."""
-    made = type(case.make())
-    for thing in (made, made.forward):
-        try:
-            return inspect.getsource(thing)
-        except (OSError, TypeError):
-            continue
-    return ""
-
-
-def _short(text: str) -> str:
-    """One line, without the folders of this machine."""
-    return " ".join(FOLDERS.sub("", text).split())[:400]
+    row.reason = one_line(judged.wrong, 400)

@@ -3,29 +3,46 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from rows import Store
 
 from adversary.cases import GROUPS
 from adversary.examine import Row
 
-RESULTS = Path(__file__).with_name("results.json")
 COLUMNS = ("right", "refused", "rejected", "wrong", "crashed", "timed out")
+
+
+class Lines(Store):
+    """A row on each line, of the cases that there still are, in their order."""
+
+    def read(self, file: Path | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for row in json.loads((file or self.file).read_text(encoding="utf-8")):
+            found.setdefault(row["group"], {})[row["name"]] = row
+        return found
+
+    def write(self, found: Mapping[str, Any], file: Path) -> None:
+        cases = [case for group in GROUPS for case in group]
+        kept = [
+            {"group": case.group, "name": case.name, **found[case.group][case.name]}
+            for case in cases
+            if case.name in found.get(case.group, {})
+        ]
+        lines = ",\n".join(json.dumps(row) for row in kept)
+        file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+STORE = Lines(Path(__file__).with_name("results.json"), keys=("group", "name"), order=list)
 
 
 def read() -> dict[tuple[str, str], Row]:
     """The rows there are, by group and name."""
-    if not RESULTS.exists():
-        return {}
-    rows = [Row(**row) for row in json.loads(RESULTS.read_text(encoding="utf-8"))]
-    return {(row.group, row.name): row for row in rows}
-
-
-def write(rows: Mapping[tuple[str, str], Row]) -> None:
-    """Keep the rows of cases that there still are, in the order of the cases."""
-    order = [(case.group, case.name) for group in GROUPS for case in group]
-    lines = ",\n".join(json.dumps(asdict(rows[key])) for key in order if key in rows)
-    RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    found = STORE.read()
+    return {
+        (group, name): Row(**row) for group, rows in found.items() for name, row in rows.items()
+    }
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -1,86 +1,94 @@
-"""The command: run campaigns in full, and write their counts to docs/how-it-works/reliability.md.
+"""Faults: each campaign in full, in a child of its own; its counts are a row.
 
-    python campaigns/faults/run.py [--only "damaged files,kills"] [--quick]
-
-`--only` takes the beginnings of names.  `--quick` runs as few as the tests do, and writes nothing.
 It ends with 1 where a fault did harm, or did not fire.
 """
 
-import argparse
 import os
 import platform
-import subprocess
-import sys
-import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / place) for place in ("campaigns", "tests/support", "tests/cache")]
+import harness
 
-from faults.campaign import Campaign, require
+from faults.campaign import Campaign, Tally, require
 from faults.campaigns import CAMPAIGNS
-from faults.page import read, write
+from faults.page import BEGIN, END, PAGE, STORE, table
 
 
-def examine(campaign: Campaign, count: int) -> tuple[dict[str, Any], str]:
-    """Run a campaign; its row, and what is wrong with it."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        tally = campaign.run(count, Path(folder))
-    row = {
-        "promise": campaign.promise,
-        "injected": tally.injected,
-        "fired": tally.fired,
-        "outcomes": dict(tally.outcomes.most_common()),
-        "defects": tally.defects,
-        "seconds": round(time.monotonic() - began, 1),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "commit": _commit(),
-    }
-    try:
-        require(campaign, tally, count)
-    except AssertionError as error:
-        return row, str(error)
-    return row, ""
+@dataclass
+class Row:
+    """What a campaign counted."""
+
+    name: str
+    promise: str
+    injected: int = 0
+    fired: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    defects: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """On the clock."""
+    machine: str = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    python: str = platform.python_version()
+    commit: str = ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    wanted = tuple(name for name in options.only.split(",") if name) or ("",)
-    rows, wrong = read(), 0
-    for campaign in CAMPAIGNS:
-        if not campaign.name.startswith(wanted):
-            continue
-        if lacks := campaign.lacks():
-            print(f"{campaign.name}: not run: {lacks}")
-            continue
-        count = campaign.sizes.quick if options.quick else campaign.sizes.full
-        if not count:
-            continue
-        row, problem = examine(campaign, count)
-        wrong += bool(problem)
-        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in row["outcomes"].items())
-        print(f"{campaign.name}: {row['injected']} injected: {outcomes} ({row['seconds']} s)")
-        if problem:
-            print(problem)
-        if not options.quick:
-            rows[campaign.name] = row
-            write({one.name: rows[one.name] for one in CAMPAIGNS if one.name in rows})
-    return int(wrong > 0)
+class Faults(harness.Campaign[Campaign, Row]):
+    """A row for each campaign."""
+
+    row, store, page, markers = Row, STORE, PAGE, (BEGIN, END)
+    seconds = 3600
+    jobs = 1
+    """Races, loads and kills take their moments from the clock."""
+
+    def items(self) -> Sequence[Campaign]:
+        return [campaign for campaign in CAMPAIGNS if campaign.sizes.full]
+
+    def labels(self, item: Campaign) -> tuple[str, ...]:
+        return item.name.partition(",")[0], item.name
+
+    def lacks(self, item: Campaign) -> str:
+        return item.lacks()
+
+    def examine(self, item: Campaign, folder: Path) -> Row:
+        began, row = time.monotonic(), self.blank(item)
+        place = folder / "place"
+        place.mkdir()
+        tally = item.run(item.sizes.full, place)
+        row.injected, row.fired, row.defects = tally.injected, tally.fired, tally.defects
+        row.outcomes = dict(tally.outcomes.most_common())
+        row.seconds = round(time.monotonic() - began, 1)
+        return row
+
+    def blank(self, item: Campaign) -> Row:
+        return Row(item.name, item.promise)
+
+    def ended(self, row: Row, child: harness.Ended[Campaign]) -> None:
+        row.commit = harness.commit()
+        if child.status:
+            row.defects.append(f"the campaign itself: {child.outcome}: {child.reason}")
+
+    def said(self, row: Row) -> str:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
+        return f"{row.name}: {row.injected} injected: {outcomes} ({row.seconds} s)"
+
+    def render(self, found: Mapping[str, Any]) -> str:
+        return table(found)
+
+    def finish(self, rows: Sequence[Row]) -> int:
+        super().finish(rows)
+        campaigns, wrong = {campaign.name: campaign for campaign in CAMPAIGNS}, 0
+        for row in rows:
+            tally = Tally(row.injected, row.fired, Counter(row.outcomes), row.defects)
+            try:
+                require(campaigns[row.name], tally, campaigns[row.name].sizes.full)
+            except AssertionError as error:
+                print(error)
+                wrong = 1
+        return wrong
 
 
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CAMPAIGN = Faults()

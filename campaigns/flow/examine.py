@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from harness import one_line
 from torch import Tensor, nn
 from zoo.judge import difference, judge
 
@@ -28,7 +29,6 @@ from flow.cases import Case, Model
 
 Outcome = Literal["verified", "refused", "rejected", "crashed", "timed out", "silently wrong"]
 PLACE = re.compile(r"([\w.-]+\.py):(\d+)")
-FOLDERS = re.compile(r"(/[\w.+-]+)+/")
 
 
 @dataclass
@@ -80,7 +80,7 @@ def _export(case: Case, model: Model, bundle: Path, row: Row) -> None:
     except Exception as error:  # a crash is what we are looking for
         _tell(row, f"{type(error).__name__}: {error}")
         return
-    row.notes = tuple(_short(note) for note in done.report.notes)
+    row.notes = tuple(one_line(note, 500) for note in done.report.notes)
     if done.bundle is None:
         row.outcome = "rejected"
         _tell(row, "; ".join(done.report.verdict.reasons[:3]))
@@ -98,14 +98,9 @@ def rung(manifest: Mapping[str, Any]) -> str:
 
 
 def _tell(row: Row, reason: str) -> None:
-    row.reason = _short(reason)
+    row.reason = one_line(reason, 500)
     found = PLACE.search(row.reason)
     row.place = found[0] if found and row.outcome != "verified" else ""
-
-
-def _short(text: str) -> str:
-    """One line, without the folders of this machine."""
-    return " ".join(FOLDERS.sub("", text).split())[:500]
 
 
 def _wrong(case: Case, model: Model, bundle: Path, row: Row) -> Iterator[str]:

@@ -1,16 +1,16 @@
 """One operator through the export, dtype by dtype, and its bundle against eager."""
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from adversary.case import Case
 from adversary.judge import KINDS, Array, Taken, TurnedAwayError, judge
+from harness import one_line
 from torch import Tensor
 
 import enginecast
@@ -40,7 +40,6 @@ FLOORS: Mapping[str, float] = {"nn.functional.tanhshrink": 1e-7}
 """Differences that are roundings of what a result is the small difference of."""
 _OUTCOMES: Mapping[int, Outcome] = {1: "rejected", 70: "crashed"}
 """By exit code."""
-FOLDERS = re.compile(r"(/[\w.+-]+)+/")
 
 
 def _some(values: Sequence[float]) -> Callable[[Sequence[int], np.random.Generator], Array]:
@@ -116,7 +115,7 @@ class Row:
 def examine(
     names: Sequence[str], folder: Path, columns: Sequence[str] = tuple(DTYPES)
 ) -> list[Row]:
-    """Export operators in each dtype; `folder/rows.json` says how far it came.
+    """Export operators in each dtype.
 
     All samples of all operators in a precision are one module first.  Where that is not verified
     in all sizes, those of half of the operators are, then those of one, those of each dtype of it,
@@ -132,7 +131,8 @@ def examine(
             for row in rows
         }
         _examine([row for row in rows if not row.reason], found, folder, precision)
-    write(rows, folder)
+    for row in rows:
+        row.cells = {column: row.cells[column] for column in DTYPES if column in row.cells}
     return rows
 
 
@@ -167,12 +167,6 @@ def _examine(
 def _new(folder: Path) -> Path:
     """A folder in a folder that there was not before."""
     return folder / str(len(list(folder.iterdir())))
-
-
-def write(rows: Sequence[Row], folder: Path) -> None:
-    """Keep rows."""
-    kept = json.dumps([asdict(row) for row in rows])
-    (folder / "rows.json").write_text(kept, encoding="utf-8")
 
 
 def _verified(samples: int) -> Cell:
@@ -215,16 +209,16 @@ def export(
         )
     except EnginecastError as error:
         cell.outcome = _OUTCOMES.get(error.exit_code, "refused")
-        cell.reason = short(f"{type(error).__name__}: {error.message}")
+        cell.reason = one_line(f"{type(error).__name__}: {error.message}", 300)
         return cell
     except Exception as error:
-        cell.reason = short(f"{type(error).__name__}: {error}")
+        cell.reason = one_line(f"{type(error).__name__}: {error}", 300)
         return cell
     wrong = judged(module, bundle.root, precision=precision)
     if precision == "fp32":
         wrong = wrong or judged_inside(found, bundle.root, folder)
     if wrong:
-        return Cell("silently wrong", short(wrong), len(found))
+        return Cell("silently wrong", one_line(wrong, 300), len(found))
     if in_all_sizes and not bundle.manifest.symbols and _has_batch(found[0].inputs[0]):
         return Cell("refused", "the batch was fixed", len(found))
     return _verified(len(found))
@@ -318,8 +312,3 @@ def _is_undefined(call: Call) -> bool:
     """
     by_rows = call.name == "unique" and call.leaves[-1] is not None
     return by_rows or call.name.startswith((*UNDEFINED, *BY_ZEROS))
-
-
-def short(text: str) -> str:
-    """One line, without the folders of this machine."""
-    return " ".join(FOLDERS.sub("", text).split())[:300]

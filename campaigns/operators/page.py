@@ -1,20 +1,24 @@
 """The results: a JSON file, and the page that is made from it."""
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from operators.examine import OUTCOMES, Row
+from rows import DOCS, Store, cell, table, versions
+
+from operators.examine import OUTCOMES
 from operators.samples import BY_PLACE, DTYPES, names
 
-RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "operators.md"
-LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+STORE = Store(
+    Path(__file__).with_name("results.json"),
+    under="operators",
+    libraries=("torch", "onnx", "onnxscript", "onnxruntime"),
+    order=lambda rows: sorted(names()),
+)
+read = STORE.read
+PAGE = DOCS / "results" / "operators.md"
 NOTHING = "no sample that takes and gives tensors of these dtypes, the same at each call"
 LONGEST = 200
 """Characters of a reason in a cell."""
@@ -75,36 +79,6 @@ GROUPS: Mapping[str, str] = {
 """Title -> how the names of its operators begin; the first group that fits has an operator."""
 
 
-def read() -> dict[str, Any]:
-    """The results there are: versions, and rows by operator."""
-    if not RESULTS.exists():
-        return {"versions": {}, "operators": {}}
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return found
-
-
-def merge(rows: Iterable[Row]) -> None:
-    """Put rows into the results, in place of older ones of the same operators and dtypes."""
-    found = read()
-    for row in rows:
-        reported = asdict(row)
-        older = found["operators"].get(row.name, {"cells": {}})
-        if "float32" not in row.cells:
-            reported["inside"] = older.get("inside", row.inside)
-        cells = {**older["cells"], **reported["cells"]}
-        reported["cells"] = {column: cells[column] for column in DTYPES if column in cells}
-        found["operators"][reported.pop("name")] = reported
-    known = found["operators"]
-    found["operators"] = {name: known[name] for name in sorted(names()) if name in known}
-    found["versions"] = {name: version(name) for name in LIBRARIES}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-def write_page() -> None:
-    """Write the page."""
-    PAGE.write_text(page(read()), encoding="utf-8")
-
-
 def group_of(name: str) -> str:
     """The title under which an operator stands."""
     return next(title for title, pattern in GROUPS.items() if re.match(pattern, name))
@@ -129,7 +103,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     rows: Mapping[str, Any] = found["operators"]
     asked = {name: row for name, row in rows.items() if row["cells"]}
     whole = sum(_is_verified(row) for row in asked.values())
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     yield from (
         "# Operators",
         "",
@@ -147,7 +120,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "infinities in torch, in an engine, or in both. Fourier transforms are tried on floats and",
         "complex numbers.",
         "",
-        f"{versions}.",
+        versions(found),
         "",
         f"{len(rows)} of the {len(names())} operators have been examined. Of {len(asked)} that an "
         f"engine can have, {whole} ({whole / max(len(asked), 1):.0%}) are verified in every dtype "
@@ -156,12 +129,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{sum(row.get('inside', False) for row in asked.values())} of them were compared on "
         "infinities and NaN that arise inside.",
         "",
-        "| dtype | " + " | ".join(OUTCOMES) + " |",
-        "|---|" + "---|" * len(OUTCOMES),
     )
-    for column in DTYPES:
-        ended = counts(found, column)
-        yield f"| {column} | " + " | ".join(str(ended[outcome]) for outcome in OUTCOMES) + " |"
+    ended = {column: counts(found, column) for column in DTYPES}
+    yield from table(
+        ("dtype", *OUTCOMES),
+        ((column, *(ended[column][outcome] for outcome in OUTCOMES)) for column in DTYPES),
+    )
     listed = ", ".join(f"`{name}`" for name in BY_PLACE)
     yield from (
         "",
@@ -176,9 +149,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         chosen = {name: row for name, row in asked.items() if group_of(name) == title}
         if chosen:
             yield from ("", f"## {title}", "")
-            yield "| operator | " + " | ".join(DTYPES) + " | reason |"
-            yield "|---|" + "---|" * (len(DTYPES) + 1)
-            yield from (_line(name, row) for name, row in chosen.items())
+            heads = ("operator", *DTYPES, "reason")
+            yield from table(heads, (_cells(name, row) for name, row in chosen.items()))
     reasons: dict[str, list[str]] = {}
     for name, row in rows.items():
         if not row["cells"]:
@@ -191,13 +163,10 @@ def _is_verified(row: Mapping[str, Any]) -> bool:
     return all(cell["outcome"] == "verified" for cell in row["cells"].values())
 
 
-def _line(name: str, row: Mapping[str, Any]) -> str:
+def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     cells = [_cell(row["cells"].get(column)) for column in DTYPES]
     reasons = dict.fromkeys(cell["reason"] for cell in row["cells"].values() if cell["reason"])
-    said = plain(next(iter(reasons), ""))
-    cut = said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
-    text = cut.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
-    return f"| `{name}` | " + " | ".join(cells) + f" | {text} |"
+    return f"`{name}`", *cells, cell(plain(next(iter(reasons), "")), LONGEST)
 
 
 def plain(reason: str) -> str:
@@ -209,10 +178,10 @@ def plain(reason: str) -> str:
     return reason
 
 
-def _cell(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
+def _cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
         return ""
-    if cell["outcome"] == "verified":
+    if found["outcome"] == "verified":
         return "yes"
-    some = f", {cell['verified']} of {cell['samples']} yes" if cell["verified"] else ""
-    return f"{cell['outcome']}{some}"
+    some = f", {found['verified']} of {found['samples']} yes" if found["verified"] else ""
+    return f"{found['outcome']}{some}"

@@ -1,10 +1,6 @@
 """One model through the pipeline: exported, judged, changed, exported in fp16."""
 
-import contextlib
-import json
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +8,12 @@ import numpy as np
 import onnx
 import torch
 from exports import reseal
+from harness import keep_rows, one_line, without_folders
+from product import export, reasons
 from safetensors.numpy import load_file
-from zoo.examine import without_folders
 from zoo.judge import judge
 
 from enginecast.capture.inputs.specs import from_example
-from enginecast.cli.app import main
 from enginecast.compiler.verify_bundle import verify_bundle
 from enginecast.errors import EnginecastError
 from enginecast.runtime.engine import Engine
@@ -48,58 +44,41 @@ class Row:
 
 
 def examine(name: str, folder: Path) -> Row:
-    """Take one model through all stages; `folder/row.json` says how far it came."""
+    """Take one model through all stages; what the folder keeps says how far it came."""
     entry = ENTRIES[name]
     row = Row(name, entry.family)
     try:
         module, example = made(name)
     except Exception as error:  # of the package
-        row.reason = f"{type(error).__name__}: {error}"
-        return _write(row, folder)
+        row.reason = one_line(f"{type(error).__name__}: {error}", 600)
+        return row
     row.parameters = sum(parameter.numel() for parameter in module.parameters())
     row.fp32 = "crashed"
-    _write(row, folder)
-    code, reported = export(name, folder / "fp32", entry.options)
+    keep_rows([row], folder)
+    code, reported = export(f"vision.models:{name}", folder / "fp32", entry.options)
     if code:
         row.fp32, row.reason = _ended(code, reported)
-        return _write(row, folder)
+        return row
     bundle = folder / "fp32"
     with load(bundle, threads=1, allow_code=True) as engine:
         judged = judge(engine, module, from_example(example))
         row.engine = engine.manifest.engines[0].file
         row.sizes = sizes_of(engine, judged.compared)
     row.fp32 = "silently wrong" if judged.wrong or not judged.compared else "verified"
-    row.reason = "; ".join(judged.wrong[:2])
+    row.reason = one_line("; ".join(judged.wrong[:2]), 600)
     row.notes = [without_folders(note) for note in reported.get("notes", ())]
-    _write(row, folder)
+    keep_rows([row], folder)
     row.mutation = changed(bundle)
-    _write(row, folder)
+    keep_rows([row], folder)
     if entry.fp16 and row.engine == "engine.onnx":
-        code, reported = export(name, folder / "fp16", ("--precision", "fp16", *entry.options))
+        code, reported = export(
+            f"vision.models:{name}", folder / "fp16", ("--precision", "fp16", *entry.options)
+        )
         row.fp16 = reported.get("verdict", {}).get("outcome", "verified")
         if code:
             outcome, why = _ended(code, reported)
             row.fp16 = f"{outcome}: {why}"
-    return _write(row, folder)
-
-
-def export(name: str, bundle: Path, options: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Run the command; its exit code, and what it printed as JSON."""
-    words = ["export", f"vision.models:{name}", "-o", str(bundle), "--json", "--overwrite"]
-    words += ["--threads", "1"]
-    out = bundle.with_suffix(".json")
-    code = 0
-    with out.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
-        try:
-            main([*words, *options])
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 70
-    sys.stderr.flush()
-    try:
-        reported: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
-        reported = {}
-    return code, reported
+    return row
 
 
 def _ended(code: int, reported: dict[str, Any]) -> tuple[str, str]:
@@ -107,10 +86,9 @@ def _ended(code: int, reported: dict[str, Any]) -> tuple[str, str]:
     if code in (2, 3):
         lines = str(reported.get("message", "")).splitlines()
         said = [line for line in lines if line.strip() and not line.startswith("    ")]
-        return "refused", without_folders(" ".join(said))
+        return "refused", one_line(" ".join(said), 600)
     if code == 1:
-        reasons = reported.get("verdict", {}).get("reasons") or [reported.get("message", "")]
-        return "rejected", without_folders(reasons[0])
+        return "rejected", one_line(reasons(reported)[0], 600)
     return "crashed", f"exit code {code}"
 
 
@@ -194,12 +172,6 @@ def _change_script(path: Path) -> str:
         found[name].copy_(torch.from_numpy(_without_rows(found[name].numpy())))
     script.save(path)
     return str(name)
-
-
-def _write(row: Row, folder: Path) -> Row:
-    row.reason = " ".join(row.reason.split())[:600]
-    (folder / "row.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
-    return row
 
 
 def prepare() -> None:

@@ -1,90 +1,56 @@
-"""Export every model of `vision.models`, each in a process of its own, and write the table.
-
-    python campaigns/vision/run.py [--only resnet18,nms] [--jobs 2] [--keep DIR]
+"""Vision: every model of `vision.models`, in a child of its own.
 
 Models of packages that are not installed are left out; their rows stay as they are.
 """
 
-import argparse
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).parents[2]
-if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / place) for place in ("campaigns", "tests/support", "tests/cache")]
+from harness import Campaign, Ended
 
-import msgspec
-
-if TYPE_CHECKING:
-    from children import Ended
-
-    from vision.examine import Row
-
-TIME = 240
-"""Seconds of processor time that one model may take."""
+from vision.examine import Row, examine, prepare
+from vision.models import ENTRIES
+from vision.page import PAGE, STORE, render
 
 
-def run(names: Sequence[str], place: Path, jobs: int, *, keep: bool = False) -> Iterator["Row"]:
-    """Examine each in a process of its own; give the rows as they come."""
-    from children import each
+class Vision(Campaign[str, Row]):
+    """A row for each model."""
 
-    from vision.examine import examine, prepare
+    row, store, page = Row, STORE, PAGE
+    seconds = 240
 
-    prepare()
-    for ended in each(names, examine, place, seconds=TIME, jobs=jobs, memory=None, keep=keep):
-        yield _row(ended)
+    def items(self) -> Sequence[str]:
+        return list(ENTRIES)
 
+    def lacks(self, item: str) -> str:
+        package = ENTRIES[item].package
+        return "" if find_spec(package) else f"{package} is not installed"
 
-def _row(ended: "Ended[str]") -> "Row":
-    from vision.examine import Row
+    def prepare(self, folder: Path) -> None:
+        prepare()
 
-    try:
-        row = msgspec.json.decode((ended.folder / "row.json").read_bytes(), type=Row)
-    except FileNotFoundError:
-        row = Row(ended.item)
-    row.seconds = round(ended.seconds, 1)
-    if ended.status:
-        row.reason = f"more than {TIME} s" if ended.timed_out else ended.death
-        if row.fp32 == "verified":  # what follows did not end
-            row.fp16 = row.reason
-        else:
-            row.fp32 = "timed out" if ended.timed_out else "crashed"
-    return row
+    def examine(self, item: str, folder: Path) -> Row:
+        return examine(item, folder)
 
+    def ended(self, row: Row, child: Ended[str]) -> None:
+        row.seconds = round(child.seconds, 1)
+        if child.status:
+            row.reason = child.reason
+            if row.fp32 == "verified":  # what follows did not end
+                row.fp16 = child.reason
+            else:
+                row.fp32 = child.outcome
 
-def main() -> None:
-    """The command."""
-    from vision.models import ENTRIES
-    from vision.page import main as write_page
-    from vision.page import merge
+    def said(self, row: Row) -> str:
+        return (
+            f"{row.name}: {row.fp32} {row.sizes} mutation {row.mutation} fp16 {row.fp16}"
+            f" ({row.seconds} s) {row.reason[:200]}"
+        )
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names, comma-separated")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="folder for bundles and logs")
-    arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else list(ENTRIES)
-    missing = {ENTRIES[name].package for name in names if not find_spec(ENTRIES[name].package)}
-    for package in sorted(missing):
-        print(f"{package} is not installed: its models are left out", flush=True)
-    names = [name for name in names if ENTRIES[name].package not in missing]
-    with tempfile.TemporaryDirectory(prefix="vision-") as temporary:
-        place, keep = arguments.keep or Path(temporary), arguments.keep is not None
-        for row in run(names, place, arguments.jobs, keep=keep):
-            print(
-                f"{row.name}: {row.fp32} {row.sizes} mutation {row.mutation} fp16 {row.fp16}"
-                f" ({row.seconds} s) {row.reason[:200]}",
-                flush=True,
-            )
-            merge([row])
-    write_page()
+    def render(self, found: Mapping[str, Any]) -> str:
+        return render(found)
 
 
-if __name__ == "__main__":
-    main()
+CAMPAIGN = Vision()

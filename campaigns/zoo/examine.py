@@ -1,15 +1,14 @@
 """One model through the pipeline: built, run in eager, exported, judged."""
 
 import contextlib
-import json
-import re
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from harness import keep_rows, one_line, without_folders
+from product import export, reasons
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,7 +17,6 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.source import Source
-from enginecast.cli.app import main
 from enginecast.compiler.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError
@@ -67,27 +65,13 @@ class NotRunError(Exception):
     """Eager does not take the derived inputs."""
 
 
-def examine(model_type: str, folder: Path, *, eager_only: bool = False) -> Row:
-    """Take one model type through all stages; `folder/row.json` says how far it came.
-
-    Args:
-        model_type: of transformers.
-        folder: for what is made on the way.
-        eager_only: stop before the export, as if it had gone well.
-    """
+def examine(model_type: str, folder: Path) -> Row:
+    """Take one model type through all stages; what the folder keeps says how far it came."""
     row = Row(model_type)
     with contextlib.suppress(_EndedError):
         for _ in _stages(row, folder):
-            write(row, folder)
-            if eager_only:
-                _end(row, "verified", "")
-    write(row, folder)
+            keep_rows([row], folder)
     return row
-
-
-def write(row: Row, folder: Path) -> None:
-    """Keep a row: a child that dies leaves what it knew."""
-    (folder / "row.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
 
 
 class _EndedError(Exception):
@@ -103,7 +87,9 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
         _end(row, "not run in eager", str(error))
     row.stage, row.outcome, row.reason = "export", "crashed", "the process died"
     yield
-    code, reported = _export(source.name if row.model_type in ENTRIES else "", folder)
+    name = source.name if row.model_type in ENTRIES else str(folder / "model")
+    given = ("--inputs", str(folder / INPUTS)) if (folder / INPUTS).is_file() else ()
+    code, reported = export(name, folder / "bundle", ("--no-speed", *given))
     if code:
         _not_verified(row, code, reported)
     row.stage, row.notes = "judge", tuple(map(without_folders, reported.get("notes", ())))
@@ -118,27 +104,21 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
 
 
 def _end(row: Row, outcome: Outcome, reason: str) -> None:
-    row.outcome, row.reason = outcome, " ".join(without_folders(reason).split())[:500]
+    row.outcome, row.reason = outcome, one_line(reason, 500)
     raise _EndedError
-
-
-def without_folders(text: str) -> str:
-    """A message with the names of files alone: their folders are this machine's."""
-    return re.sub(r"(/[\w.+-]+)+/", "", text)
 
 
 def _not_verified(row: Row, code: int, reported: dict[str, Any]) -> None:
     if code in (2, 3):
         _end(row, "refused", f"{reported.get('error')}: {reported.get('message')}")
     if code == 1:
-        reasons = reported.get("verdict", {}).get("reasons") or [reported.get("message", "")]
-        _end(row, "rejected", "; ".join(reasons[:3]))
+        _end(row, "rejected", "; ".join(reasons(reported)[:3]))
     _end(row, "crashed", f"exit code {code}")
 
 
 def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, ...]]:
     """The first tiny model of a type that eager runs, saved and opened again."""
-    reasons = []
+    said = []
     for index, model in enumerate(build(row.model_type)):
         row.model_class = type(model).__name__
         row.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -149,14 +129,14 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
             known = input_specs(source, options.inputs, options.dynamic)
             _run_eager(source.eager(), known.specs, known.given)
         except Exception as error:  # whatever the model's code raises
-            reasons.append(f"{type(error).__name__}: {error}")
-            if isinstance(error, EnginecastError) or len(reasons) > 2:
+            said.append(f"{type(error).__name__}: {error}")
+            if isinstance(error, EnginecastError) or len(said) > 2:
                 break  # smaller or larger makes no difference
             continue
         if place.is_dir():
             (folder / "model").symlink_to(place.name)
         return source, known.specs
-    raise NotRunError(reasons[0])
+    raise NotRunError(said[0])
 
 
 def _place(model: PreTrainedModel, row: Row, place: Path) -> str:
@@ -194,24 +174,3 @@ def _named(value: object) -> dict[str, Tensor]:
         return name_result(value).tensors
     except CaptureError:
         return {}  # what the product cannot name is for it to refuse
-
-
-def _export(model: str, folder: Path) -> tuple[int, dict[str, Any]]:
-    """Run the command; exit code, and what it printed as JSON."""
-    model = model or str(folder / "model")
-    arguments = ["export", model, "-o", str(folder / "bundle"), "--json"]
-    arguments += ["--threads", "1", "--no-speed"]
-    if (folder / INPUTS).is_file():
-        arguments += ["--inputs", str(folder / INPUTS)]
-    code = 0
-    with (folder / "out.json").open("w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
-        try:
-            main(arguments)
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 70
-    sys.stderr.flush()
-    try:
-        reported = json.loads((folder / "out.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
-        reported = {}
-    return code, reported

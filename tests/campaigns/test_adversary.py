@@ -14,7 +14,7 @@ from adversary.cases import GROUPS
 from adversary.examine import Row, examine, unchanging
 from adversary.judge import Array, Taken, judge
 from adversary.page import table
-from adversary.run import run
+from adversary.run import CAMPAIGN
 from torch import Tensor, nn
 
 ALL = [case for group in GROUPS for case in group]
@@ -73,7 +73,7 @@ def test_modules_that_mislead_side_by_side(group: Group, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL, ids=named)
 def test_any_module_that_misleads(case: Case, tmp_path: Path) -> None:
-    (row,) = run([case], tmp_path)
+    (row,) = CAMPAIGN.run([case], tmp_path)
     assert row.is_as_expected, f"{row.outcome}: {row.reason}"
 
 

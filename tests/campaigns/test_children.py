@@ -4,9 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-import children
+import harness
 import pytest
-from children import Ended, each
+from harness import Ended, each
 
 
 def work(item: str, folder: Path) -> None:
@@ -27,7 +27,7 @@ def work(item: str, folder: Path) -> None:
 
 
 def run(item: str, place: Path) -> Ended[str]:
-    (ended,) = each([item], work, place, seconds=1, keep=True)
+    (ended,) = each([item], work, place, seconds=1, memory=12 << 30, keep=str)
     return ended
 
 
@@ -54,11 +54,12 @@ def test_how_it_died_is_said(item: str, death: str, timed_out: bool, tmp_path: P
     ended = run(item, tmp_path)
     assert ended.status
     assert (ended.death, ended.timed_out) == (death, timed_out)
+    assert ended.outcome == ("timed out" if timed_out else "crashed")
     assert (tmp_path / item / "seen").exists()
 
 
 def test_one_that_waits_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "PATIENCE", 0.3)
+    monkeypatch.setattr(harness, "PATIENCE", 0.3)
     ended = run("wait", tmp_path)
     assert ended.late
     assert not ended.timed_out

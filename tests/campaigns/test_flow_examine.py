@@ -6,7 +6,7 @@ import pytest
 from db_examples import db_example, db_names
 from flow.cases import Case, Model, cases
 from flow.examine import Row, examine
-from flow.run import run
+from flow.run import CAMPAIGN
 from torch import Tensor, nn
 
 pytestmark = [
@@ -86,7 +86,7 @@ def test_a_wrong_bundle_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_cases(tmp_path: Path) -> None:
-    rows = list(run(list(CASES.values()), tmp_path))
+    rows = list(CAMPAIGN.run(CAMPAIGN.items(), tmp_path))
     ended = {f"{row.group}: {row.name}": (row.outcome, row.reason) for row in rows}
     allowed = {"db": {"verified", "refused"}}
     for row in rows:

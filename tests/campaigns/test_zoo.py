@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from zoo.examine import without_folders
-from zoo.run import run
-from zoo.table import RESULTS, counts, merge, read, share_verified
+from harness import without_folders
+from zoo.run import CAMPAIGN
+from zoo.table import counts, merge, read, share_verified
 from zoo.tiny import model_types
 
 VERIFIED = 0.9
@@ -19,7 +19,7 @@ def test_rows_hold_no_folder_of_the_machine() -> None:
     note = "sequence is fixed at 16: this code (/home/me/.venv/lib/modeling_mamba.py:70) says so"
     assert without_folders(note).count("/") == 0
     assert "(modeling_mamba.py:70)" in without_folders(note)
-    for row in read(RESULTS)["models"].values():
+    for row in read()["models"].values():
         assert [n for n in (row["reason"], *row["notes"]) if n != without_folders(n)] == []
 
 
@@ -28,10 +28,10 @@ def test_rows_hold_no_folder_of_the_machine() -> None:
 def test_the_zoo(tmp_path: Path) -> None:
     chosen = os.environ.get("ZOO", "")
     if chosen == "results":
-        models = read(RESULTS)["models"]
+        models = read()["models"]
     else:
         types = chosen.split(",") if chosen else model_types()
-        merge(run(types, tmp_path / "work"), tmp_path / "results.json")
+        merge(CAMPAIGN.run(types, tmp_path / "work"), tmp_path / "results.json")
         models = read(tmp_path / "results.json")["models"]
     ended = counts(models)
     listed = {name: row["reason"] for name, row in models.items() if row["outcome"] != "verified"}
