@@ -269,9 +269,10 @@ def keep_rows(rows: Sequence[Any], folder: Path) -> None:
 def kept_rows(folder: Path, kind: type[Row]) -> list[Row]:
     """The rows that a child kept; none, if it died before."""
     try:
-        return msgspec.json.decode((folder / "rows.json").read_bytes(), type=list[kind])
+        kept = msgspec.json.decode((folder / "rows.json").read_bytes())
     except FileNotFoundError:
         return []
+    return [msgspec.convert(row, kind) for row in kept]
 
 
 def choose(campaign: Campaign[Item, Any], only: str = "", match: str = "") -> list[Item]:
