@@ -8,7 +8,7 @@ import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -132,6 +132,11 @@ def unimportable(error: BaseException) -> MissingError | None:
         if frame.f_code.co_name == "<module>":
             module = str(frame.f_globals.get("__name__", ""))
     top = module.partition(".")[0]
+    if top != "numpy" and first_line(error).startswith("numpy."):  # extensions in C say no more
+        try:
+            import_module("numpy")
+        except Exception as behind:
+            return unimportable(behind)
     if top in ("", "__main__", OURS):
         return None
     name = next(iter(metadata.packages_distributions().get(top, ())), "")

@@ -43,7 +43,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a trace is made: in which sizes, by which strategy, and what the code is told."""
+    """How a trace is made: in which sizes, by which strategy, and what the code sees."""
 
     specs: tuple[InputSpec, ...]
     """The inputs, with the sizes that vary."""

@@ -38,7 +38,7 @@ class Attempt:
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
     is_hidden: bool = False
-    """Whether the model's code is told that nothing traces it."""
+    """Whether the model's code sees that nothing traces it."""
     after: frozenset[Cause] = frozenset()
     """It is made where the one before ended for one of these causes."""
 

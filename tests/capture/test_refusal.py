@@ -124,7 +124,7 @@ class Packs(nn.Module):
 
 class Draws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        spread = torch.distributions.Categorical(logits=x)  # culprit
+        spread = torch.distributions.Categorical(logits=x, validate_args=True)  # culprit
         entropy: Tensor = spread.entropy()
         return entropy
 
