@@ -9,8 +9,10 @@ import ctypes
 import math
 from typing import Any
 
+import numpy as np  # before ml_dtypes, which prints a traceback of its own where numpy is broken
+
+# isort: split
 import ml_dtypes
-import numpy as np
 import numpy.typing as npt
 from onnxruntime import OrtValue
 
