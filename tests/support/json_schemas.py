@@ -81,6 +81,8 @@ def _manifest() -> Schema:
 
 def _inspected() -> Schema:
     made = _of(Inspection)
+    del made["properties"]["attempts"]  # for people
+    made["required"].remove("attempts")
     made["properties"]["tensorrt"] = {
         "anyOf": [{"type": "null"}, _of(json_types.NetworkCheck) | {"$defs": {}}]
     }
