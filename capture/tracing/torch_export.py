@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
@@ -42,6 +43,7 @@ from enginecast.passes.ir.recurrences import whole_recurrences
 
 _LEVELS = "torch._functorch.predispatch"
 """The module of the functions that open and close levels."""
+ANCHORS = "torch.fx.proxy._STACK_TRACE_ANCHORS"
 WRONG_SIZES = ("model-error", "operator")
 """Kinds of refusals by which code says that sizes do not fit."""
 
@@ -106,7 +108,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
-    forwards = noting_other_forwards(module)
+    lines = noting_lines(module)
     renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
     given = dict(inputs)
@@ -119,7 +121,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         with (
             Bounded(endless.LONGEST_TRACE),
             levels_undone(),
-            forwards,
+            lines,
             libraries_patched(module),
             attempt.entered(module) as sites,
             open_sizes() if attempt.is_open else nullcontext(),
@@ -236,24 +238,28 @@ def noting_decisions() -> Iterator[set[SourceLocation]]:
         yield decided
 
 
-def noting_other_forwards(module: nn.Module) -> AbstractContextManager[None]:
-    """Note lines in forwards that have another name, such as lambdas, which torch passes over."""
-    codes = (getattr(part.forward, "__code__", None) for part in module.modules())
-    names = {(code.co_filename, code.co_name) for code in codes if code is not None}
-    anchors = private_or_none("torch.fx.proxy._STACK_TRACE_ANCHORS")
-    if anchors is None:  # torch 2.11 notes no lines in these
-        return nullcontext()
-    added = names - anchors
+@contextmanager
+def noting_lines(module: nn.Module) -> Iterator[None]:
+    """Have torch note lines of the user's functions too, not of those named `forward` alone."""
+    anchors = private_or_none(ANCHORS)
+    anchors = set() if anchors is None else anchors
+    added = names_with_lines(module) - anchors
+    anchors.update(added)
+    try:
+        yield
+    finally:
+        anchors.difference_update(added)
 
-    @contextmanager
-    def noting() -> Iterator[None]:
-        anchors.update(added)
-        try:
-            yield
-        finally:
-            anchors.difference_update(added)
 
-    return noting()
+def names_with_lines(module: nn.Module) -> set[tuple[str, str]]:
+    """The functions whose lines a trace's nodes have beside those of each `forward`, as file and
+    name.
+    """
+    if private_or_none(ANCHORS) is None:  # torch 2.11
+        return set()
+    forwards = (getattr(part.forward, "__code__", None) for part in module.modules())
+    codes = [*forwards, *(function.__code__ for function in user_functions(module))]
+    return {(code.co_filename, code.co_name) for code in codes if code is not None}
 
 
 @contextmanager

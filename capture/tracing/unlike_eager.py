@@ -29,7 +29,7 @@ from enginecast.capture.tracing.sizes.fingerprint import (
     Walk,
     Walker,
 )
-from enginecast.capture.tracing.torch_export import Traced
+from enginecast.capture.tracing.torch_export import Traced, names_with_lines
 from enginecast.passes.ir.blocks import all_nodes
 
 SEED = 0
@@ -37,6 +37,10 @@ OWN = (
     "_transformer_encoder",
     "_native_multi_head",
     "aminmax",
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
     "mkldnn_rnn",
     "linspace",
     "im2col",
@@ -45,8 +49,8 @@ OWN = (
     "uniform",
     "bernoulli",
 )
-"""Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
-draws with."""
+"""Begin the names of operators that torch itself takes in eager alone or calls otherwise there, as
+products of slices by their strides, or draws with."""
 MODES = re.compile(r"_(dispatch|function)_(mode|stack)|_is_(exporting|compiling)_flag")
 """Is in the names by which code asks for modes."""
 KEEPING = COPIES | ALIASES | RESHAPES | SELECTS
@@ -76,7 +80,7 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
         # In inference mode eager runs some operators whole that a trace takes apart.
         with quiet_torch(), replaced(torch, "inference_mode", torch.no_grad):
             walker = Walker(empty, traced.program, traced.inputs)
-            eager = walker.real(module, inputs)
+            eager = walker.real(module, inputs, names_with_lines(module))
             captured = walker.captured(example_sizes(traced.inputs), copies_count=eager.writes)
     except Exception:  # the model's own code
         return ""
@@ -84,7 +88,7 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
         return ""
     step, other = eager.leaves(captured), captured.leaves(eager)
     numpy = (step, other) if is_strict else (step,)
-    is_torchs = any(found is not None and found.name.startswith(OWN) for found in (step, other))
+    is_torchs = any(found is not None and _is_torchs(found.name) for found in (step, other))
     is_numpys = any(found is not None and found.name == "lift_fresh" for found in numpy)
     # A program runs below this function: the lines that led there are not those of the model.
     place = step.place if step is not None else None
@@ -118,7 +122,7 @@ def _on_other_lines(eager: Walk, captured: Walk, program: ExportedProgram) -> st
     led = {place.resolved for step in eager.steps for place in step.callers}
     passed = {place for node in all_nodes(program) for place in _places(node)}
     for step in eager.steps:
-        place = step.place.resolved if step.is_live and step.place is not None else None
+        place = step.callers[0].resolved if step.is_live and step.callers else None
         if place is None or place in passed or not is_user_code(place.file):
             continue
         if _is_more(step.name, counts, others):
@@ -137,7 +141,14 @@ def _is_more(name: str, counts: Counter[str], others: Counter[str]) -> bool:
     """Whether an operator runs more often than elsewhere; not those that compute nothing, nor those
     that torch may run in one place alone.
     """
-    return counts[name] > others[name] and name not in KEEPING and not name.startswith(OWN)
+    return counts[name] > others[name] and not _is_torchs(name)
+
+
+def _is_torchs(name: str) -> bool:
+    """Whether torch decides where an operator runs: a product of a slice is folded into two
+    dimensions on fake tensors, and expanded to three on real ones.
+    """
+    return name in KEEPING or name.startswith(OWN)
 
 
 def _places(node: Node) -> list[SourceLocation]:

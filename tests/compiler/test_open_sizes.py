@@ -77,6 +77,29 @@ def test_parts_of_an_asked_range(name: str) -> None:
     assert not found.other_sizes
 
 
+OFTEN_OTHERWISE: dict[str, Callable[[Tensor, nn.Linear], Tensor]] = {
+    "linear of later rows": lambda x, layer: layer(x[:, 1:]),
+    "linear of every other row": lambda x, layer: layer(x[:, ::2]),
+    "product": lambda x, layer: x.mT.contiguous().mT @ layer.weight,
+    "one hot": lambda x, _: functional.one_hot(x[:, 1:].argmax(-1), 8),
+}
+"""Functions that torch makes of other operators on real tensors than in a trace."""
+
+
+@pytest.mark.parametrize("name", OFTEN_OTHERWISE)
+def test_what_torch_makes_of_other_operators_is_not_code_that_knows_the_trace(name: str) -> None:
+    class Helped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return OFTEN_OTHERWISE[name](x, self.layer)
+
+    x = torch.randn(5, 12, 8)
+    assert not captured(Helped(), "x:0=3..9", "x:1=4..40", x=x).unlike_eager
+
+
 class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()

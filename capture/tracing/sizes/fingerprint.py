@@ -6,11 +6,10 @@ with one number come from the same operators on the same inputs, whatever else w
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from types import FrameType, NoneType
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.python.locations import SourceLocation, calling_frames
+from enginecast.capture.python.locations import SourceLocation, calling_frames, calling_place
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.tensor_facts import storage, written_by
 from enginecast.capture.sources.empty import fake_weights
@@ -63,7 +62,7 @@ class Step:
     is_live: bool = True
     """Whether an output depends on it."""
     callers: tuple[SourceLocation, ...] = ()
-    """The lines of model code that led there, in a run on real tensors."""
+    """The lines that a trace would note of the code that led there, in a run on real tensors."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ class Numbering(TorchDispatchMode):
     Args:
         known: numbers of tensors that were there before.
         copies_count: whether a copy is not the tensor that it copies, since something writes.
-        keeps_callers: whether steps have all lines that led there, not the innermost alone.
+        noted: the functions whose lines a trace notes beside those of each `forward`, as file and
+            name: steps keep these lines, too.
         observer: profiles the run, but for what operators do: that is most of it.
     """
 
@@ -107,10 +107,10 @@ class Numbering(TorchDispatchMode):
         known: Sequence[tuple[Tensor, str]],
         copies_count: bool,
         observer: Observer | None = None,
-        keeps_callers: bool = False,
+        noted: Collection[tuple[str, str]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._keeps_callers = keeps_callers
+        self._noted = noted
         self.steps: list[Step] = []
         self.writes = False
         self.has_strangers = False
@@ -153,10 +153,18 @@ class Numbering(TorchDispatchMode):
                 self._note(tensor, number)
                 self._written[storage(tensor)] = number
                 self._written_by[storage(tensor)] = before
-        frames = islice(calling_frames(), None if self._keeps_callers else 1)
-        places = [SourceLocation(f.f_code.co_filename, f.f_lineno or 0) for f in frames]
-        self.steps.append(Step(name, number, next(iter(places), None), callers=tuple(places)))
+        self.steps.append(Step(name, number, calling_place(), callers=self._callers()))
         return result
+
+    def _callers(self) -> tuple[SourceLocation, ...]:
+        if self._noted is None:
+            return ()
+        frames = ((frame, frame.f_code) for frame in calling_frames())
+        return tuple(
+            SourceLocation(code.co_filename, frame.f_lineno or 0)
+            for frame, code in frames
+            if code.co_name == "forward" or (code.co_filename, code.co_name) in self._noted
+        )
 
     def steps_for(self, outputs: Sequence[Tensor]) -> tuple[Step, ...]:
         """The steps, marked by whether one of `outputs` depends on them."""
@@ -302,10 +310,15 @@ class Walker:
         run = _Run(self.program.graph_module, self.mode)
         return self._walk(lambda: run.run(*values), Numbering(known, copies_count))
 
-    def real(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Walk:
+    def real(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Tensor],
+        noted: Collection[tuple[str, str]],
+    ) -> Walk:
         """What eager computes on real tensors, for which it is run once or twice."""
         known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(module))]
-        numbering = partial(Numbering, known, keeps_callers=True)
+        numbering = partial(Numbering, known, noted=noted)
         found = self._walk(lambda: module(**inputs), numbering(copies_count=False), nullcontext())
         if not found.writes:
             return found
