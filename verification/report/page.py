@@ -1,9 +1,10 @@
 """The HTML pages of a report and of a comparison: one static file each, from the templates here."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginecast.installation import required
 from enginecast.verification.metrics import times
@@ -22,6 +23,9 @@ from enginecast.verification.report.tables import (
     weights_table,
 )
 from enginecast.verification.verdict import verdict_line
+
+if TYPE_CHECKING:
+    import jinja2
 
 MOST_ROWS = 600
 """Most rows of a table; the rest is in report.json."""
@@ -48,6 +52,12 @@ def comparison_page_of(comparison: Comparison) -> str:
 
 
 def _rendered(template: str, **content: object) -> str:
+    return _environment().get_template(template).render(**content) + "\n"
+
+
+@functools.cache
+def _environment() -> "jinja2.Environment":
+    """Compiles each template once."""
     with required("jinja2", "the page of a report", "export"):
         import jinja2
     environment = jinja2.Environment(
@@ -63,7 +73,7 @@ def _rendered(template: str, **content: object) -> str:
         *(fusions_table, modules_table, outputs_table, passes_table, plan_table, weights_table),
     )
     environment.globals.update({each.__name__: each for each in functions}, MOST_ROWS=MOST_ROWS)
-    return environment.get_template(template).render(**content) + "\n"
+    return environment
 
 
 def _digits(value: float) -> str:

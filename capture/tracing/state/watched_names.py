@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.python.locations import is_model_code, noting_calls
+from enginecast.capture.python.locations import is_library_code, is_model_code, noting_calls
 from enginecast.capture.python.marks import LISTS, PLAIN, is_held, is_models, mark
 
 _OWN = frozenset(vars(nn.Module()))
@@ -119,7 +119,8 @@ class Watch:
         names, space = code.co_names, frame.f_globals
         if any(name in space and is_held(name, space[name]) for name in names):
             self._add(_of_namespace(space, names, self._line))
-        if code.co_freevars and set(code.co_freevars) != {"__class__"}:
+        closed = set(code.co_freevars) - {"__class__"}
+        if closed and not is_library_code(code.co_filename):  # whose decorators hold functions
             self._add(_of_closure(code, self._line))
         if function := _function(frame):
             self._add(_of_defaults(function))
