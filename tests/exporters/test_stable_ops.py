@@ -54,6 +54,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cummin-place": lambda x, y: torch.cummin(x, 0).indices.float(),
     "stable-sort": lambda x, y: torch.sort(x, stable=True, descending=True).indices.float(),
     "diagonal": lambda x, y: torch.diagonal(x / (y > 0), 1),
+    "put": lambda x, y: torch.put(x, torch.tensor([3, 0, -1]), y[:3, 0]),
     "diagonal-scatter": lambda x, y: torch.diagonal_scatter(x, y[:14, 0], -2),
     "scatter-of-more": lambda x, y: x.scatter(1, PLACES, y).scatter_add(0, PLACES, y),
     "scatter-mean": lambda x, y: x.scatter_reduce(1, PLACES, y, "mean"),

@@ -61,16 +61,21 @@ def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 @form(aten.diagonal_scatter.default)
 def _diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """What a write to a diagonal becomes.  The places on it are the diagonal of all places, while
-    torch decomposes the op into writes.
+    """What a write to a diagonal becomes, while torch decomposes the op into writes.  The places on
+    it are the diagonal of all places.
     """
-    shape, count = op.Shape(x), op.Size(x)
-    along = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
-    places = op.Reshape(along, shape, allowzero=1)
+    along = op.Range(op.Constant(value_int=0), op.Size(x), op.Constant(value_int=1))
+    places = op.Reshape(along, op.Shape(x), allowzero=1)
     places.shape = x.shape
-    flat = (x, _diagonal(places, offset, dim1, dim2), source)
-    written = op.ScatterElements(*(op.Reshape(each, ints(-1)) for each in flat), axis=0)
-    return op.Reshape(written, shape, allowzero=1)
+    return _put(x, _diagonal(places, offset, dim1, dim2), source)
+
+
+@form(aten.put.default)
+def _put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
+    """What a write through a view of a view becomes."""
+    flat = (op.Reshape(each, ints(-1)) for each in (x, places, source))
+    written = op.ScatterElements(*flat, axis=0, reduction="add" if accumulate else "none")
+    return op.Reshape(written, op.Shape(x), allowzero=1)
 
 
 @form(aten.scatter.src)
