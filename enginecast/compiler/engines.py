@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import torch
 from torch.export import ExportedProgram
 
+from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.tracing.sizes.shapes import named_sizes
 from enginecast.compiler.checks import Check, Criteria, Judged, Running, Twin
-from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
@@ -26,6 +27,7 @@ from enginecast.runtime.bundle.manifest import (
     EngineRecord,
     FileRecord,
     GenerationCheck,
+    Input,
     Manifest,
     StepCheck,
     Verdict,
@@ -65,6 +67,24 @@ class EngineRun:
     """The comparison over consecutive calls; None for an engine without state."""
     reference: Reference | None = None
     """The one that it was judged by, if that is not the model's."""
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
+    return tuple(
+        Input(
+            name=spec.name,
+            kind=spec.kind,
+            dtype=dtype_name(spec.dtype),  # type: ignore[arg-type]  # checked when it is encoded
+            shape=tuple(dim.name or dim.size for dim in spec.dims),
+            minimum=spec.low,
+            maximum=spec.high,
+        )
+        for spec in specs
+    )
 
 
 def lowering_request(

@@ -13,6 +13,7 @@ from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import attempt
+from enginecast.compiler.engines import describe_inputs, dtype_name
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
@@ -25,7 +26,6 @@ from enginecast.runtime.bundle.manifest import (
     Call,
     EngineRecord,
     Guard,
-    Input,
     Manifest,
     Model,
     Output,
@@ -167,24 +167,6 @@ def _describe_padding(model: Prepared) -> Padding | None:
         side=proof.side or "none",
         outputs=tuple(name for name, reason in proof.outputs.items() if not reason),
         reasons={name: reason for name, reason in proof.outputs.items() if reason},
-    )
-
-
-def dtype_name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
-    return tuple(
-        Input(
-            name=spec.name,
-            kind=spec.kind,
-            dtype=dtype_name(spec.dtype),  # type: ignore[arg-type]  # checked when it is encoded
-            shape=tuple(dim.name or dim.size for dim in spec.dims),
-            minimum=spec.low,
-            maximum=spec.high,
-        )
-        for spec in specs
     )
 
 

@@ -9,12 +9,12 @@ from torch.export.graph_signature import InputKind
 
 from enginecast.capture.inputs.specs import DimSpec
 from enginecast.compiler.attempts import FIRST, Tried
+from enginecast.compiler.engines import dtype_name
 from enginecast.compiler.fusion_contract import expect_fusions
 from enginecast.compiler.inspection.dtypes import Dtypes, dtypes_of
 from enginecast.compiler.inspection.flow import flow_of
 from enginecast.compiler.inspection.network import NetworkCheck, check_network
 from enginecast.compiler.inspection.precision import Advice, advise
-from enginecast.compiler.manifest import dtype_name
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.exporters.registry import target_of
