@@ -237,7 +237,7 @@ def _peers(
     import torch
 
     from enginecast.capture.outputs.flatten import parse_wanted
-    from enginecast.compiler.recompare import open_again, options_of, same_model
+    from enginecast.compiler.verify.recompare import open_again, options_of, same_model
 
     manifest = engine.manifest
     options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)

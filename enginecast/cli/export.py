@@ -65,7 +65,7 @@ def export(
     show_log(verbose)
     loading()
     from enginecast.bench.export import export_timing
-    from enginecast.compiler import session
+    from enginecast.compiler.export import session
     from enginecast.compiler.steps import Steps
 
     if tensorrt and aotinductor:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from enginecast.capture.inputs.calls import Slot, leaves_of
 from enginecast.capture.inputs.specs import InputSpec, named_dims

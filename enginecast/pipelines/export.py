@@ -15,8 +15,8 @@ import torch
 from enginecast.capture.sources.component import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.recording import Calls, Recorded, record
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     EnginecastError,

@@ -32,8 +32,8 @@ from enginecast.cache.encoders.request import EncoderRequest, part_of
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cli.cache.fill import run_fill
 from enginecast.cli.cache.options import FillFlags
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 
 PROMPTS = ["A  photo of a Red fox, cinematic", *short_captions(4, seed=3), " tiny boat\t& fog "]
 """Upper case, white space at the ends and within: what pipelines clean away, or do not."""

@@ -14,8 +14,8 @@ from transformers import T5ForConditionalGeneration
 from enginecast.capture.sources.checkpoint import sha256_of_weights
 from enginecast.capture.sources.finite import Lost, lost_in, lost_of
 from enginecast.capture.sources.open_source import open_source
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 
 NAME = "encoder.block.1.layer.0.SelfAttention.k.weight"

@@ -21,8 +21,8 @@ from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
 from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.compiler.export.session import ExportSession
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import ExportSession
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError, MissingError
 from enginecast.exporters.files import copy_archive, quiet
@@ -345,7 +345,7 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
         raise RefusedError(refusal)
 
     monkeypatch.setattr(ExportSession, "_of_script", unstorable)
-    monkeypatch.setattr("enginecast.compiler.session.prepare", refuse)
+    monkeypatch.setattr("enginecast.compiler.export.session.prepare", refuse)
     request, source = ExportRequest("model"), take_module(nn.Linear(2, 2), {})
     session = ExportSession(request, request.resolve(), source, None, Steps())  # type: ignore[arg-type]
     with pytest.raises(CaptureError) as caught:

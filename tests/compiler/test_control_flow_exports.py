@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from enginecast.api import compile as export
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.compiler.export.session import export as run_export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export as run_export
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load

@@ -31,7 +31,7 @@ from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
-from enginecast.compiler import session
+from enginecast.compiler.export import session
 from enginecast.errors import BundleError, InputError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import open_bundle

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from enginecast.capture.tracing.captured import capture
 from enginecast.compiler import prepare
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, "verified"), (1.1, "rejected")])

@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.compiler.export.session import export
 from enginecast.compiler.fresh_inputs import FreshInputs
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.quantizable import tail_of

@@ -257,8 +257,8 @@ NAMES_TARGETS = {
 }
 NAMES_RUNG = {
     "enginecast/compiler/request.py",
-    "enginecast/compiler/recompare.py",
-    "enginecast/compiler/scripted.py",
+    "enginecast/compiler/verify/recompare.py",
+    "enginecast/compiler/export/scripted.py",
     "enginecast/compiler/attempts.py",
     "runtime/bundle/manifest.py",
 }

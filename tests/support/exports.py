@@ -25,9 +25,9 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler import prepare
+from enginecast.compiler.export.session import export
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.bundle.manifest_json import decode, encode

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.verification.choices import TieReference, choice_nodes, tie_reference
 from enginecast.verification.eager import as_arrays, make_reference
 from enginecast.verification.engine import where_it_ran

@@ -155,7 +155,7 @@ def _reference(
     """
     if model is not None:
         with needing("a comparison with MODEL"):
-            from enginecast.compiler.recompare import reference_of_model
+            from enginecast.compiler.verify.recompare import reference_of_model
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
         reference = _accepting(made.reference, engine)

@@ -32,6 +32,13 @@ from enginecast.compiler.engines import (
     run_engine,
     unsealed,
 )
+from enginecast.compiler.export.scripted import (
+    ScriptEngines,
+    SizesDecideError,
+    explore,
+    prepare_script,
+    reference_of_script,
+)
 from enginecast.compiler.fresh_inputs import FreshInputs, with_more_calibration
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
@@ -44,13 +51,6 @@ from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni
-from enginecast.compiler.scripted import (
-    ScriptEngines,
-    SizesDecideError,
-    explore,
-    prepare_script,
-    reference_of_script,
-)
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.task import Part, with_field
 from enginecast.compiler.tasks import task_of
