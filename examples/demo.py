@@ -28,7 +28,7 @@ from transformers import T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from enginecast.compiler.export.session import export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.presets import preset

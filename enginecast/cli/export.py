@@ -33,7 +33,7 @@ from enginecast.exporters.aotinductor.options import AOTInductorOptions
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 
 if TYPE_CHECKING:
-    from enginecast.compiler.publish import Export
+    from enginecast.compiler.publication.bundle import Export
     from enginecast.compiler.steps import Steps
 
 GIVE_INPUTS = (

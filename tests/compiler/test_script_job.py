@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.tracing import ladder
 from enginecast.compiler.export.session import export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import BundleError, CaptureError, InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest

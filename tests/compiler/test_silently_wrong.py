@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.compiler.export.session import export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load

@@ -11,7 +11,7 @@ from torch._higher_order_ops.map import map as torch_map
 
 import enginecast
 from enginecast.compiler.export.session import export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import CaptureError, LoweringError, VerificationError
 

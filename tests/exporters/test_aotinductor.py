@@ -22,7 +22,7 @@ from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.export import session
 from enginecast.compiler.export.session import ExportSession, export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import BundleError, CaptureError, LoweringError, MissingError, UsageError
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering

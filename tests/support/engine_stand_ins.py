@@ -18,9 +18,9 @@ from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_nam
 from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.open_model import input_specs, open_model
 from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.publication.manifest import describe_manifest
 from enginecast.compiler.request import ModelOptions
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.manifest_json import decode, encode

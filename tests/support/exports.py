@@ -26,7 +26,7 @@ from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler import prepare
 from enginecast.compiler.export.session import export
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord

@@ -32,10 +32,10 @@ from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.checks import Criteria
 from enginecast.compiler.engines import run_engine, unsealed
-from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.open_model import input_specs
 from enginecast.compiler.prepare import OpenedModel
-from enginecast.compiler.publish import Candidate
+from enginecast.compiler.publication.bundle import Candidate
+from enginecast.compiler.publication.manifest import describe_manifest
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import fit_values
 from enginecast.compiler.ranges.sizes import STYLES, fix_refused, telling_cases

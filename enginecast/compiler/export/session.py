@@ -41,11 +41,11 @@ from enginecast.compiler.export.scripted import (
 )
 from enginecast.compiler.fresh_inputs import FreshInputs, with_more_calibration
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
-from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare import Prepared, prepare
-from enginecast.compiler.publish import Candidate, Export, Measure, publish
+from enginecast.compiler.publication.bundle import Candidate, Export, Measure, publish
+from enginecast.compiler.publication.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
