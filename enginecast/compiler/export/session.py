@@ -52,8 +52,8 @@ from enginecast.compiler.reference import captured_wrongly, reference_of, with_k
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.task import Part, with_field
-from enginecast.compiler.tasks import task_of
+from enginecast.compiler.tasks.base import Part, with_field
+from enginecast.compiler.tasks.registry import task_of
 from enginecast.compiler.ties import Ties
 from enginecast.errors import (
     CaptureError,

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from enginecast.capture.sources.decoder import TEXT_GENERATION
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import STATE
-from enginecast.compiler.generation import GenerationTask
-from enginecast.compiler.stateful import StateTask
-from enginecast.compiler.task import Task
+from enginecast.compiler.tasks.base import Task
+from enginecast.compiler.tasks.generation import GenerationTask
+from enginecast.compiler.tasks.stateful import StateTask
 
 TASKS: Mapping[str, Task] = {
     "": Task(),

@@ -17,7 +17,7 @@ from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.task import NOT_COMPARED, Part, Task, with_field
+from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, first_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.manifest import (

@@ -30,7 +30,7 @@ from enginecast.compiler.checks import Check, Examined, Running
 from enginecast.compiler.engines import open_part
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.task import NOT_COMPARED, Part, Task, with_field
+from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, VerificationError, first_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.manifest import (
