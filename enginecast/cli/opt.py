@@ -32,8 +32,8 @@ from enginecast.errors import UsageError
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from enginecast.compiler.engines.rewrite import Rewritten
     from enginecast.compiler.prepare import Prepared
-    from enginecast.compiler.rewrite import Rewritten
     from enginecast.passes.ir.base import Pass
 
 REDUCED = "reduced"

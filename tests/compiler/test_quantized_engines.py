@@ -37,8 +37,8 @@ from transformers import (
     ViTModel,
 )
 
-from enginecast.compiler.engines import unsealed
-from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.engines.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.engines.lower_and_run import unsealed
 from enginecast.errors import BundleError
 from enginecast.exporters.onnx.lower import GRAPH_FILE
 from enginecast.exporters.target import Artifact

@@ -13,7 +13,7 @@ from mutations import change_epsilon, edit_graph, perturb_weight
 from torch import nn
 
 from enginecast.api import compile as export
-from enginecast.compiler import engines
+from enginecast.compiler.engines import lower_and_run as engines
 from enginecast.compiler.export import session
 from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import Bundle

@@ -30,8 +30,8 @@ from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
-from enginecast.compiler.checks import Criteria
-from enginecast.compiler.engines import run_engine, unsealed
+from enginecast.compiler.engines.checks import Criteria
+from enginecast.compiler.engines.lower_and_run import run_engine, unsealed
 from enginecast.compiler.open_model import input_specs
 from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.publication.bundle import Candidate

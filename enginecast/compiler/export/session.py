@@ -23,15 +23,25 @@ from enginecast.compiler.attempts import (
     first_taken,
 )
 from enginecast.compiler.cases import cover_branches
-from enginecast.compiler.checks import Check, Criteria, OtherKernels, PlacesOfLoss, Translated
-from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
-from enginecast.compiler.engines import (
+from enginecast.compiler.engines.checks import (
+    Check,
+    Criteria,
+    OtherKernels,
+    PlacesOfLoss,
+    Translated,
+)
+from enginecast.compiler.engines.culprits import find_culprits, is_wrong, without_culprits
+from enginecast.compiler.engines.fresh_inputs import FreshInputs, with_more_calibration
+from enginecast.compiler.engines.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.engines.lower_and_run import (
     EngineRun,
     criteria_of,
     lowering_request,
     run_engine,
     unsealed,
 )
+from enginecast.compiler.engines.rewrite import Rewritten, rewrite, without_vnni
+from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
     ScriptEngines,
     SizesDecideError,
@@ -39,8 +49,6 @@ from enginecast.compiler.export.scripted import (
     prepare_script,
     reference_of_script,
 )
-from enginecast.compiler.fresh_inputs import FreshInputs, with_more_calibration
-from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare import Prepared, prepare
@@ -50,11 +58,9 @@ from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
-from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field
 from enginecast.compiler.tasks.registry import task_of
-from enginecast.compiler.ties import Ties
 from enginecast.errors import (
     CaptureError,
     EnginecastError,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from torch.export import ExportedProgram
 
-from enginecast.compiler.engines import lowering_request
+from enginecast.compiler.engines.lower_and_run import lowering_request
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import LoweringError, MissingError

@@ -9,8 +9,8 @@ from torch.export.graph_signature import InputKind
 
 from enginecast.capture.inputs.specs import DimSpec
 from enginecast.compiler.attempts import FIRST, Tried
-from enginecast.compiler.engines import dtype_name
-from enginecast.compiler.fusion_contract import expect_fusions
+from enginecast.compiler.engines.fusion_contract import expect_fusions
+from enginecast.compiler.engines.lower_and_run import dtype_name
 from enginecast.compiler.inspection.dtypes import Dtypes, dtypes_of
 from enginecast.compiler.inspection.flow import flow_of
 from enginecast.compiler.inspection.network import NetworkCheck, check_network

@@ -12,10 +12,10 @@ from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import attempt
-from enginecast.compiler.engines import describe_inputs, dtype_name
+from enginecast.compiler.engines.lower_and_run import describe_inputs, dtype_name
+from enginecast.compiler.engines.rewrite import Rewritten
 from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.compiler.rewrite import Rewritten
 from enginecast.exporters.target import Artifact
 from enginecast.passes.analyses.padding.proof import prove_padding
 from enginecast.passes.ir.edit import dtype_of

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.checks import Check
+from enginecast.compiler.engines.checks import Check
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.manifest import GenerationCheck, Manifest, StepCheck

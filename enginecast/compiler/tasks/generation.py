@@ -26,8 +26,8 @@ from enginecast.capture.sources.decoder import (
 from enginecast.capture.sources.encoder_decoder import ENCODER_MASK
 from enginecast.capture.sources.source import Source
 from enginecast.compiler.cases import SEED
-from enginecast.compiler.checks import Check, Examined, Running
-from enginecast.compiler.engines import open_part
+from enginecast.compiler.engines.checks import Check, Examined, Running
+from enginecast.compiler.engines.lower_and_run import open_part
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field

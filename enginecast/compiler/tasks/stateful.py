@@ -14,7 +14,7 @@ from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
-from enginecast.compiler.checks import Check, Examined, Running
+from enginecast.compiler.engines.checks import Check, Examined, Running
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field

@@ -34,7 +34,7 @@ from enginecast.verification.stepping import step_failures
 from enginecast.verification.verdict import verdict_line
 
 if TYPE_CHECKING:
-    from enginecast.compiler.checks import Check
+    from enginecast.compiler.engines.checks import Check
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
@@ -181,7 +181,7 @@ def _judged(
     verdict = verify_engine(engine, reference, problems=problems)
     if not checks:  # no model was given, and torch need not be there
         return verdict, reference
-    from enginecast.compiler.checks import Criteria, Judged, Running
+    from enginecast.compiler.engines.checks import Criteria, Judged, Running
 
     judged = Judged(verdict)
     for check in checks:

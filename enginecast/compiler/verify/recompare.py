@@ -12,9 +12,9 @@ from torch import Tensor
 from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.component import ComponentOptions
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.checks import Check, OtherKernels
+from enginecast.compiler.engines.checks import Check, OtherKernels
+from enginecast.compiler.engines.fresh_inputs import with_more_calibration
 from enginecast.compiler.export.scripted import prepare_script, reference_of_script
-from enginecast.compiler.fresh_inputs import with_more_calibration
 from enginecast.compiler.open_model import open_model
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels

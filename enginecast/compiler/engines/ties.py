@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.compiler.checks import Check, Judged, Running
-from enginecast.compiler.engines import lowering_request, unsealed
+from enginecast.compiler.engines.checks import Check, Judged, Running
+from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
+from enginecast.compiler.engines.rewrite import LoweredProgram
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.compiler.rewrite import LoweredProgram
 from enginecast.errors import EnginecastError
 from enginecast.exporters.registry import target_of
 from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
