@@ -21,7 +21,7 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
 from enginecast.capture.inputs.text_config import decoder_of, parts_of, text_of
 from enginecast.capture.sources.huggingface import find_model_class, read_config
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.open_model import input_specs, open_model
+from enginecast.compiler.prepare.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import UsageError
 

@@ -197,7 +197,7 @@ import sys
 sys.path.append({root!r})
 from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import ModelOptions, prepare
+from enginecast.compiler.prepare.program import ModelOptions, prepare
 from enginecast.compiler.steps import Steps
 import torch
 assert {env!r} in torch.__file__

@@ -15,7 +15,7 @@ from torch import nn
 import enginecast
 from enginecast.capture.sources.finite import require_finite_module
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import prepare
+from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import BundleError, UsageError, VerificationError

@@ -43,7 +43,7 @@ from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface import open_folder
 from enginecast.capture.tracing.sizes import shapes
 from enginecast.capture.tracing.sizes.shapes import OtherSizes
-from enginecast.compiler.cases import with_other_sizes
+from enginecast.compiler.prepare.cases import with_other_sizes
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import (
     EnginecastWarning,

@@ -9,8 +9,8 @@ from exports import Exports
 
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.engines.rewrite import Rewritten, rewrite
-from enginecast.compiler.prepare import Prepared, prepare
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.edit import aten

@@ -8,7 +8,7 @@ from program_edits import scale_after
 from torch.fx import Node
 
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler import prepare
+from enginecast.compiler.prepare import program as prepare
 from enginecast.compiler.verify.bundle import verify_bundle
 
 

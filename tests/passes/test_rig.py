@@ -17,7 +17,7 @@ from transformers import T5EncoderModel
 
 from enginecast.capture.sources.factory import kept_in_fp32
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import prepare
+from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.deferred_weights import deferred_weights

@@ -18,8 +18,8 @@ from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_nam
 from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.open_model import input_specs, open_model
-from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.prepare.open_model import input_specs, open_model
+from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.manifest import describe_manifest
 from enginecast.compiler.request import ModelOptions
 from enginecast.runtime.bundle.manifest import Manifest

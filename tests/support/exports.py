@@ -24,8 +24,8 @@ from enginecast.capture.sources.huggingface import HuggingFaceSource
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
-from enginecast.compiler import prepare
 from enginecast.compiler.export.session import export
+from enginecast.compiler.prepare import program as prepare
 from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.passes.ir.edit import structural_copy

@@ -77,8 +77,8 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
     from enginecast.compiler.inspection.flow import flow_of, flow_of_refused
     from enginecast.compiler.inspection.plan import inspect_model
     from enginecast.compiler.inspection.script import inspect_script
-    from enginecast.compiler.open_model import given_plan, input_specs, open_model
-    from enginecast.compiler.prepare import prepare
+    from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
+    from enginecast.compiler.prepare.program import prepare
     from enginecast.compiler.publication.bundle import write_model_plan
     from enginecast.compiler.steps import Steps
     from enginecast.exporters.registry import target_of

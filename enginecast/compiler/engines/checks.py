@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.reference import place_of_loss
+from enginecast.compiler.prepare.program import Prepared
+from enginecast.compiler.prepare.reference import place_of_loss
 from enginecast.compiler.request import EngineConfig
 from enginecast.runtime.bundle.manifest import GenerationCheck, StepCheck, Verdict
 from enginecast.runtime.engine import Engine

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from enginecast.compiler.engines.lower_and_run import criteria_of
 from enginecast.compiler.engines.rewrite import Rewritten, rewrite
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, SiteKey

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from enginecast.capture.inputs.examples import Case, sample
 from enginecast.capture.inputs.specs import sizes_of
-from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines.checks import Check, Examined, Running
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.cases import SEED
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.ranges.eager import FAILS
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.errors import VerificationError

@@ -12,7 +12,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.tracing.sizes.shapes import named_sizes
 from enginecast.compiler.engines.checks import Check, Criteria, Judged, Running, Twin
 from enginecast.compiler.engines.rewrite import Rewritten
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import (
     BundleError,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import Prepared
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import EngineConfig, computed_dtype
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.registry import DEFAULT, target_of

@@ -12,7 +12,7 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.engines.checks import Check, Judged, Running
 from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
 from enginecast.compiler.engines.rewrite import LoweredProgram
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import EnginecastError
 from enginecast.exporters.registry import target_of

@@ -29,18 +29,18 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.attempt import Rung
-from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines.checks import Criteria
 from enginecast.compiler.engines.lower_and_run import run_engine, unsealed
-from enginecast.compiler.open_model import input_specs
-from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.prepare.cases import SEED, choose_cases, cover_branches
+from enginecast.compiler.prepare.open_model import input_specs
+from enginecast.compiler.prepare.program import OpenedModel
+from enginecast.compiler.prepare.reference import in_turn
 from enginecast.compiler.publication.bundle import Candidate
 from enginecast.compiler.publication.manifest import describe_manifest
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import fit_values
 from enginecast.compiler.ranges.sizes import STYLES, fix_refused, telling_cases
 from enginecast.compiler.ranges.values import of_module
-from enginecast.compiler.reference import in_turn
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError

@@ -22,7 +22,6 @@ from enginecast.compiler.attempts import (
     attempts_for,
     first_taken,
 )
-from enginecast.compiler.cases import cover_branches
 from enginecast.compiler.engines.checks import (
     Check,
     Criteria,
@@ -50,13 +49,14 @@ from enginecast.compiler.export.scripted import (
     reference_of_script,
 )
 from enginecast.compiler.memory import fewer_collections, keeping_freed
-from enginecast.compiler.open_model import given_plan, input_specs, open_model
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare.cases import cover_branches
+from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.publication.bundle import Candidate, Export, Measure, publish
 from enginecast.compiler.publication.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
-from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field

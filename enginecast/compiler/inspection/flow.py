@@ -14,8 +14,8 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.cases import SEED
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.cases import SEED
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.errors import CaptureError, EnginecastError
 
 logger = logging.getLogger(__name__)

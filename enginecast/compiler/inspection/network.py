@@ -10,7 +10,7 @@ import msgspec
 from torch.export import ExportedProgram
 
 from enginecast.compiler.engines.lower_and_run import lowering_request
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.onnx.lower import op_counts

@@ -15,7 +15,7 @@ from enginecast.compiler.inspection.dtypes import Dtypes, dtypes_of
 from enginecast.compiler.inspection.flow import flow_of
 from enginecast.compiler.inspection.network import NetworkCheck, check_network
 from enginecast.compiler.inspection.precision import Advice, advise
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor

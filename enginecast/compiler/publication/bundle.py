@@ -12,10 +12,10 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.attempts import Tried
-from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
 from enginecast.compiler.engines.rewrite import Rewritten
-from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.prepare.cases import SEED
+from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest

@@ -14,7 +14,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import attempt
 from enginecast.compiler.engines.lower_and_run import describe_inputs, dtype_name
 from enginecast.compiler.engines.rewrite import Rewritten
-from enginecast.compiler.prepare import OpenedModel, Prepared
+from enginecast.compiler.prepare.program import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.exporters.target import Artifact
 from enginecast.passes.analyses.padding.proof import prove_padding

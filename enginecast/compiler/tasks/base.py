@@ -9,7 +9,7 @@ import msgspec
 
 from enginecast.capture.sources.source import Source
 from enginecast.compiler.engines.checks import Check
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.manifest import GenerationCheck, Manifest, StepCheck
 from enginecast.runtime.bundle.reader import Bundle

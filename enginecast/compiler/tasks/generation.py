@@ -25,10 +25,10 @@ from enginecast.capture.sources.decoder import (
 )
 from enginecast.capture.sources.encoder_decoder import ENCODER_MASK
 from enginecast.capture.sources.source import Source
-from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines.checks import Check, Examined, Running
 from enginecast.compiler.engines.lower_and_run import open_part
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.cases import SEED
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, VerificationError, first_line

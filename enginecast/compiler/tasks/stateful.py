@@ -15,7 +15,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.compiler.engines.checks import Check, Examined, Running
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import NOT_COMPARED, Part, Task, with_field
 from enginecast.errors import EnginecastError, first_line

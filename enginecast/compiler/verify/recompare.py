@@ -15,9 +15,9 @@ from enginecast.capture.sources.source import Source
 from enginecast.compiler.engines.checks import Check, OtherKernels
 from enginecast.compiler.engines.fresh_inputs import with_more_calibration
 from enginecast.compiler.export.scripted import prepare_script, reference_of_script
-from enginecast.compiler.open_model import open_model
-from enginecast.compiler.prepare import Prepared, prepare
-from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
+from enginecast.compiler.prepare.open_model import open_model
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError

@@ -22,7 +22,7 @@ from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
-from enginecast.compiler.cases import SEED, check_values
+from enginecast.compiler.prepare.cases import SEED, check_values
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.errors import UsageError

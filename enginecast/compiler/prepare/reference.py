@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
-from enginecast.compiler.dropped_tensors import dropped_failures
-from enginecast.compiler.prepare import OpenedModel, Prepared
+from enginecast.compiler.prepare.dropped_tensors import dropped_failures
+from enginecast.compiler.prepare.program import OpenedModel, Prepared
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.errors import CaptureError, EnginecastError, VerificationError
 from enginecast.passes.ir.blocks import all_nodes

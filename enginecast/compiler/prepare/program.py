@@ -23,7 +23,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
 from enginecast.compiler.attempts import FIRST, Attempt
-from enginecast.compiler.cases import (
+from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
     Covered,
@@ -37,7 +37,7 @@ from enginecast.compiler.cases import (
     with_other_sizes,
     with_telling_values,
 )
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.eager import Eager, parameters_of
 from enginecast.compiler.ranges.fit_values import fit_values, note_uses
 from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
