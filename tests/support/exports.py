@@ -25,7 +25,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler.export.session import export
-from enginecast.compiler.prepare import program as prepare
+from enginecast.compiler.prepare import program
 from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.passes.ir.edit import structural_copy
@@ -157,7 +157,7 @@ class Exports:
         self._shared = shared or root
         self._made: dict[tuple[str, str], Made] = {}
         self._captured: dict[str, Captured] = {}
-        pytest.MonkeyPatch().setattr(prepare, "capture", self._capture_once)
+        pytest.MonkeyPatch().setattr(program, "capture", self._capture_once)
 
     def model(self, name: str) -> str:
         """The MODEL argument; a factory wants `root` as the current folder."""
