@@ -1,7 +1,7 @@
 """An export from beginning to end: open, capture, reference, passes, lower, run, judge, publish.
 
 `ExportSession` is the order of events; each step is a call of the module that does it. What is
-tried again, and after what, stands in `attempts`.
+tried again, and after what, stands in `ways`.
 """
 
 import shutil
@@ -15,13 +15,6 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
 from enginecast.compiler import budget
-from enginecast.compiler.attempts import (
-    Attempt,
-    Before,
-    LeadsOnError,
-    attempts_for,
-    first_taken,
-)
 from enginecast.compiler.engines.checks import (
     Check,
     Criteria,
@@ -61,6 +54,13 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field
 from enginecast.compiler.tasks.registry import task_of
+from enginecast.compiler.ways import (
+    Before,
+    LeadsOnError,
+    Way,
+    first_taken,
+    ways_for,
+)
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -140,7 +140,7 @@ class ExportSession:
     """Bundles of the model's other parts, which are in the folder of this one."""
 
     def candidate(self) -> Candidate:
-        """The engines of the first attempt that makes any, judged."""
+        """The engines of the first way that makes any, judged."""
         takes = target_of(self.config.target).takes
         is_script = self.source.given_script() is not None
         if is_script and "script" not in takes:
@@ -149,14 +149,14 @@ class ExportSession:
                 " programs of torch.export",
                 hint="Use --target torchscript, or --target onnxruntime in fp32.",
             )
-        attempts = attempts_for(self.request.options, takes=takes, is_script=is_script)
-        found = first_taken(attempts, self._made)
+        ways = ways_for(self.request.options, takes=takes, is_script=is_script)
+        found = first_taken(ways, self._made)
         return replace(found.made, tried=found.tried)
 
-    def _made(self, attempt: Attempt, before: Before) -> Candidate | None:
-        """The engines of one attempt; None where sizes of the example are those of the first."""
+    def _made(self, way: Way, before: Before) -> Candidate | None:
+        """The engines of one way; None where sizes of the example are those of the first."""
         options, notes = self.request.options, tuple[str, ...]()
-        if attempt.sizes == "example":
+        if way.sizes == "example":
             guesses = self._sizes_of_example()
             if not guesses:
                 return None
@@ -167,29 +167,29 @@ class ExportSession:
             )
             if before.last.sizes != "example":
                 self.steps.say(notes[0])
-        if attempt.makes == "script":
-            return self._of_module(attempt, before, options)
-        if not attempt.widens:
+        if way.makes == "script":
+            return self._of_module(way, before, options)
+        if not way.widens:
             self.steps.say(
                 f"rewritten for more sizes, the model does not become an engine: {before.why}"
             )
-        if attempt.is_hidden:
+        if way.is_hidden:
             self.steps.say(
                 "the trace differs from eager; tracing again, hidden from the model's code"
             )
         try:
             plan = given_plan(self.config, self.source)
-            model = prepare(self.source, options, self.steps, plan, notes, attempt)
+            model = prepare(self.source, options, self.steps, plan, notes, way)
             if difference := model.captured.unlike_eager:
                 going_on = partial(self._of_program, model)
                 raise LeadsOnError("told sizes", difference, by_itself=going_on)
             made = self._of_program(model)
         except (EnginecastError, LeadsOnError) as error:
-            if not attempt.is_hidden:
+            if not way.is_hidden:
                 raise
             self.steps.log(f"tracing hidden from the model's code failed: {error}")
             raise LeadsOnError("not the model", str(error)) from error
-        if attempt.is_hidden and not made.artifacts:
+        if way.is_hidden and not made.artifacts:
             raise LeadsOnError("not the model", made.verdict.reasons[0])
         return made
 
@@ -395,7 +395,7 @@ class ExportSession:
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"
 
-    def _of_module(self, attempt: Attempt, before: Before, options: ModelOptions) -> Candidate:
+    def _of_module(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
         """An engine of the module itself: scripted where it branches, traced elsewhere.
 
         Raises:
@@ -406,10 +406,10 @@ class ExportSession:
             for rung in refused.rungs:
                 self.steps.say(f"capture: {rung}")
             self.steps.say("torch.export does not capture this model: falling back to TorchScript")
-        if attempt.sizes == "fixed":
+        if way.sizes == "fixed":
             self.steps.log("again, with fixed sizes")
         try:
-            engine = self._of_script(attempt, before, options)
+            engine = self._of_script(way, before, options)
         except (CaptureError, LoweringError, VerificationError) as error:
             said: EnginecastError = error
             if refused is not None:
@@ -427,7 +427,7 @@ class ExportSession:
         manifest = with_field(engine.manifest, capture=describe_rungs(rungs))
         return replace(engine, rungs=rungs, manifest=manifest)
 
-    def _of_script(self, attempt: Attempt, before: Before, options: ModelOptions) -> Candidate:
+    def _of_script(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
         if self.config.quantized:
             raise LoweringError(
                 f"{self.config.quantized} needs a program of torch.export, and this engine would be"
@@ -442,7 +442,7 @@ class ExportSession:
         must: tuple[SourceLocation, ...] = ()
         if refusal is not None and refusal.file:  # the place that must be scripted
             must = (SourceLocation(refusal.file, refusal.line).resolved,)
-        fixed = before.why if attempt.sizes == "fixed" else ""
+        fixed = before.why if way.sizes == "fixed" else ""
         model = prepare_script(self.source, options, self.steps, fixed=fixed)
         with self.steps("paths"):
             model, explored = explore(model, must)

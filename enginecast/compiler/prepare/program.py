@@ -22,7 +22,6 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
-from enginecast.compiler.attempts import FIRST, Attempt
 from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
@@ -44,6 +43,7 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.ways import FIRST, Way
 from enginecast.errors import CaptureError
 from enginecast.library_names import aten
 from enginecast.passes.captured.keep_outputs import drop_dead, keep_outputs, unread_inputs
@@ -189,14 +189,14 @@ def prepare(
     steps: Steps,
     quantization: QuantizationPlan | None = None,
     notes: tuple[str, ...] = (),
-    attempt: Attempt = FIRST,
+    way: Way = FIRST,
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
 
     Args:
         quantization: a plan for the passes to carry out.
         notes: what a user should know besides.
-        attempt: how it is captured.
+        way: how it is captured.
 
     Raises:
         CaptureError: torch.export refused the model.
@@ -217,8 +217,8 @@ def prepare(
                 example = sample(specs, example_sizes(specs), SEED)
                 captured = capture(
                     *(source, specs, example, wanted, options.fallback, given),
-                    widens=attempt.widens,
-                    is_hidden=attempt.is_hidden,
+                    widens=way.widens,
+                    is_hidden=way.is_hidden,
                 )
             program = captured.program
             if wanted or has_structure(program):

@@ -11,7 +11,6 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.attempt import Rung
-from enginecast.compiler.attempts import Tried
 from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
 from enginecast.compiler.engines.rewrite import Rewritten
 from enginecast.compiler.prepare.cases import SEED
@@ -20,6 +19,7 @@ from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.ways import Tried
 from enginecast.doctor.checks import Report as Machine
 from enginecast.doctor.checks import examine
 from enginecast.exporters.target import Artifact

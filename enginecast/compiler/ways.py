@@ -1,4 +1,5 @@
-"""What an export tries, in order: one list of attempts, each with what it goes on after."""
+"""What an export tries, in order: one list of ways to make the engines, each with
+what it goes on after."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from enginecast.errors import (
 )
 
 Cause = Literal["refused", "sizes", "more sizes", "asks for script", "told sizes", "not the model"]
-"""Why an attempt ends, so that another may help: torch.export refused the model's control flow;
+"""Why a way ends, so that another may help: torch.export refused the model's control flow;
 sizes that vary may be the reason of a failure; code was rewritten only for more sizes; code asks
 whether it is TorchScript; code tells sizes that vary from numbers; the program is not the model."""
 OTHER_SIZES: frozenset[Cause] = frozenset({"sizes", "told sizes", "asks for script"})
@@ -28,7 +29,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Way:
     """One way to make the engines of a model."""
 
     makes: Literal["program", "script"] = "program"
@@ -40,10 +41,10 @@ class Attempt:
     is_hidden: bool = False
     """Whether the model's code sees that nothing traces it."""
     after: frozenset[Cause] = frozenset()
-    """It is made where the one before ended for one of these causes."""
+    """It is tried where the one before ended for one of these causes."""
 
-    def follows(self, last: "Attempt", causes: Collection[Cause]) -> bool:
-        """Whether it is made after another one that ended for these causes."""
+    def follows(self, last: "Way", causes: Collection[Cause]) -> bool:
+        """Whether it is tried after another one that ended for these causes."""
         fits = self.sizes == last.sizes or not self.after.isdisjoint(OTHER_SIZES)
         return fits and not self.after.isdisjoint(causes)
 
@@ -55,43 +56,41 @@ class Attempt:
         return f"{what}{sizes.get(self.sizes, '')}{hidden}{narrow}"
 
 
-FIRST = Attempt()
-ATTEMPTS = (
+FIRST = Way()
+WAYS = (
     FIRST,
-    Attempt(is_hidden=True, after=frozenset({"not the model"})),
-    Attempt(widens=False, after=frozenset({"more sizes"})),
-    Attempt("script", after=frozenset({"refused"})),
-    Attempt("script", "fixed", after=frozenset({"asks for script"})),
-    Attempt(sizes="example", after=frozenset({"sizes", "told sizes"})),
-    Attempt(sizes="example", is_hidden=True, after=frozenset({"not the model"})),
-    Attempt(sizes="example", widens=False, after=frozenset({"more sizes"})),
-    Attempt("script", "example", after=frozenset({"refused"})),
+    Way(is_hidden=True, after=frozenset({"not the model"})),
+    Way(widens=False, after=frozenset({"more sizes"})),
+    Way("script", after=frozenset({"refused"})),
+    Way("script", "fixed", after=frozenset({"asks for script"})),
+    Way(sizes="example", after=frozenset({"sizes", "told sizes"})),
+    Way(sizes="example", is_hidden=True, after=frozenset({"not the model"})),
+    Way(sizes="example", widens=False, after=frozenset({"more sizes"})),
+    Way("script", "example", after=frozenset({"refused"})),
 )
 OF_SCRIPT = (
-    Attempt("script"),
-    Attempt("script", "fixed", after=frozenset({"asks for script"})),
-    Attempt("script", "example", after=frozenset({"sizes"})),
+    Way("script"),
+    Way("script", "fixed", after=frozenset({"asks for script"})),
+    Way("script", "example", after=frozenset({"sizes"})),
 )
 """For a model, or a target, that knows no programs."""
 
 
-def attempts_for(
-    options: ModelOptions, *, takes: Collection[str], is_script: bool
-) -> tuple[Attempt, ...]:
-    """The attempts for a model.
+def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) -> tuple[Way, ...]:
+    """The ways to try for a model, in order.
 
     Args:
         takes: what the target makes engines of: "program", "script".
         is_script: whether the model is TorchScript.
     """
-    every = OF_SCRIPT if is_script or "program" not in takes else ATTEMPTS
+    every = OF_SCRIPT if is_script or "program" not in takes else WAYS
     return tuple(
-        attempt
-        for attempt in every
-        if (every is OF_SCRIPT or attempt.makes in takes)
-        and (every is OF_SCRIPT or attempt.makes == "program" or may_be_script(options))
-        and not (attempt.is_hidden and options.fallback == "none")
-        and not (attempt.sizes == "fixed" and options.dynamic)
+        way
+        for way in every
+        if (every is OF_SCRIPT or way.makes in takes)
+        and (every is OF_SCRIPT or way.makes == "program" or may_be_script(options))
+        and not (way.is_hidden and options.fallback == "none")
+        and not (way.sizes == "fixed" and options.dynamic)
     )
 
 
@@ -102,7 +101,7 @@ def may_be_script(options: ModelOptions) -> bool:
 
 
 class LeadsOnError(Exception):
-    """An attempt that another one may do better than, and why."""
+    """A way that another one may do better than, and why."""
 
     def __init__(
         self,
@@ -134,21 +133,21 @@ def causes_of(error: EnginecastError | None) -> frozenset[Cause]:
 
 @dataclass(frozen=True)
 class Tried:
-    """An attempt that was made, and what came of it."""
+    """A way that was tried, and what came of it."""
 
-    attempt: Attempt
+    way: Way
     outcome: Literal["taken", "failed"]
     reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.attempt}: {self.outcome}" + (f": {self.reason}" if self.reason else "")
+        return f"{self.way}: {self.outcome}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)
 class Before:
-    """What a next attempt knows of those before it."""
+    """What a next way knows of those before it."""
 
-    last: Attempt = FIRST
+    last: Way = FIRST
     why: str = ""
     """Why the last one ended."""
     in_all_sizes: str = ""
@@ -159,25 +158,25 @@ class Before:
 
 @dataclass(frozen=True)
 class Taken(Generic[Made]):
-    """What the attempts came to."""
+    """What came of the ways that were tried."""
 
     made: Made
     tried: tuple[Tried, ...]
 
 
 def first_taken(
-    attempts: Sequence[Attempt],
-    make: Callable[[Attempt, Before], Made | None],
+    ways: Sequence[Way],
+    make: Callable[[Way, Before], Made | None],
     earlier: tuple[Tried, ...] = (),
 ) -> Taken[Made]:
-    """Make the first attempt, and after each that fails the next that follows it.
+    """Try the first way, and after each that fails the next that follows it.
 
     Args:
-        make: makes one; None: there is nothing to it for this model.
+        make: makes engines in one; None: there is nothing to it for this model.
         earlier: what was tried already.
 
     Raises:
-        EnginecastError: none can be made. The failure in all sizes is the one that counts, but for
+        EnginecastError: none leads anywhere. The failure in all sizes is the one that counts, but for
             sizes that the program does not have.
     """
     tried: list[Tried] = []
@@ -185,11 +184,11 @@ def first_taken(
     last: EnginecastError | None = None
     whole: EnginecastError | None = None
     left: tuple[int, Callable[[], Any]] | None = None
-    for place, attempt in enumerate(attempts):
-        if tried and not attempt.follows(tried[-1].attempt, causes):
+    for place, way in enumerate(ways):
+        if tried and not way.follows(tried[-1].way, causes):
             continue
         try:
-            made = make(attempt, before)
+            made = make(way, before)
         except LeadsOnError as found:
             why, last, causes = str(found), found.error, causes_of(found.error) | {found.cause}
             if left is None and found.by_itself is not None:
@@ -199,22 +198,22 @@ def first_taken(
         else:
             if made is None:
                 continue
-            return Taken(made, (*earlier, *tried, Tried(attempt, "taken")))
+            return Taken(made, (*earlier, *tried, Tried(way, "taken")))
         short = why if last is None else first_line(last)
-        tried.append(Tried(attempt, "failed", short))
+        tried.append(Tried(way, "failed", short))
         refused = last if isinstance(last, RefusedError) else before.refused
-        if attempt.sizes == "example":
-            before = replace(before, last=attempt, why=why, refused=refused)
+        if way.sizes == "example":
+            before = replace(before, last=way, why=why, refused=refused)
         else:
-            before, whole = Before(attempt, why, short, refused), last
-    if left is not None:  # the list goes on from what the attempt comes to by itself
+            before, whole = Before(way, why, short, refused), last
+    if left is not None:  # the list goes on from what the way comes to by itself
         place, by_itself = left
-        doubtful = attempts[place]
+        doubtful = ways[place]
 
-        def again(attempt: Attempt, before: Before) -> Made | None:
-            return by_itself() if attempt is doubtful else make(attempt, before)
+        def again(way: Way, before: Before) -> Made | None:
+            return by_itself() if way is doubtful else make(way, before)
 
-        return first_taken(attempts[place:], again, (*earlier, *tried))
+        return first_taken(ways[place:], again, (*earlier, *tried))
     counts = last if whole is None or isinstance(whole, FrozenDimensionError) else whole
     assert counts is not None  # what leads on without an error has something left
     raise counts

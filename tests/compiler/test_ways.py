@@ -1,4 +1,4 @@
-"""What an export tries after what: the list of attempts, and the loop that goes through it."""
+"""What an export tries after what: the list of ways, and the loop that goes through it."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,15 @@ import pytest
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
-from enginecast.compiler.attempts import (
-    Attempt,
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.ways import (
     Before,
     Cause,
     LeadsOnError,
-    attempts_for,
+    Way,
     first_taken,
+    ways_for,
 )
-from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError, LoweringError
 
 Outcome = Callable[[], str | None]
@@ -43,13 +43,13 @@ def leading(cause: Cause, by_itself: Outcome | None = None, error: str = "") -> 
 
 
 def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> tuple[str, str]:
-    """What comes of attempts with these outcomes, by name; others have nothing to make."""
-    attempts = attempts_for(options or ModelOptions(), takes=BOTH, is_script=False)
+    """What comes of ways with these outcomes, by name; others have nothing to make."""
+    ways = ways_for(options or ModelOptions(), takes=BOTH, is_script=False)
 
-    def make(attempt: Attempt, before: Before) -> str | None:
-        return outcomes.get(str(attempt), lambda: None)()
+    def make(way: Way, before: Before) -> str | None:
+        return outcomes.get(str(way), lambda: None)()
 
-    found = first_taken(attempts, make)
+    found = first_taken(ways, make)
     return found.made, "; ".join(str(each) for each in found.tried)
 
 
@@ -132,15 +132,15 @@ def test_the_failure_in_all_sizes_counts_but_for_sizes_that_there_are_not(
     ],
 )
 def test_what_a_user_does_not_allow_is_not_tried(options: ModelOptions, lacking: str) -> None:
-    every = attempts_for(options, takes=BOTH, is_script=False)
+    every = ways_for(options, takes=BOTH, is_script=False)
     assert every
-    assert not [attempt for attempt in every if lacking in str(attempt)]
-    assert [attempt for attempt in attempts_for(ModelOptions(), takes=BOTH, is_script=False)
-            if lacking in str(attempt)]  # fmt: skip
+    assert not [way for way in every if lacking in str(way)]
+    assert [way for way in ways_for(ModelOptions(), takes=BOTH, is_script=False)
+            if lacking in str(way)]  # fmt: skip
 
 
 def test_a_target_of_programs_alone_knows_no_scripts() -> None:
-    every = attempts_for(ModelOptions(), takes=("program",), is_script=False)
-    assert {attempt.makes for attempt in every} == {"program"}
-    every = attempts_for(ModelOptions(), takes=BOTH, is_script=True)
-    assert {attempt.makes for attempt in every} == {"script"}
+    every = ways_for(ModelOptions(), takes=("program",), is_script=False)
+    assert {way.makes for way in every} == {"program"}
+    every = ways_for(ModelOptions(), takes=BOTH, is_script=True)
+    assert {way.makes for way in every} == {"script"}
