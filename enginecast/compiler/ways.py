@@ -176,8 +176,8 @@ def first_taken(
         earlier: what was tried already.
 
     Raises:
-        EnginecastError: none leads anywhere. The failure in all sizes is the one that counts, but for
-            sizes that the program does not have.
+        EnginecastError: none leads anywhere. The failure in all sizes is the one that counts, but
+            for sizes that the program does not have.
     """
     tried: list[Tried] = []
     before, causes = Before(), frozenset[Cause]()
