@@ -22,7 +22,11 @@ from enginecast.capture.inputs.calls import call_of_names, take_named_tensors
 from enginecast.capture.inputs.derive.diffusion import FAMILIES, Component, Described
 from enginecast.capture.inputs.specs import InputSpec, with_example_sizes
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.checkpoint import (
+from enginecast.capture.sources.component import ComponentOptions
+from enginecast.capture.sources.hub import model_name
+from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
+from enginecast.capture.sources.source import Source, elements_of
+from enginecast.capture.sources.weights.checkpoint import (
     LOADABLE,
     WeightNames,
     read_json,
@@ -31,13 +35,9 @@ from enginecast.capture.sources.checkpoint import (
     some,
     weights_file,
 )
-from enginecast.capture.sources.component import ComponentOptions
-from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
-from enginecast.capture.sources.finite import require_finite
-from enginecast.capture.sources.hub import model_name
-from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
-from enginecast.capture.sources.source import Source, elements_of
-from enginecast.capture.sources.widened import fill_widened
+from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.sources.weights.finite import require_finite
+from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required
 

@@ -58,8 +58,8 @@ from enginecast.capture.sources.decoder import (
     tokens_before_and_new,
     without_values,
 )
-from enginecast.capture.sources.empty import fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.weights.empty import fake_weights
 from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 

@@ -27,7 +27,11 @@ from transformers import (
 
 from enginecast.capture.inputs.text_config import parts_of
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.checkpoint import (
+from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.hub import model_name
+from enginecast.capture.sources.source import Source, elements_of
+from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
+from enginecast.capture.sources.weights.checkpoint import (
     NAMES,
     Checkpoint,
     WeightNames,
@@ -38,13 +42,9 @@ from enginecast.capture.sources.checkpoint import (
     sha256_of_weights,
     weights_file,
 )
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
-from enginecast.capture.sources.finite import Lost, require_finite
-from enginecast.capture.sources.hub import model_name
-from enginecast.capture.sources.source import Source, elements_of
-from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
-from enginecast.capture.sources.widened import NARROW, fill_widened
+from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.sources.weights.finite import Lost, require_finite
+from enginecast.capture.sources.weights.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
 DROPPED = ("decoder.", "lm_head.")

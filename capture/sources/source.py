@@ -20,7 +20,6 @@ from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.given import DynamicOption
 from enginecast.capture.inputs.specs import InputSpec, from_example
-from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.padding_side import (
     FROM_THE_LEFT,
     Side,
@@ -28,6 +27,7 @@ from enginecast.capture.sources.padding_side import (
     direction,
     padding_side,
 )
+from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.errors import BundleError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad
 

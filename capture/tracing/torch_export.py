@@ -29,8 +29,8 @@ from enginecast.capture.refusals.refusal import (
     missing_requirement,
     suggestions_left_out,
 )
-from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.weights.empty import capture_mode, fake_weights
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
 from enginecast.capture.tracing.patches.equivalents import replaced_in
 from enginecast.capture.tracing.patches.open_sizes import open_sizes

@@ -97,7 +97,7 @@ def peer(
 
     from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.python.quiet import quiet_torch
-    from enginecast.capture.sources.widened import widen
+    from enginecast.capture.sources.weights.widened import widen
 
     module = widen(source.eager(dtype)).to(device)
     name_outputs(module, tuple(feeds[0]), wanted)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
-from enginecast.capture.sources.checkpoint import sha256_of_weights
-from enginecast.capture.sources.finite import Lost, lost_in, lost_of
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.weights.checkpoint import sha256_of_weights
+from enginecast.capture.sources.weights.finite import Lost, lost_in, lost_of
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import SourceError

@@ -15,7 +15,7 @@ from enginecast.bench import contenders
 from enginecast.bench.timing import Times, interleaved, ratio
 from enginecast.capture.outputs.flatten import parse_wanted
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.widened import widen
+from enginecast.capture.sources.weights.widened import widen
 
 
 class Slow:
@@ -113,7 +113,7 @@ def test_eager_is_timed_with_weights_as_a_user_has_them(tmp_path: Path) -> None:
     """Eager of an export widens 16-bit weights in every call: it would be timed too slow."""
     source = open_source(str(tiny_t5(tmp_path / "t5", dtype=torch.float16)))
     feeds = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
-    with patch("enginecast.capture.sources.widened.widen", side_effect=widen) as widened:
+    with patch("enginecast.capture.sources.weights.widened.widen", side_effect=widen) as widened:
         given = source, parse_wanted((), ()), feeds
         contenders.peer("eager", *given, device="cpu", dtype=torch.float32, threads=1)
     weights = dict(widened.call_args.args[0].named_parameters())

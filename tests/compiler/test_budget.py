@@ -12,7 +12,7 @@ from tiny_components import save
 
 from enginecast.capture.sources.diffusion import STEM
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.widened import WidenedWeight
+from enginecast.capture.sources.weights.widened import WidenedWeight
 from enginecast.compiler import budget
 from enginecast.compiler.budget import IMPORTED, estimate
 from enginecast.compiler.request import ExportRequest

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.sources.finite import Lost, lost_in
+from enginecast.capture.sources.weights.finite import Lost, lost_in
 from enginecast.errors import SourceError
 
 SINGLE = "model.safetensors"

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.sources.copies import cast_module, copy_module
+from enginecast.capture.sources.weights.copies import cast_module, copy_module
 
 
 @contextmanager
