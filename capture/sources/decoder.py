@@ -30,9 +30,9 @@ from enginecast.capture.inputs.examples import positions_of
 from enginecast.capture.inputs.specs import SEQUENCE, DimSpec, InputSpec, with_example_sizes
 from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, padding_of
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.capture.sources.weights.empty import fake_weights
-from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError, first_line
 
 TEXT_GENERATION: Literal["text-generation"] = "text-generation"

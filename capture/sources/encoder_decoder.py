@@ -38,6 +38,8 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.inputs.text_config import decoder_of, longest_target, number_of
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.capture.sources.decoder import (
     LOGITS,
     OF_CACHE,
@@ -58,9 +60,7 @@ from enginecast.capture.sources.decoder import (
     tokens_before_and_new,
     without_values,
 )
-from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.weights.empty import fake_weights
-from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 
 ENCODER = "encoder"

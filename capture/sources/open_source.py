@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.hub import download_line, is_hub_name
 from enginecast.capture.sources.recording import Recorded, require_one
-from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError, UsageError
 
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")

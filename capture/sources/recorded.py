@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.calls import Call, take_named_tensors
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import UsageError
 
 

@@ -21,17 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.base.source import Source, elements_of
+from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.capture.sources.huggingface import (
     CONFIG_FILE,
     HuggingFaceSource,
     open_folder,
 )
-from enginecast.capture.sources.source import Source, elements_of
 from enginecast.capture.sources.weights.checkpoint import read_json, read_weights, sha256_of_weights
 from enginecast.capture.sources.weights.empty import parameters_on_meta
 from enginecast.capture.sources.weights.finite import require_finite
-from enginecast.capture.sources.wrapped import WrappedSource
 from enginecast.errors import SourceError
 
 MODULES_FILE = "modules.json"

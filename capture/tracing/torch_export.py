@@ -29,7 +29,7 @@ from enginecast.capture.refusals.refusal import (
     missing_requirement,
     suggestions_left_out,
 )
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.weights.empty import capture_mode, fake_weights
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
 from enginecast.capture.tracing.patches.equivalents import replaced_in

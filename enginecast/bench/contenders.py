@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from enginecast.capture.outputs.flatten import Wanted
-    from enginecast.capture.sources.source import Source
+    from enginecast.capture.sources.base.source import Source
 
 Feeds = Sequence[Mapping[str, Array]]
 """The inputs of one call after another."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.weights.widened import NARROW
 from enginecast.compiler.memory import anonymous
 from enginecast.compiler.request import EngineConfig

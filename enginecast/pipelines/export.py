@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from enginecast.capture.sources.component import ComponentOptions
+from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.recording import Calls, Recorded, record
 from enginecast.compiler.export.session import export

@@ -15,9 +15,9 @@ from enginecast.capture.inputs.examples import example_sizes, sample, verificati
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.capture.tracing.sizes.shapes import check_shapes
 from enginecast.errors import CaptureError, SourceError, UsageError

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import T5EncoderModel
 
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.huggingface import HuggingFaceSource
-from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler.export.session import export

@@ -25,7 +25,7 @@ from enginecast.capture.inputs.narrowing import fix
 from enginecast.capture.inputs.specs import named_dims, sizes_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, is_library_code
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.attempt import Rung

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
 from enginecast.compiler import budget

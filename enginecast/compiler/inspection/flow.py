@@ -13,7 +13,7 @@ from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import Prepared
 from enginecast.errors import CaptureError, EnginecastError

@@ -31,7 +31,7 @@ from enginecast.capture.python.locations import (
     is_library_code,
     is_model_code,
 )
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.sizes.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.ranges.eager import FAILS, Eager

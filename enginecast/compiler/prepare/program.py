@@ -19,7 +19,7 @@ from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
 from enginecast.capture.python.locations import SourceLocation, Spot
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
 from enginecast.compiler.prepare.cases import (

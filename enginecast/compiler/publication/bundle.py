@@ -9,7 +9,7 @@ import msgspec
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
 from enginecast.compiler.engines.rewrite import Rewritten

@@ -9,7 +9,7 @@ import msgspec
 from enginecast.capture.inputs.calls import Slot, leaves_of
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.weights.sketch import sketch_of
 from enginecast.capture.tracing import attempt
 from enginecast.compiler.engines.lower_and_run import describe_inputs, dtype_name

@@ -33,7 +33,7 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured
 from enginecast.capture.tracing.sizes.shapes import (
     FrozenDimensionError,

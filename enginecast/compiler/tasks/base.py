@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.compiler.engines.checks import Check
 from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.steps import Steps

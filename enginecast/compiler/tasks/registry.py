@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.decoder import TEXT_GENERATION
-from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.stateful import STATE
 from enginecast.compiler.tasks.base import Task
 from enginecast.compiler.tasks.generation import GenerationTask

@@ -12,7 +12,7 @@ from torch import Tensor
 from enginecast.capture.inputs.specs import captured_dtype
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.stateful import StatefulSource
 from enginecast.compiler.engines.checks import Check, Examined, Running
 from enginecast.compiler.prepare.program import Prepared

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 
 
 class WrappedSource(Source):

@@ -20,7 +20,7 @@ from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.given import DynamicOption
 from enginecast.capture.inputs.specs import InputSpec, from_example
-from enginecast.capture.sources.padding_side import (
+from enginecast.capture.sources.base.padding_side import (
     FROM_THE_LEFT,
     Side,
     cuts_left,
