@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.recording import record as record
+from enginecast.capture.sources.calls.recording import Recorded
+from enginecast.capture.sources.calls.recording import record as record
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error

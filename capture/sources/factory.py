@@ -21,8 +21,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from enginecast.capture.inputs.calls import call_of, take_named_tensors
 from enginecast.capture.refusals.refusal import missing_requirement
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.capture.sources.huggingface import write_config
-from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.weights.copies import cast_module, copy_module
 from enginecast.capture.sources.weights.empty import empty_copy
 from enginecast.capture.sources.weights.finite import require_finite_module

@@ -11,8 +11,8 @@ from torch import nn
 
 from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import Recorded, require_one
 from enginecast.capture.sources.hub import download_line, is_hub_name
-from enginecast.capture.sources.recording import Recorded, require_one
 from enginecast.errors import SourceError, UsageError
 
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
@@ -55,7 +55,7 @@ def open_source(
     if is_folder:
         found = _open_folder(path, random_weights, component)
         if isinstance(example, Recorded):
-            from enginecast.capture.sources.recorded import RecordedSource
+            from enginecast.capture.sources.calls.recorded import RecordedSource
 
             return RecordedSource(found, example)
         return found

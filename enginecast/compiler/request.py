@@ -27,7 +27,7 @@ from enginecast.verification.accept import parse_accept
 if TYPE_CHECKING:
     from torch import nn
 
-    from enginecast.capture.sources.recording import Recorded
+    from enginecast.capture.sources.calls.recording import Recorded
     from enginecast.capture.tracing.attempt import Fallback
     from enginecast.exporters.target import Target
     from enginecast.passes.ir.base import Pass

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from enginecast.capture.sources.base.component import ComponentOptions
+from enginecast.capture.sources.calls.recording import Calls, Recorded, record
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.recording import Calls, Recorded, record
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps

@@ -17,7 +17,7 @@ from tiny_pipelines import PIPELINES, asked, save_pipeline
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from enginecast.capture.sources.recording import Recorded, record
+from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastWarning, MissingError, UsageError

@@ -17,7 +17,7 @@ from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.compiler.prepare.open_model import input_specs, open_model
 from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.manifest import describe_manifest

@@ -16,10 +16,10 @@ from enginecast.capture.inputs.specs import (
     with_held_marks,
 )
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.image_sizes import with_sizes
+from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.capture.sources.encoder_decoder import as_generating
-from enginecast.capture.sources.image_sizes import with_sizes
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
 from enginecast.compiler.prepare.cases import SEED, check_values

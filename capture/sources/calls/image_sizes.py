@@ -14,7 +14,7 @@ from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.known_inputs import grid_of
 from enginecast.capture.inputs.derive.model_facts import GRIDS, ModelFacts
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.recorded import CalledSource
+from enginecast.capture.sources.calls.recorded import CalledSource
 from enginecast.errors import UsageError
 
 SIZES = (*GRIDS, "video_grid_thw", "spatial_shapes", "target_sizes", "merge_sizes")

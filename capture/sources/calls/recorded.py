@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.calls import Call, take_named_tensors
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.base.wrapped import WrappedSource
-from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.errors import UsageError
 
 
