@@ -22,7 +22,7 @@ from enginecast.capture.inputs.calls import call_of, take_named_tensors
 from enginecast.capture.refusals.refusal import missing_requirement
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded
-from enginecast.capture.sources.huggingface import write_config
+from enginecast.capture.sources.huggingface.transformers_folder import write_config
 from enginecast.capture.sources.weights.copies import cast_module, copy_module
 from enginecast.capture.sources.weights.empty import empty_copy
 from enginecast.capture.sources.weights.finite import require_finite_module

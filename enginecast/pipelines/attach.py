@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from enginecast.capture.sources.huggingface import CONFIG_FILE
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE
 from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.capture.sources.weights.sketch import unlike
 from enginecast.errors import EnginecastWarning, UsageError

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.sources.diffusion import CLASS
 from enginecast.capture.sources.factory import config_of
-from enginecast.capture.sources.huggingface import CONFIG_FILE, write_config
+from enginecast.capture.sources.huggingface.diffusers_folder import CLASS
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE, write_config
 from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.capture.sources.weights.copies import copy_module
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta

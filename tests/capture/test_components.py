@@ -20,7 +20,7 @@ from enginecast.capture.inputs.specs import named_dims
 from enginecast.capture.outputs.flatten import ALL, run_named
 from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.calls.recorded import RecordedSource
-from enginecast.capture.sources.diffusion import STEM, ComponentSource
+from enginecast.capture.sources.huggingface.diffusers_folder import STEM, ComponentSource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError, EnginecastWarning, SourceError, UsageError

@@ -18,7 +18,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.widened import WidenedWeight, fill_widened
 from enginecast.errors import SourceError

@@ -28,7 +28,7 @@ from enginecast.capture.sources.encoder_decoder import (
     as_generating,
 )
 from enginecast.capture.sources.factory import take_module
-from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
 from enginecast.compiler.export import session

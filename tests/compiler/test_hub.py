@@ -15,7 +15,7 @@ import pytest
 from exports import cast
 from models import add_tokenizer, tiny_bert
 
-from enginecast.capture.sources.hub import FILES, is_hub_name, model_name
+from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError
 from enginecast.runtime.bundle.reader import open_bundle

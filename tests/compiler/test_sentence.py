@@ -19,8 +19,8 @@ from torch import Tensor
 from enginecast.cache.encoders.encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT
+from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING, SentenceSource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import SourceError

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import T5EncoderModel
 
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.huggingface import HuggingFaceSource
+from enginecast.capture.sources.huggingface.transformers_folder import HuggingFaceSource
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
 from enginecast.compiler.export.session import export

@@ -200,7 +200,7 @@ def _built(owner: Any, values: Mapping[str, Any]) -> Any:
 def fetched(model: str) -> str:
     """The folder of a model of the Hugging Face hub; what is not such a name stays as it is."""
     loading()
-    from enginecast.capture.sources.hub import fetch, is_hub_name
+    from enginecast.capture.sources.huggingface.hub import fetch, is_hub_name
 
     if not is_hub_name(model):
         return model

@@ -24,8 +24,12 @@ from enginecast.capture.inputs.specs import InputSpec, with_example_sizes
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.base.source import Source, elements_of
-from enginecast.capture.sources.hub import model_name
-from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
+from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.transformers_folder import (
+    CONFIG_FILE,
+    require_weights,
+    write_config,
+)
 from enginecast.capture.sources.weights.checkpoint import (
     LOADABLE,
     WeightNames,

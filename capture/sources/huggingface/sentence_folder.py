@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.base.wrapped import WrappedSource
-from enginecast.capture.sources.huggingface import (
+from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
     HuggingFaceSource,
     open_folder,
