@@ -22,12 +22,12 @@ from transformers import (
 
 import enginecast
 from enginecast.capture.inputs.examples import verification_inputs
-from enginecast.capture.sources.encoder_decoder import (
+from enginecast.capture.sources.factory import take_module
+from enginecast.capture.sources.generation.encoder_decoder import (
     CrossDecoderSource,
     EncoderSource,
     as_generating,
 )
-from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main

@@ -10,7 +10,7 @@ import pytest
 import enginecast
 import enginecast.cache
 from enginecast import errors
-from enginecast.capture.sources.decoder import TASKS
+from enginecast.capture.sources.generation.decoder import TASKS
 from enginecast.capture.sources.stateful import STATES
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions

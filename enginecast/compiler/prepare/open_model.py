@@ -18,7 +18,7 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.image_sizes import with_sizes
 from enginecast.capture.sources.calls.recording import Recorded
-from enginecast.capture.sources.encoder_decoder import as_generating
+from enginecast.capture.sources.generation.encoder_decoder import as_generating
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes

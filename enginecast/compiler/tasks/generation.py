@@ -17,14 +17,14 @@ from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.decoder import (
+from enginecast.capture.sources.generation.decoder import (
     IDS,
     LOGITS,
     MASK,
     TEXT_GENERATION,
     DecoderSource,
 )
-from enginecast.capture.sources.encoder_decoder import ENCODER_MASK
+from enginecast.capture.sources.generation.encoder_decoder import ENCODER_MASK
 from enginecast.compiler.engines.checks import Check, Examined, Running
 from enginecast.compiler.engines.lower_and_run import open_part
 from enginecast.compiler.prepare.cases import SEED

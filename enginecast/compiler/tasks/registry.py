@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.decoder import TEXT_GENERATION
+from enginecast.capture.sources.generation.decoder import TEXT_GENERATION
 from enginecast.capture.sources.stateful import STATE
 from enginecast.compiler.tasks.base import Task
 from enginecast.compiler.tasks.generation import GenerationTask

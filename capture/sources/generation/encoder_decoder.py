@@ -40,7 +40,7 @@ from enginecast.capture.inputs.text_config import decoder_of, longest_target, nu
 from enginecast.capture.python.quiet import quiet_torch, quiet_transformers
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.base.wrapped import WrappedSource
-from enginecast.capture.sources.decoder import (
+from enginecast.capture.sources.generation.decoder import (
     LOGITS,
     OF_CACHE,
     OF_MASK,
