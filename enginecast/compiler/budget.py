@@ -91,7 +91,7 @@ def require(source: Source, config: EngineConfig, folder: Path) -> None:
 
 
 def _eager(elements: Elements, name: str, maps_mixed: bool) -> int:
-    """Bytes that the eager module needs besides mapped files (see `capture.sources.weights.widened`)."""
+    """Bytes that the eager module needs besides mapped files (`sources.weights.widened`)."""
     dtype = DTYPES[name]
     mapped = {dtype, *NARROW} if dtype == torch.float32 else {dtype}
     others = set(elements) - mapped
