@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.open_encoder import Encoder
 from enginecast.cache.fill.schedule import Chunk, FillSchedule, Wanted
 from enginecast.cache.store.claims import claim, sweep
 from enginecast.cache.store.index import open_index

@@ -27,7 +27,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.fill import ray_reaper
 from enginecast.cache.fill.local import Done, Filled, Progress, fill_chunk

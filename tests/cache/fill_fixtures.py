@@ -9,7 +9,7 @@ import bundles
 import ml_dtypes
 import numpy as np
 
-from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.open_encoder import Encoder
 from enginecast.cache.encoders.request import TooLong
 from enginecast.cache.encoders.tokenizing import Tokenizing, Tokens
 from enginecast.cache.fill.local import Filled, fill_local

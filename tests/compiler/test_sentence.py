@@ -16,7 +16,7 @@ from models import add_tokenizer, tiny_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.open_encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT
 from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING, SentenceSource

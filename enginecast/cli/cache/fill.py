@@ -13,7 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeRemainingColumn
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import Filled, batches, encode_batch, fill_local
