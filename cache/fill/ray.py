@@ -33,8 +33,8 @@ from enginecast.cache.fill import ray_reaper
 from enginecast.cache.fill.local import Done, Filled, Progress, fill_chunk
 from enginecast.cache.fill.schedule import Chunk, FillSchedule
 from enginecast.cache.store.claims import claim, sweep
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.spec import EncoderSpec, differences
-from enginecast.cache.store.store import Encodings, open_store
 from enginecast.errors import CacheError, EnginecastError, MissingError, UsageError
 from enginecast.installation import required
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
-from enginecast.cache.store.store import Encodings, create_store
 
 SPEC = EncoderSpec(
     model={"weights": "a"},

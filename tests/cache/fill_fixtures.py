@@ -15,10 +15,10 @@ from enginecast.cache.encoders.tokenizing import Tokenizing, Tokens
 from enginecast.cache.fill.local import Filled, fill_local
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.fill.texts import Texts
+from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.shard import Entry, open_shard
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
-from enginecast.cache.store.store import Encodings, create_store
 from enginecast.errors import InputError
 from enginecast.runtime.bundle.manifest import Text
 
