@@ -22,7 +22,7 @@ from enginecast.capture.inputs.specs import (
     named_dims,
     with_example_sizes,
 )
-from enginecast.capture.refusals.refusal import CONSTANT, SIZE, guards_in
+from enginecast.capture.refusals.explain import CONSTANT, SIZE, guards_in
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed, if no inputs were given; with given inputs they keep

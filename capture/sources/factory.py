@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.inputs.calls import call_of, take_named_tensors
-from enginecast.capture.refusals.refusal import missing_requirement
+from enginecast.capture.refusals.explain import missing_requirement
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.capture.sources.huggingface.transformers_folder import write_config

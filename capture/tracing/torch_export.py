@@ -21,7 +21,7 @@ from enginecast.capture.python.locations import SourceLocation, Spot, is_model_c
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.refusals.refusal import (
+from enginecast.capture.refusals.explain import (
     REASONS,
     Refusal,
     explain,

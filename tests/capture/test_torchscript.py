@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners

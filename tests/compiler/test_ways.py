@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.request import ModelOptions

@@ -18,7 +18,7 @@ from torch import nn
 from torch.export.pt2_archive import _package
 
 import enginecast
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.export import session
 from enginecast.compiler.export.session import ExportSession, export

@@ -12,7 +12,7 @@ from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.refusal import explain
+from enginecast.capture.refusals.explain import explain
 from enginecast.capture.sources.base.source import Source
 from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import Prepared
