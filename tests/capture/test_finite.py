@@ -55,7 +55,10 @@ def test_fp8_is_looked_at_too(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "value", "what"),
-    [(torch.float32, float("nan"), "1 NaN"), (torch.bfloat16, float("-inf"), "1 infinite")],
+    [
+        (torch.float32, float("nan"), "1 NaN"),
+        pytest.param(torch.bfloat16, float("-inf"), "1 infinite", marks=pytest.mark.slow),
+    ],
 )
 def test_weight_that_is_not_a_number_is_named_with_its_file(
     tmp_path: Path, dtype: torch.dtype, value: float, what: str
@@ -68,6 +71,7 @@ def test_weight_that_is_not_a_number_is_named_with_its_file(
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.slow
 def test_the_shard_is_named_and_inspect_refuses_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -209,6 +209,7 @@ print(prepared.captured.branches, prepared.unverified)
 """
 
 
+@pytest.mark.slow
 def test_no_branch_of_torch_counts_in_a_linked_environment(tmp_path: Path) -> None:
     """It was, for `has_torch_function_unary(input) was never reached` in torch's own code."""
     site = environment(tmp_path / "env")

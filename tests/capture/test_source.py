@@ -380,6 +380,7 @@ print(type(model.encoder.final_layer_norm).__module__, modeling.Norm.__module__)
 """
 
 
+@pytest.mark.slow
 def test_apex_does_not_reach_the_model(t5: Path, tmp_path: Path) -> None:
     package = tmp_path / "apex" / "normalization"
     package.mkdir(parents=True)

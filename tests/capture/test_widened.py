@@ -134,6 +134,7 @@ print(peak.anonymous - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_near_that_of_one_layer() -> None:
     grown = {
         how: int(subprocess.check_output([sys.executable, "-c", STREAM, how]))

@@ -94,6 +94,7 @@ def test_an_engine_alone_needs_no_torch(
     assert "3 rounds in turns" in ran.out
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_absent_and_not_slow(
     exports: Exports, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["one"].cpu == (0.0,)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_or_another_model_it_says_so(
     exports: Exports, capsys: pytest.CaptureFixture[str]
 ) -> None:

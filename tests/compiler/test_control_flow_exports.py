@@ -17,7 +17,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
 
-QUICK = ("ForShape", "MoeLoop")
+QUICK = ("ForShape",)
 """A loop, and a write in a branch.  Rounds that are data, and blocks within blocks, are exported by
 default in test_structured_exports.py (`Counted`), and rewritten in test_restructure.py."""
 

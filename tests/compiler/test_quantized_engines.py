@@ -129,7 +129,7 @@ FORMS: list[tuple[Form, torch.dtype]] = [
     ("static", FP8),
     ("storage", FP8),
 ]
-DEFAULT = {("t5", "row", INT8), ("vit", "static", FP8)}
+DEFAULT = {("t5", "row", INT8)}
 ALL = [
     pytest.param(
         name, form, dtype, marks=() if (name, form, dtype) in DEFAULT else pytest.mark.slow

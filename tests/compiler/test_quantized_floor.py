@@ -51,6 +51,7 @@ def relative(floor: Floor) -> float:
     return pool_output(floor.cases, OUTPUT).relative
 
 
+@pytest.mark.slow
 def test_the_floor_holds_what_the_plan_rounds(reference: Reference, quantized: Rewritten) -> None:
     floor = quantized.reference.floor
     assert (floor.dtype, floor.rounding, floor.label) == ("fp32", "int8", "fp32+int8")

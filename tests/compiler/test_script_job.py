@@ -463,6 +463,7 @@ def test_what_neither_takes_is_refused_at_its_line(
     assert not Path("refused.bundle").exists()
 
 
+@pytest.mark.slow
 def test_t5_runs_prompts(
     exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,9 @@ class Nested(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("make", [Paths, Padded, Halved, Nested])
+@pytest.mark.parametrize(
+    "make", [Paths, Padded, pytest.param(Halved, marks=pytest.mark.slow), Nested]
+)
 def test_paths_may_return_other_strides_in_sizes_that_vary(make: type[nn.Module]) -> None:
     module = make()
     found = captured(module, "x:1=1..64", x=torch.randn(2, 5, 4))

@@ -133,6 +133,7 @@ def test_a_pipeline_is_exported_checked_and_run(
     assert "the pipeline was rejected: step 1: off" in refused.err
 
 
+@pytest.mark.slow
 def test_a_component_that_fails_is_named_and_stays_eager(
     sd15: Path,
     tmp_path: Path,

@@ -290,11 +290,3 @@ def test_every_folder_says_what_it_is() -> None:
         if not ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text("utf-8")))
     ]
     assert silent == []
-
-
-def test_slow_tests_are_there() -> None:
-    """A line of slow.txt that no test has would leave out nothing, unnoticed."""
-    lines = (ROOT / "tests" / "slow.txt").read_text("utf-8").splitlines()
-    for line in (line for line in lines if not line.startswith("#")):
-        file, _, name = line.partition("[")[0].partition("::")
-        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text("utf-8"), line

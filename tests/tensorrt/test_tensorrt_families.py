@@ -40,7 +40,7 @@ from enginecast.passes.presets import QUANTIZED
 from enginecast.passes.registry import build
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp8-storage")
-DEFAULT = {("vit", "fp8"), ("vit", "fp16")}
+DEFAULT = {("vit", "fp8")}
 MORE = 3.0
 """How much larger the error of a network may be than that of its program: as in a verdict."""
 LEAST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
