@@ -21,7 +21,7 @@ from enginecast.compiler.ranges.sizes import judge_sizes
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager import reference_program
+from enginecast.verification.eager.outputs import reference_program
 
 pytestmark = pytest.mark.all_sizes
 

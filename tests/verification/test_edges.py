@@ -21,7 +21,7 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx.ops.registry import FORMS
-from enginecast.verification.eager import aligned_weights, capture_failures
+from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.edges import edge_failures, least_error
 from enginecast.verification.metrics import Array
 from enginecast.verification.reference import ReferenceCase

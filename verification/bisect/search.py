@@ -30,7 +30,7 @@ from enginecast.verification.bisect.culprit import (
     ModuleError,
 )
 from enginecast.verification.boundaries import enclosing_modules, isolated
-from enginecast.verification.eager import Case
+from enginecast.verification.eager.outputs import Case
 from enginecast.verification.program.observer import CaseRuns, Observer, PassComparison
 from enginecast.verification.reference import Reference
 from enginecast.verification.report.data import PassCheck

@@ -10,7 +10,7 @@ from enginecast.compiler.prepare.reference import place_of_loss
 from enginecast.compiler.request import EngineConfig
 from enginecast.runtime.bundle.manifest import GenerationCheck, StepCheck, Verdict
 from enginecast.runtime.engine import Engine
-from enginecast.verification.eager import FEW
+from enginecast.verification.eager.other_kernels import FEW
 from enginecast.verification.emulate.run import TrueDtypeRun
 from enginecast.verification.engine import translation_failures, verify_engine, where_it_ran
 from enginecast.verification.floor import KERNELS, LIMIT

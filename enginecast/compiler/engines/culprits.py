@@ -12,7 +12,7 @@ from enginecast.passes.ir.base import Pass, SiteKey
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave, why_dropped
 from enginecast.verification.bisect.search import Subject, bisect
-from enginecast.verification.eager import Case
+from enginecast.verification.eager.outputs import Case
 from enginecast.verification.reference import Reference
 
 ROUNDS = 3

@@ -16,7 +16,7 @@ from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.errors import VerificationError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers
-from enginecast.verification.eager import as_arrays
+from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.engine import EXACT, as_declared
 from enginecast.verification.metrics import compare
 

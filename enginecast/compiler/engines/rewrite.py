@@ -20,7 +20,7 @@ from enginecast.passes.lower.drop_assertions import DropAssertions
 from enginecast.passes.registry import build
 from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
-from enginecast.verification.eager import range_culprit
+from enginecast.verification.eager.make_reference import range_culprit
 from enginecast.verification.emulate.data import overflow_sentence
 from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
 from enginecast.verification.emulate.run import TrueDtypeRun, true_dtype_check

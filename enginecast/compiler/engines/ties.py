@@ -19,7 +19,7 @@ from enginecast.exporters.registry import target_of
 from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.verification.choices import (
+from enginecast.verification.eager.choices import (
     Choices,
     TieReference,
     choice_nodes,

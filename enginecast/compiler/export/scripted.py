@@ -50,7 +50,8 @@ from enginecast.exporters.torchscript.lower import branches
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verification.eager import edge_reference, fp64_outputs, make_reference
+from enginecast.verification.eager.make_reference import edge_reference, make_reference
+from enginecast.verification.eager.outputs import fp64_outputs
 from enginecast.verification.reference import Reference
 
 

@@ -23,7 +23,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.registry import build
-from enginecast.verification.eager import mask_of
+from enginecast.verification.eager.outputs import mask_of
 from enginecast.verification.emulate.data import Emulation
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate

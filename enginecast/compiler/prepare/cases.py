@@ -42,7 +42,7 @@ from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager import shape_only_outputs
+from enginecast.verification.eager.make_reference import shape_only_outputs
 from enginecast.verification.runs import Runs
 
 SEED = 0

@@ -17,7 +17,7 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.compiler.ranges.eager import FAILS, Eager, differences, parameters_of
-from enginecast.verification.eager import reference_outputs
+from enginecast.verification.eager.outputs import reference_outputs
 from enginecast.verification.runs import Runs
 
 SEED = 0

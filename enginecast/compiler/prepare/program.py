@@ -59,7 +59,7 @@ from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.unify_dtype import KeepHalves, in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.verification.eager import reference_program
+from enginecast.verification.eager.outputs import reference_program
 from enginecast.verification.runs import Runs
 
 SORTING = frozenset(

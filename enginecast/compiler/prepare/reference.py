@@ -20,15 +20,10 @@ from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification import lost_digits
-from enginecast.verification.eager import (
-    Case,
-    aligned_weights,
-    capture_failures,
-    edge_reference,
-    make_reference,
-    reference_outputs,
-    with_all_kernels,
-)
+from enginecast.verification.eager.captured import aligned_weights, capture_failures
+from enginecast.verification.eager.make_reference import edge_reference, make_reference
+from enginecast.verification.eager.other_kernels import with_all_kernels
+from enginecast.verification.eager.outputs import Case, reference_outputs
 from enginecast.verification.metrics import BEYOND, Array
 from enginecast.verification.reference import Reference
 from enginecast.verification.runs import Runs

@@ -28,7 +28,7 @@ from enginecast.runtime.bundle.manifest import (
     StepCheck,
 )
 from enginecast.runtime.stepping import Stepper
-from enginecast.verification.eager import as_arrays
+from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.engine import as_declared, runs_natively, where_it_ran
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import Array, measure, output_names, pool_output, ratio, times

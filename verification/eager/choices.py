@@ -49,12 +49,11 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.source import source_line
-from enginecast.verification.eager import (
+from enginecast.verification.eager.make_reference import edge_reference, make_reference
+from enginecast.verification.eager.outputs import (
     Case,
     NamedInputs,
     as_array,
-    edge_reference,
-    make_reference,
     reference_outputs,
     reference_program,
 )
