@@ -15,6 +15,7 @@ from enginecast.errors import VerificationError
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.verification.boundaries import fill_values, is_module_output, largest_values
+from enginecast.verification.eager.kernel_noise import EDGE_WORK, WORK
 from enginecast.verification.eager.other_kernels import noisy, with_losses, with_samples
 from enginecast.verification.eager.outputs import (
     Case,
@@ -27,7 +28,6 @@ from enginecast.verification.eager.outputs import (
     reference_program,
 )
 from enginecast.verification.floor import FP16_PER_BF16, KERNELS, LOST, Floor, least_floor
-from enginecast.verification.kernel_noise import EDGE_WORK, WORK
 from enginecast.verification.metrics import (
     NOT_FINITE,
     Array,

@@ -11,12 +11,17 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, VerificationError
+from enginecast.verification.eager.kernel_noise import (
+    WORK,
+    affordable,
+    noisy_outputs,
+    ordered_outputs,
+)
 from enginecast.verification.eager.outputs import Case, as_arrays
+from enginecast.verification.eager.terms import output_terms
 from enginecast.verification.floor import LARGEST_FLOOR
-from enginecast.verification.kernel_noise import WORK, affordable, noisy_outputs, ordered_outputs
 from enginecast.verification.metrics import Array, Outputs
 from enginecast.verification.reference import Reference, ReferenceCase
-from enginecast.verification.terms import output_terms
 
 FEW = 16
 """An output with fewer numbers in a case: two samples of their error are a matter of luck."""

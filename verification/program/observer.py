@@ -19,9 +19,9 @@ from enginecast.passes.ir.computation import Computation, computation
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.verification.boundaries import Boundary, Snapshot, renamed, snapshots
+from enginecast.verification.eager.kernel_noise import rounded_outputs
 from enginecast.verification.eager.outputs import Case, as_array, mask_of, reference_program
 from enginecast.verification.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
-from enginecast.verification.kernel_noise import rounded_outputs
 from enginecast.verification.metrics import (
     BEYOND,
     Metrics,

@@ -19,7 +19,7 @@ from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.verification import lost_digits
+from enginecast.verification.eager import lost_digits
 from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.eager.make_reference import edge_reference, make_reference
 from enginecast.verification.eager.other_kernels import with_all_kernels

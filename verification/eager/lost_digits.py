@@ -10,8 +10,8 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from enginecast.passes.ir.source import module_path, source_line
-from enginecast.verification.kernel_noise import Noisy, Ordered, Samples
-from enginecast.verification.sequence import LANES
+from enginecast.verification.eager.kernel_noise import Noisy, Ordered, Samples
+from enginecast.verification.eager.sequence import LANES
 
 
 def place_of_loss(program: ExportedProgram, inputs: Mapping[str, Tensor], position: int) -> str:

@@ -42,7 +42,7 @@ from torch.utils import _pytree as pytree
 from enginecast.library_names import aten
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.traits import Trait, has
-from enginecast.verification.sequence import LANES, in_sequence
+from enginecast.verification.eager.sequence import LANES, in_sequence
 
 SAMPLES = 2
 """Number of noisy runs of each case in a round."""
