@@ -109,7 +109,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     """Export the components of a pipeline, and compare the pipeline of engines with eager.
 
     Raises:
-        EnginecastError: see the tree in `enginecast.errors`; a component that fails is no error.
+        EnginecastError: see the tree in `enginecast.errors`; a component that fails does not raise.
     """
     steps = steps or Steps()
     folder = open_pipeline(request.folder, request.variant)

@@ -443,7 +443,7 @@ def test_code_that_asks_whether_it_is_torchscript_is_named_where_it_runs() -> No
     assert questions(hybrid(Helped().eval(), example, [place]).module) == (
         SourceLocation(__file__, helped.__code__.co_firstlineno + 1),
     )
-    assert not questions(hybrid(Helped().eval(), example).module)  # a trace is no script
+    assert not questions(hybrid(Helped().eval(), example).module)  # a trace is not a script
 
 
 @pytest.mark.parametrize(

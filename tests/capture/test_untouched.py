@@ -54,7 +54,7 @@ def _unless_traced(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]
 
 class OfFunction(nn.Module):
     """Remembered by what a decorator has around a function of a class, where nothing is traced: a
-    walk on fake tensors is no trace.
+    walk on fake tensors is not a trace.
     """
 
     @staticmethod

@@ -230,7 +230,7 @@ class TwoRows(nn.Module):
 
 
 class TellsSizes(nn.Module):
-    """A size that varies is no int."""
+    """A size that varies is not an int."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 3 if isinstance(x.shape[0], int) else x * 2

@@ -13,7 +13,7 @@ Runtime's kernels (1.28, CPU provider, against fp64, in unit roundoffs):
     what else adds  as sums, of what the result moves by where each input is off by a roundoff
     erf, tanh, ...  1.3 of the result                               (0.4 to 1.3)
 
-The error of a long sum is no matter of chance: it follows from the order. torch adds in pairs, most
+The error of a long sum is not left to chance: it follows from the order. torch adds in pairs, most
 kernels one number after another, and where numbers are equal, as on a blank image or behind a ReLU,
 each step is off in the same direction. So `ordered_outputs` computes sums, and what consists of
 them, in the order of such kernels (`sequence`). It is ONNX Runtime's to within 1% (of 9216

@@ -1,4 +1,4 @@
-"""The error of other kernels in a reference: of the program with noise, with sums in other orders."""
+"""The error of other kernels in a reference: the program with noise, or with other sums."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -423,8 +423,8 @@ def _counterpart(
     """The counterpart of `old` in another run: an equal value, that of the same node, or a
     replacement from the same line of the same module.
 
-    Any other value that leaves the module is no counterpart: the previous layer's differs only by
-    one residual.
+    Any other value that leaves the module is not a counterpart: the previous layer's differs only
+    by one residual.
     """
     fitting = [b for b in found if b.shape == old.shape]
     equal = [b for b in fitting if b.digest == old.digest]

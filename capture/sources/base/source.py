@@ -74,7 +74,7 @@ class Source(ABC):
         """Load the model as another class, before anything was loaded, where that can be chosen."""
 
     def without_state(self) -> "Source":
-        """The module as it was given, whose state is no input."""
+        """The module as it was given, whose state is not an input."""
         return self
 
     def state_inputs(self) -> Iterable[InputSpec]:
@@ -214,7 +214,7 @@ class Source(ABC):
     def write_beside(self, folder: Path) -> None:
         """Write the bundle's files about the model, besides the engine: tokenizer files, config.
 
-        The config's keys are in order, so that their order in the model's own file is of no matter.
+        The config's keys are in order, so that their order in the model's own file does not count.
         A `tokenizer.json` says itself where long texts are cut: its reader knows no other file.
         """
         for file in self.tokenizer_files:

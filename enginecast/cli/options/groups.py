@@ -120,8 +120,8 @@ Verbose = Annotated[
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each field of the dataclasses among its parameters.
 
-    Fields that are no options are filled from parameters of the same name.  A dataclass that may be
-    None is None where none of its options is given.
+    Each other field takes the value of the command's parameter of the same name.  Where a parameter
+    may be None instead of a dataclass, it is None unless one of the options is given.
     """
     parameters: list[Parameter] = []
     groups: dict[str, tuple[Any, bool]] = {}
