@@ -18,7 +18,7 @@ from enginecast.cache.store.spec import EncoderSpec
 from faults.campaign import Campaign, Sizes, Tally, environment
 
 SEED = 43
-WRITER = Path(__file__).parents[2] / "tests" / "cache" / "cache_writer.py"
+WRITER = Path(__file__).parents[2] / "tests" / "support" / "cache_writer.py"
 CHUNKS = 120
 """Commits of a cache.  A writer is done with them after some 20 kills."""
 

@@ -42,7 +42,7 @@ def hold(encodings: Encodings) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "True\n"

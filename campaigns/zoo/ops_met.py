@@ -1,6 +1,6 @@
 """Which ops captured models call: those of the families, and of all that the zoo holds.
 
-    python tests/support/ops_met.py [TYPE ...]  what these types of transformers call, or all
+    python campaigns/zoo/ops_met.py [TYPE ...]  what these types of transformers call, or all
 
 Models come and go with transformers, and ops with torch's tracer: what was met once is kept.
 """
@@ -15,16 +15,17 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2] / "campaigns")]
+    root = Path(__file__).parents[2]
+    sys.path[:0] = [str(root / place) for place in ("campaigns", "tests/support")]
 
 import torch
 from family_models import FAMILIES
 from torch.export import ExportedProgram
-from zoo.tiny import build, model_types, save
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
 from enginecast.passes.ir.blocks import all_nodes
+from zoo.tiny import build, model_types, save
 
 MET = Path(__file__).with_suffix(".txt")
 SECONDS = 120
