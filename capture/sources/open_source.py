@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded, require_one
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
 from enginecast.errors import SourceError, UsageError
 

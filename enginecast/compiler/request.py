@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
 from enginecast.exporters.registry import REGISTRY as REGISTERED

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.calls.recording import Calls, Recorded, record
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions

@@ -22,8 +22,8 @@ from enginecast.capture.inputs.calls import call_of_names, take_named_tensors
 from enginecast.capture.inputs.derive.diffusion import FAMILIES, Component, Described
 from enginecast.capture.inputs.specs import InputSpec, with_example_sizes
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.base.source import Source, elements_of
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,

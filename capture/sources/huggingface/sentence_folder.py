@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.base.wrapped import WrappedSource
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
     HuggingFaceSource,

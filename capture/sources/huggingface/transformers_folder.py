@@ -27,8 +27,8 @@ from transformers import (
 
 from enginecast.capture.inputs.text_config import parts_of
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.base.component import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.base.source import Source, elements_of
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
 from enginecast.capture.sources.huggingface.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.weights.checkpoint import (

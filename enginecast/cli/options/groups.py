@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, get_args, get_
 
 import typer
 
-from enginecast.capture.sources.base.component import ComponentOptions
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
-from enginecast.capture.sources.base.component import ComponentOptions
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.compiler.engines.checks import Check, OtherKernels
 from enginecast.compiler.engines.fresh_inputs import with_more_calibration
 from enginecast.compiler.export.scripted import prepare_script, reference_of_script
