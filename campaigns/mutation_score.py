@@ -29,7 +29,7 @@ from onnx import numpy_helper
 from rows import DOCS, put_between, table
 from safetensors import safe_open
 
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 from enginecast.errors import EnginecastError
 from enginecast.runtime.load import load
 from enginecast.verification.reference import REFERENCE_NAME, read_reference

@@ -15,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 if __name__ == "__main__":
     root = Path(__file__).parents[1]
-    sys.path[:0] = [str(root / place) for place in ("campaigns", "tests/support", "tests/cache")]
+    sys.path[:0] = [str(root / place) for place in ("campaigns", "tests/support")]
     from harness import main
 
     sys.exit(main())

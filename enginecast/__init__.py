@@ -12,7 +12,7 @@ from enginecast.version import __version__ as __version__
 if TYPE_CHECKING:
     from enginecast.api import compile as compile
     from enginecast.api import record as record
-    from enginecast.compiler.verify_bundle import verify_bundle as verify
+    from enginecast.compiler.verify.bundle import verify_bundle as verify
     from enginecast.pipelines.attach import attach as attach
     from enginecast.runtime.load import load as load
 
@@ -23,7 +23,7 @@ _WHERE = {
     "compile": ("enginecast.api", "compile"),
     "load": ("enginecast.runtime.load", "load"),
     "record": ("enginecast.api", "record"),
-    "verify": ("enginecast.compiler.verify_bundle", "verify_bundle"),
+    "verify": ("enginecast.compiler.verify.bundle", "verify_bundle"),
 }
 
 

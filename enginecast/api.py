@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.recording import record as record
+from enginecast.capture.sources.calls.recording import Recorded
+from enginecast.capture.sources.calls.recording import record as record
 from enginecast.capture.tracing.attempt import Fallback
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
-from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.registry import DEFAULT

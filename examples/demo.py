@@ -27,9 +27,9 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.passes.presets import preset
 from enginecast.runtime.bundle.reader import open_bundle

@@ -8,7 +8,6 @@ import random
 import sys
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,20 +36,9 @@ machine than what pyproject.toml gives a test.
 """
 
 
-@functools.cache
-def slow_tests() -> frozenset[str]:
-    """The lines of slow.txt."""
-    lines = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if not line.startswith("#"))
-
-
-@pytest.hookimpl(tryfirst=True)  # before those that `-m` leaves out are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow.txt, and give slow tests more time."""
+    """Give slow tests more time."""
     for item in items:
-        place = item.nodeid.removeprefix("tests/")
-        if not slow_tests().isdisjoint({place, place.partition("[")[0]}):
-            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 

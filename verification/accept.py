@@ -68,7 +68,7 @@ def parse_accept(text: str, outputs: Sequence[str] = (), cases: Sequence[str] = 
         outputs: the known names, which may hold "/" and "=" themselves.
 
     Raises:
-        UsageError: it names no output, or its bound is no number between 0 and 1.
+        UsageError: it names no output, or its bound is not a number between 0 and 1.
     """
     known = {name_of(output, case): (output, case) for case in (*cases, "") for output in outputs}
     name, equals, number = text.rpartition("=")

@@ -397,3 +397,13 @@ def pool_output(comparison: Comparison, output: str) -> Metrics:
 def output_names(comparison: Comparison) -> tuple[str, ...]:
     """The outputs of all cases, in the order they first appear."""
     return tuple(dict.fromkeys(name for outputs in comparison.values() for name in outputs))
+
+
+def distance(found: Array, wanted: Array) -> float:
+    """Relative L2 distance; infinite if shapes differ or only one side is finite somewhere."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    measured = measure(found, wanted)
+    if measured.nonfinite:
+        return float("inf")
+    return measured.error_norm / (measured.reference_norm or 1.0)

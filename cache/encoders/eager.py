@@ -12,10 +12,13 @@ from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, text_of
 from enginecast.capture.outputs.flatten import Wanted, run_named
-from enginecast.capture.sources.checkpoint import read_json
-from enginecast.capture.sources.huggingface import CONFIG_FILE, HuggingFaceSource
+from enginecast.capture.sources.huggingface.sentence_folder import SentenceSource
+from enginecast.capture.sources.huggingface.transformers_folder import (
+    CONFIG_FILE,
+    HuggingFaceSource,
+)
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.sentence import SentenceSource
+from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.errors import InputError, MissingError, UsageError
 from enginecast.runtime.device.torch_values import to_host
 from enginecast.runtime.values.arrays import Array

@@ -9,7 +9,7 @@ import numpy as np
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
-from enginecast.capture.sources.text_encoders import class_named_by
+from enginecast.capture.sources.huggingface.text_encoders import class_named_by
 from enginecast.errors import InputError, UsageError
 from enginecast.runtime.bundle.manifest import Input, Manifest
 from enginecast.runtime.engine import Engine

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
-from enginecast.capture.sources.padding_side import FROM_THE_LEFT, cuts_left, padding_side
+from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT, cuts_left, padding_side
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"

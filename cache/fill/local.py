@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.open_encoder import Encoder
 from enginecast.cache.fill.schedule import Chunk, FillSchedule, Wanted
 from enginecast.cache.store.claims import claim, sweep
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import Failure, record
 from enginecast.cache.store.shard import Entry, shard_size
 from enginecast.cache.store.spec import EncoderSpec, pad_rows
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import InputError
 from enginecast.runtime.values.arrays import Array
 

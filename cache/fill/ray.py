@@ -27,14 +27,14 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.fill import ray_reaper
 from enginecast.cache.fill.local import Done, Filled, Progress, fill_chunk
 from enginecast.cache.fill.schedule import Chunk, FillSchedule
 from enginecast.cache.store.claims import claim, sweep
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.spec import EncoderSpec, differences
-from enginecast.cache.store.store import Encodings, open_store
 from enginecast.errors import CacheError, EnginecastError, MissingError, UsageError
 from enginecast.installation import required
 

@@ -21,7 +21,7 @@ from enginecast.cache.encoders.tokenizing import parse_tokenizer, prepare_text
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.checkpoint import (
+from enginecast.capture.sources.weights.checkpoint import (
     Checkpoint,
     find_weight_files,
     name_weights,

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 from enginecast.cache.encoders.tokenizing import Tokenizing, parse_tokenizer
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import Index, Location, open_index
 from enginecast.cache.store.records import read_failures
 from enginecast.cache.store.shard import Entry, shortened
 from enginecast.cache.store.spec import About, EncoderSpec, Keys
-from enginecast.cache.store.store import Encodings, open_store
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.values.arrays import Array
 

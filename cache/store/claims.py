@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from enginecast.cache.store.disk import disk_error, is_there, remove_abandoned, try_lock
-from enginecast.cache.store.store import STAGING_NAME, Encodings
+from enginecast.cache.store.folders import STAGING_NAME, Encodings
 
 FOLDER = "claims"
 

@@ -23,6 +23,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from enginecast.cache.store.disk import disk_error, own_folder
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.shard import (
     SUFFIX,
@@ -34,7 +35,6 @@ from enginecast.cache.store.shard import (
     read_tensor,
 )
 from enginecast.cache.store.spec import KEY_BYTES
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.bundle.manifest import Record
 from enginecast.runtime.values.arrays import Array

@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from enginecast.cache.store.disk import disk_error
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import Index, open_index
-from enginecast.cache.store.store import Encodings
 from enginecast.runtime.bundle.directory import descriptor_of
 
 

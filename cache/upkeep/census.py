@@ -7,11 +7,11 @@ import numpy as np
 
 from enginecast.cache.store.claims import sweep
 from enginecast.cache.store.disk import bytes_in, disk_errors
+from enginecast.cache.store.folders import Encodings, Store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import read_failures, read_truncated
 from enginecast.cache.store.shard import SUFFIX
 from enginecast.cache.store.spec import About, EncoderSpec, fingerprint
-from enginecast.cache.store.store import Encodings, Store
 from enginecast.errors import CacheError
 from enginecast.runtime.values.arrays import Array
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from enginecast.cache.encoders.tokenizing import digest_of
 from enginecast.cache.store.disk import disk_error, disk_errors, write_once
+from enginecast.cache.store.folders import SPEC_NAME, Encodings, Store
 from enginecast.cache.store.index import Index, index_of
 from enginecast.cache.store.mapping import FileBytes, FileId, file_id
 from enginecast.cache.store.shard import Shard, open_shard, read_table, shard_name
 from enginecast.cache.store.spec import Keys
-from enginecast.cache.store.store import SPEC_NAME, Encodings, Store
 from enginecast.cache.upkeep.rewriting import commit_all, only_keeper
 from enginecast.errors import CacheError, CacheVersionError, MissingError
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.spec import OutputSpec, differences
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.values.arrays import Array
 

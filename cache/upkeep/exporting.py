@@ -25,9 +25,9 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.shard import Entry
-from enginecast.cache.store.store import Encodings
 from enginecast.cache.upkeep.rewriting import chunked
 from enginecast.errors import CacheError, UsageError
 from enginecast.installation import required

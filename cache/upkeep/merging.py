@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors, is_there, own_folder
+from enginecast.cache.store.folders import MARK_NAME, Encodings, Store, create_store, open_store
 from enginecast.cache.store.index import index_of, open_index
 from enginecast.cache.store.records import read_failures, read_truncated, record
 from enginecast.cache.store.shard import Shard
 from enginecast.cache.store.spec import differences
-from enginecast.cache.store.store import MARK_NAME, Encodings, Store, create_store, open_store
 from enginecast.cache.upkeep.checking import examine_all, require_tokenizer
 from enginecast.cache.upkeep.rewriting import commit_all, entries_of, only_keeper
 from enginecast.errors import CacheError, UsageError

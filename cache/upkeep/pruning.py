@@ -13,11 +13,11 @@ import numpy as np
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.store.claims import sweep
 from enginecast.cache.store.disk import bytes_in, disk_errors
+from enginecast.cache.store.folders import Encodings, Store
 from enginecast.cache.store.index import as_keys, index_of, open_index
 from enginecast.cache.store.mapping import file_id
 from enginecast.cache.store.shard import Shard, shard_size
 from enginecast.cache.store.spec import Keys
-from enginecast.cache.store.store import Encodings, Store
 from enginecast.cache.upkeep.rewriting import (
     SHARD_BYTES,
     chunked,

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from enginecast.cache.store.disk import disk_error, disk_errors, try_lock
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.mapping import FileId, file_id
 from enginecast.cache.store.shard import Entry, Shard, shard_name
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.values.arrays import Array
 

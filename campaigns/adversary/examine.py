@@ -15,8 +15,8 @@ from harness import one_line
 from adversary.case import Case
 from adversary.judge import Array, Taken, TurnedAwayError, flat, judge
 from adversary.plain import plain
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import EnginecastError, InputError, MissingError
 from enginecast.runtime.load import load
 

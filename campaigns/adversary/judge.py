@@ -269,7 +269,7 @@ def _by_row(values: Array) -> Array:
 def _condition(
     case: Case, feeds: Mapping[str, Tensor], epsilon: float, index: int, three: Array
 ) -> Array:
-    """How far eager moves when its inputs move by a rounding, where that is no jump."""
+    """How far eager moves when its inputs move by a rounding, unless it jumps."""
     moved = []
     for size in (epsilon, epsilon / 64):
         far = np.zeros(three.shape)

@@ -11,14 +11,14 @@ from cache_shards import NAME, WIDE, entry
 from cache_writer import CHUNK
 
 from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import SUFFIX
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.cache.store.store import Encodings, open_store
 from faults.campaign import Campaign, Sizes, Tally, environment
 
 SEED = 43
-WRITER = Path(__file__).parents[2] / "tests" / "cache" / "cache_writer.py"
+WRITER = Path(__file__).parents[2] / "tests" / "support" / "cache_writer.py"
 CHUNKS = 120
 """Commits of a cache.  A writer is done with them after some 20 kills."""
 

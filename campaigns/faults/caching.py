@@ -15,8 +15,8 @@ from cache_writer import CHUNK
 
 from enginecast.cache.encoders.tokenizing import digest_of
 from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import open_index
-from enginecast.cache.store.store import open_store
 from enginecast.cache.upkeep.census import census_of
 from enginecast.cache.upkeep.checking import check_store
 from enginecast.cache.upkeep.exporting import export
@@ -156,7 +156,7 @@ def _prepared(work: str, whole: Path, folder: Path) -> Iterator[Path]:
 PRUNER = """
 import sys
 from pathlib import Path
-from enginecast.cache.store.store import open_store
+from enginecast.cache.store.folders import open_store
 from enginecast.cache.upkeep.pruning import prune_store
 done = 0
 print("ready", flush=True)

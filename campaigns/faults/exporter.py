@@ -217,7 +217,7 @@ class Exporter:
 def serve(folder: Path) -> None:
     """Answer requests until stdin ends."""
     import enginecast.capture.tracing.sizes.sweep
-    import enginecast.compiler.session
+    import enginecast.compiler.export.session
     import enginecast.exporters.aotinductor.target
     import enginecast.exporters.onnx.target
     import enginecast.exporters.torchscript.target

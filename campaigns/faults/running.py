@@ -145,8 +145,8 @@ def _exported(folder: Path, target: str) -> Path:
     """An engine of a target, with the inputs of the tiny one."""
     from torch import Tensor, from_numpy, nn
 
+    from enginecast.compiler.export.session import export
     from enginecast.compiler.request import ExportRequest, ModelOptions
-    from enginecast.compiler.session import export
 
     class Rows(nn.Module):
         def __init__(self) -> None:

@@ -20,8 +20,8 @@ from zoo.judge import difference, judge
 
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.open_source import open_source
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import EnginecastError, InputError
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load

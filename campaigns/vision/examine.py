@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from zoo.judge import judge
 
 from enginecast.capture.inputs.specs import from_example
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 from enginecast.errors import EnginecastError
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.outputs.flatten import name_result
-from enginecast.capture.sources.source import Source
-from enginecast.compiler.open_model import input_specs, open_model
+from enginecast.capture.sources.base.source import Source
+from enginecast.compiler.prepare.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.load import load

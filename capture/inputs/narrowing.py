@@ -22,7 +22,7 @@ from enginecast.capture.inputs.specs import (
     named_dims,
     with_example_sizes,
 )
-from enginecast.capture.refusals.refusal import CONSTANT, SIZE, guards_in
+from enginecast.capture.refusals.explain import CONSTANT, SIZE, guards_in
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed, if no inputs were given; with given inputs they keep
@@ -133,7 +133,7 @@ def equal(
     specs: tuple[InputSpec, ...], takes: Callable[[Mapping[str, int]], bool]
 ) -> Narrowed | None:
     """Make one dimension of two of which the code takes equal sizes alone, where it raised an error
-    at others; None if there are no such, or if the user asked for one of them.
+    at others; None if no two dimensions are like that, or if the user asked for one of them.
 
     Args:
         takes: whether the model's code accepts inputs of these sizes.

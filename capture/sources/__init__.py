@@ -1,5 +1,6 @@
 """What a MODEL argument may be, and how its module and its weights are opened.
 
-Holds: Hugging Face folders, factories, `.pt2` files, checkpoints; each answers what its inputs are.
-It must not trace a model.
+Holds: `open_source`, and what it opens: factories, `.pt2` programs and TorchScript here, folders in
+`huggingface`, steps of a decoder in `generation`; each answers what its inputs are. It must not
+trace a model.
 """

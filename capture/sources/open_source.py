@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.hub import download_line, is_hub_name
-from enginecast.capture.sources.recording import Recorded, require_one
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import Recorded, require_one
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
 from enginecast.errors import SourceError, UsageError
 
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
@@ -55,7 +55,7 @@ def open_source(
     if is_folder:
         found = _open_folder(path, random_weights, component)
         if isinstance(example, Recorded):
-            from enginecast.capture.sources.recorded import RecordedSource
+            from enginecast.capture.sources.calls.recorded import RecordedSource
 
             return RecordedSource(found, example)
         return found
@@ -96,14 +96,17 @@ def _open_folder(folder: Path, random_weights: int | None, component: ComponentO
             hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
         )
     if _is_of_diffusers(folder):
-        from enginecast.capture.sources.diffusion import open_component
+        from enginecast.capture.sources.huggingface.diffusers_folder import open_component
 
         return open_component(folder, random_weights, component)
-    from enginecast.capture.sources.sentence import is_sentence_folder, open_sentence_folder
+    from enginecast.capture.sources.huggingface.sentence_folder import (
+        is_sentence_folder,
+        open_sentence_folder,
+    )
 
     if is_sentence_folder(folder):
         return open_sentence_folder(folder, random_weights, component)
-    from enginecast.capture.sources.huggingface import open_folder
+    from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 
     return open_folder(folder, random_weights, component)
 

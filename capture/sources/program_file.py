@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.sources.checkpoint import sha256_of
-from enginecast.capture.sources.finite import lost_of, require_finite
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.checkpoint import sha256_of
+from enginecast.capture.sources.weights.finite import lost_of, require_finite
 from enginecast.errors import SourceError, UsageError
 
 

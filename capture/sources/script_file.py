@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.sources.checkpoint import sha256_of
-from enginecast.capture.sources.copies import cast_module
-from enginecast.capture.sources.finite import lost_of, require_finite
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.checkpoint import sha256_of
+from enginecast.capture.sources.weights.copies import cast_module
+from enginecast.capture.sources.weights.finite import lost_of, require_finite
 from enginecast.errors import SourceError, UsageError
 
 _LONGEST_PICKLE = 64 << 20

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, Origin, captured_dtype
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.wrapped import WrappedSource
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 
 INPUTS = "inputs"

@@ -31,7 +31,7 @@ from enginecast.capture.python.locations import (
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.factory import copy_sharing_weights
-from enginecast.capture.sources.widened import WidenedWeight
+from enginecast.capture.sources.weights.widened import WidenedWeight
 from enginecast.errors import CaptureError, EnginecastError, MissingError
 from enginecast.library_names import tested
 

@@ -12,7 +12,7 @@ from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.control_flow.operators.sites import Site
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.errors import CaptureError
 

@@ -29,8 +29,8 @@ from enginecast.capture.outputs.flatten import (
     name_result,
 )
 from enginecast.capture.python.locations import SourceLocation, Spot
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.factory import is_dense
-from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung

@@ -30,7 +30,7 @@ from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.answers.every_path import every_path
 from enginecast.capture.tracing.answers.possible_values import answering_certain
 from enginecast.capture.tracing.answers.recorded_reads import (

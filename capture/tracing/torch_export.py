@@ -21,7 +21,7 @@ from enginecast.capture.python.locations import SourceLocation, Spot, is_model_c
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.refusals.refusal import (
+from enginecast.capture.refusals.explain import (
     REASONS,
     Refusal,
     explain,
@@ -29,8 +29,8 @@ from enginecast.capture.refusals.refusal import (
     missing_requirement,
     suggestions_left_out,
 )
-from enginecast.capture.sources.empty import capture_mode, fake_weights
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.empty import capture_mode, fake_weights
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
 from enginecast.capture.tracing.patches.equivalents import replaced_in
 from enginecast.capture.tracing.patches.open_sizes import open_sizes

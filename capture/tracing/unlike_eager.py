@@ -19,7 +19,7 @@ from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.attempt import OF_OWN_CODE
 from enginecast.capture.tracing.sizes.fingerprint import (
     ALIASES,

@@ -121,7 +121,7 @@ def bench_bundle(
         )
     if against:
         with required("torch", "--against", "export"):
-            import torch  # noqa: F401  # before memory is measured: it is no part of an engine
+            import torch  # noqa: F401  # before memory is measured: it is not part of an engine
     # A GPU may be asked for in each of the ways in which `load` is asked.
     first = [(how.get(name) or ("",))[0] for name in ("providers", "prefer")]
     gpu = any(n and "cpu" not in n.lower() for n in (how.get("device") or "", *first))
@@ -237,7 +237,7 @@ def _peers(
     import torch
 
     from enginecast.capture.outputs.flatten import parse_wanted
-    from enginecast.compiler.recompare import open_again, options_of, same_model
+    from enginecast.compiler.verify.recompare import open_again, options_of, same_model
 
     manifest = engine.manifest
     options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from enginecast.capture.outputs.flatten import Wanted
-    from enginecast.capture.sources.source import Source
+    from enginecast.capture.sources.base.source import Source
 
 Feeds = Sequence[Mapping[str, Array]]
 """The inputs of one call after another."""
@@ -97,7 +97,7 @@ def peer(
 
     from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.python.quiet import quiet_torch
-    from enginecast.capture.sources.widened import widen
+    from enginecast.capture.sources.weights.widened import widen
 
     module = widen(source.eager(dtype)).to(device)
     name_outputs(module, tuple(feeds[0]), wanted)

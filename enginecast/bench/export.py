@@ -8,7 +8,7 @@ import torch
 
 from enginecast.bench.contenders import of_engine, peer
 from enginecast.bench.timing import FEWEST, WARM_UPS, Times, interleaved
-from enginecast.compiler.publish import Candidate, Timing
+from enginecast.compiler.publication.bundle import Candidate, Timing
 from enginecast.errors import EnginecastError
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.torch_threads import torch_threads

@@ -36,12 +36,12 @@ def bisect(
     if request.pipeline is None and request.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
     loading()
-    from enginecast.compiler.culprits import find_culprits, is_wrong
-    from enginecast.compiler.engines import criteria_of
-    from enginecast.compiler.open_model import open_model
-    from enginecast.compiler.prepare import prepare
-    from enginecast.compiler.reference import reference_of
-    from enginecast.compiler.rewrite import rewrite
+    from enginecast.compiler.engines.culprits import find_culprits, is_wrong
+    from enginecast.compiler.engines.lower_and_run import criteria_of
+    from enginecast.compiler.engines.rewrite import rewrite
+    from enginecast.compiler.prepare.open_model import open_model
+    from enginecast.compiler.prepare.program import prepare
+    from enginecast.compiler.prepare.reference import reference_of
     from enginecast.compiler.steps import Steps
     from enginecast.passes.registry import build
     from enginecast.verification.bisect.culprit import Bisection

@@ -33,7 +33,7 @@ from enginecast.exporters.aotinductor.options import AOTInductorOptions
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 
 if TYPE_CHECKING:
-    from enginecast.compiler.publish import Export
+    from enginecast.compiler.publication.bundle import Export
     from enginecast.compiler.steps import Steps
 
 GIVE_INPUTS = (
@@ -65,7 +65,7 @@ def export(
     show_log(verbose)
     loading()
     from enginecast.bench.export import export_timing
-    from enginecast.compiler import session
+    from enginecast.compiler.export import session
     from enginecast.compiler.steps import Steps
 
     if tensorrt and aotinductor:

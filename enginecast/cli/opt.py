@@ -32,8 +32,8 @@ from enginecast.errors import UsageError
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from enginecast.compiler.prepare import Prepared
-    from enginecast.compiler.rewrite import Rewritten
+    from enginecast.compiler.engines.rewrite import Rewritten
+    from enginecast.compiler.prepare.program import Prepared
     from enginecast.passes.ir.base import Pass
 
 REDUCED = "reduced"
@@ -114,8 +114,8 @@ def opt(
         )
     loading()
     from enginecast.cli.opt_page import run_with_texts, show
-    from enginecast.compiler.open_model import open_model
-    from enginecast.compiler.prepare import prepare
+    from enginecast.compiler.prepare.open_model import open_model
+    from enginecast.compiler.prepare.program import prepare
     from enginecast.compiler.steps import Steps
     from enginecast.passes.ir.text import diff_ir
     from enginecast.passes.registry import build

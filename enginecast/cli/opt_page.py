@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from enginecast.cli.terminal.output import progress, results, say, standard_output
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.rewrite import Rewritten, run_passes
+from enginecast.compiler.engines.rewrite import Rewritten, run_passes
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass
 from enginecast.passes.ir.text import print_ir

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from enginecast.cli.opt_page import run_with_texts, show
 from enginecast.cli.terminal.output import say, show_error, standard_output
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import Prepared
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import computed_dtype
 from enginecast.compiler.steps import Steps
 from enginecast.errors import EnginecastError

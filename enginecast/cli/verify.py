@@ -39,7 +39,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with eager again, on this machine's hardware."""
-    from enginecast.compiler.verify_bundle import verify_bundle
+    from enginecast.compiler.verify.bundle import verify_bundle
     from enginecast.verification.report.tables import print_verdict
 
     check = verify_bundle(

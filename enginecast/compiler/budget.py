@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.widened import NARROW
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.widened import NARROW
 from enginecast.compiler.memory import anonymous
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import MissingError
@@ -91,7 +91,7 @@ def require(source: Source, config: EngineConfig, folder: Path) -> None:
 
 
 def _eager(elements: Elements, name: str, maps_mixed: bool) -> int:
-    """Bytes that the eager module needs besides mapped files (see `capture.sources.widened`)."""
+    """Bytes that the eager module needs besides mapped files (`sources.weights.widened`)."""
     dtype = DTYPES[name]
     mapped = {dtype, *NARROW} if dtype == torch.float32 else {dtype}
     others = set(elements) - mapped

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
 from enginecast.exporters.registry import REGISTRY as REGISTERED
@@ -27,7 +27,7 @@ from enginecast.verification.accept import parse_accept
 if TYPE_CHECKING:
     from torch import nn
 
-    from enginecast.capture.sources.recording import Recorded
+    from enginecast.capture.sources.calls.recording import Recorded
     from enginecast.capture.tracing.attempt import Fallback
     from enginecast.exporters.target import Target
     from enginecast.passes.ir.base import Pass

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from torch import nn
 
-from enginecast.capture.sources.checkpoint import read_json
-from enginecast.capture.sources.huggingface import CONFIG_FILE
-from enginecast.capture.sources.sketch import unlike
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE
+from enginecast.capture.sources.weights.checkpoint import read_json
+from enginecast.capture.sources.weights.sketch import unlike
 from enginecast.errors import EnginecastWarning, UsageError
 from enginecast.pipelines.changing import guard, unguard
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise

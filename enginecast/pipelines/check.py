@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from enginecast.capture.sources.recording import METHODS, on_instance
+from enginecast.capture.sources.calls.recording import METHODS, on_instance
 from enginecast.pipelines.generate import Made
 from enginecast.pipelines.record import CheckOutcome, EngineOutcome, StageOutcome
 from enginecast.runtime.bundle.manifest import Quantization, Verdict

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.sources.checkpoint import read_json
-from enginecast.capture.sources.copies import copy_module
-from enginecast.capture.sources.diffusion import CLASS
-from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.factory import config_of
-from enginecast.capture.sources.huggingface import CONFIG_FILE, write_config
+from enginecast.capture.sources.huggingface.diffusers_folder import CLASS
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE, write_config
+from enginecast.capture.sources.weights.checkpoint import read_json
+from enginecast.capture.sources.weights.copies import copy_module
+from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.errors import SourceError, first_line
 
 BUFFERS = "buffers.safetensors"

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from enginecast.capture.inputs.calls import leaves_of
 from enginecast.capture.outputs.flatten import ASK, HIDDEN_STATES
-from enginecast.capture.sources.recording import PACKING, by_name
+from enginecast.capture.sources.calls.recording import PACKING, by_name
 from enginecast.errors import InputError
 from enginecast.pipelines.returned import Returned, tensor_of
 from enginecast.runtime.bundle.manifest import Call, Input, Manifest

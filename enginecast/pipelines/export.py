@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from enginecast.capture.sources.component import ComponentOptions
+from enginecast.capture.sources.calls.recording import Calls, Recorded, record
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.recording import Calls, Recorded, record
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     EnginecastError,
@@ -109,7 +109,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     """Export the components of a pipeline, and compare the pipeline of engines with eager.
 
     Raises:
-        EnginecastError: see the tree in `enginecast.errors`; a component that fails is no error.
+        EnginecastError: see the tree in `enginecast.errors`; a component that fails does not raise.
     """
     steps = steps or Steps()
     folder = open_pipeline(request.folder, request.variant)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.checkpoint import WeightNames, find_weight_files, read_json
-from enginecast.capture.sources.diffusion import CLASS, STEM, warn_of_newer
-from enginecast.capture.sources.huggingface import CONFIG_FILE
+from enginecast.capture.sources.huggingface.diffusers_folder import CLASS, STEM, warn_of_newer
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE
+from enginecast.capture.sources.weights.checkpoint import WeightNames, find_weight_files, read_json
 from enginecast.errors import SourceError, first_line
 from enginecast.installation import required
 

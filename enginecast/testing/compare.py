@@ -17,7 +17,9 @@ from enginecast.passes.ir.interpret import output_names
 from enginecast.plugins import defect_of
 from enginecast.testing.captured import Captured
 from enginecast.testing.outcome import Outcome
-from enginecast.verification.eager import capture_failures, make_reference, reference_program
+from enginecast.verification.eager.captured import capture_failures
+from enginecast.verification.eager.make_reference import make_reference
+from enginecast.verification.eager.outputs import reference_program
 from enginecast.verification.program.observer import PROMISES, Observer
 from enginecast.verification.reference import Reference
 from enginecast.verification.report.data import PassCheck

@@ -63,7 +63,7 @@ class Split:
     calls: tuple[Call, ...]
     """In order."""
     regions: Mapping[str, tuple[str, ...]]
-    """The modules that each piece which is no glue stands for."""
+    """The modules that each piece stands for, but for glue."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -133,7 +133,8 @@ def output_names(count: int) -> tuple[str, ...]:
 class Run(Interpreter):
     """One run; the environments hold the values that are still needed.
 
-    `verification.emulate.run` and `compiler.cases` derive from it; what they override is public.
+    `verification.emulate.run` and `compiler.prepare.cases` derive from it; what they override is
+    public.
     """
 
     def __init__(

@@ -15,9 +15,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from enginecast.cache.encoders.tokenizing import digest_of
+from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry, open_shard
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
-from enginecast.cache.store.store import Encodings, create_store
 
 WORDS = [f"w{number}" for number in range(90)]
 HIDDEN = OutputSpec(name="last_hidden_state", per="token", width=5, dtype="bfloat16")

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from enginecast.cache.encoders.tokenizing import prepare_text
+from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
-from enginecast.cache.store.store import Encodings, create_store
 
 TEXTS = ("a b c", "", "d", "a b c d e f g h", "q w e r t y", "z z z")
 WORDS = ["<pad>", "</s>", *(chr(ord("a") + index) for index in range(26)), "<unk>"]

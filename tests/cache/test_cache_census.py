@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cache_entries import ABOUT, SPEC, TOKENIZER, byte_of, entries, fill, flip, spec_with, texts
 
+from enginecast.cache.store.folders import Encodings, create_store, open_store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import Failure, Truncation, record
 from enginecast.cache.store.spec import fingerprint
-from enginecast.cache.store.store import Encodings, create_store, open_store
 from enginecast.cache.upkeep import census as counting
 from enginecast.cache.upkeep.census import Census, census_of
 from enginecast.cache.upkeep.checking import check_store

@@ -26,9 +26,9 @@ from cache_entries import (
 )
 from cache_shards import open_folder, read_only
 
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry, open_shard, shard_name, write_shard
-from enginecast.cache.store.store import Encodings, open_store
 from enginecast.cache.upkeep import checking
 from enginecast.cache.upkeep.checking import Checked, check_store
 from enginecast.cache.upkeep.merging import merge
@@ -352,7 +352,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from cache_entries import entries, texts
-from enginecast.cache.store.store import open_store
+from enginecast.cache.store.folders import open_store
 encodings = open_store(sys.argv[1]).encodings()
 made = entries(texts(240))
 for begin in range(0, 240, 4):

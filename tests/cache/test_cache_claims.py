@@ -13,7 +13,7 @@ from cache_shards import entries, made, open_folder, read_only
 from enginecast.cache.store import disk
 from enginecast.cache.store.claims import FOLDER, claim, sweep
 from enginecast.cache.store.disk import own_folder
-from enginecast.cache.store.store import STAGING_NAME, Encodings
+from enginecast.cache.store.folders import STAGING_NAME, Encodings
 
 HOLD = """
 import sys
@@ -42,7 +42,7 @@ def hold(encodings: Encodings) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "True\n"

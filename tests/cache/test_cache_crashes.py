@@ -10,9 +10,9 @@ from pathlib import Path
 from cache_shards import entries, entry, made
 
 from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.folders import STAGING_NAME
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.shard import SUFFIX
-from enginecast.cache.store.store import STAGING_NAME
 
 STEPS = {
     "fcntl.flock",

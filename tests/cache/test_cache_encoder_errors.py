@@ -24,7 +24,7 @@ from cache_fixtures import add_t5_tokenizer, words_clip, words_t5
 from models import tiny_bert, tiny_vit
 from onnx import helper, numpy_helper
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import pad_batch
@@ -340,7 +340,7 @@ def test_opening_a_bundle_imports_no_torch(tiny: str) -> None:
 
     code = (
         "import sys\n"
-        "from enginecast.cache.encoders.encoder import open_encoder\n"
+        "from enginecast.cache.encoders.open_encoder import open_encoder\n"
         "from enginecast.cache.encoders.request import EncoderRequest\n"
         "import numpy as np\n"
         "encoder = open_encoder(EncoderRequest(sys.argv[1]))\n"

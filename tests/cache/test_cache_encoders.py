@@ -12,7 +12,7 @@ import torch
 from cache_fixtures import CLIP_LENGTH, T5_LENGTH, captions, short_captions, words_t5
 from exports import Exports
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import pad_batch

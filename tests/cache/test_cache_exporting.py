@@ -14,8 +14,8 @@ from cache_entries import SPEC, byte_of, entries, fill, flip, texts
 from pyarrow import parquet
 from safetensors.torch import load_file
 
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.shard import Entry
-from enginecast.cache.store.store import Encodings
 from enginecast.cache.upkeep.exporting import export
 from enginecast.errors import CacheError, MissingError, UsageError
 from enginecast.installation import install_command

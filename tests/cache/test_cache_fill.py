@@ -25,7 +25,7 @@ from fill_fixtures import (
 )
 
 from enginecast.cache.fill.local import fill_chunk, fill_local
-from enginecast.cache.store import store
+from enginecast.cache.store import folders as store
 from enginecast.cache.store.claims import claim
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures

@@ -19,8 +19,8 @@ from fill_fixtures import (
 )
 from fill_processes import Forked, Running, Start, spawned
 
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
-from enginecast.cache.store.store import Encodings, open_store
 
 
 def there(cache: Path) -> Encodings | None:

@@ -25,12 +25,12 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 from ray_runs import PATIENCE, RayRun, ray_fill
 
-from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.open_encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.fill.ray import Job, attached_ray, divide, local_ray, open_here
+from enginecast.cache.store.folders import create_store, open_store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry
-from enginecast.cache.store.store import create_store, open_store
 from enginecast.errors import CacheError, MissingError, UsageError
 from enginecast.installation import install_command
 

@@ -14,7 +14,7 @@ from enginecast.cache import CachedEncoder, Variants, open_cache, require_frozen
 from enginecast.cache.encoders.tokenizing import digest_of
 from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.capture.sources.checkpoint import sha256_of_weights
+from enginecast.capture.sources.weights.checkpoint import sha256_of_weights
 from enginecast.errors import CacheError, CacheMissError, UsageError
 
 

@@ -23,7 +23,7 @@ from transformers import (
 from enginecast.cache import CachedEncoder, open_cache, require_frozen
 from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.capture.sources.checkpoint import sha256_of_weights
+from enginecast.capture.sources.weights.checkpoint import sha256_of_weights
 from enginecast.errors import CacheError, UsageError
 
 

@@ -12,6 +12,7 @@ from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, r
 
 from enginecast.cache.store import index as index_module
 from enginecast.cache.store import mapping
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import (
     FILE_NAME,
     Index,
@@ -22,7 +23,6 @@ from enginecast.cache.store.index import (
 )
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.shard import open_shard
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 
 

@@ -6,8 +6,8 @@ from cache_shards import WIDE, made
 from cache_writer import CHUNK
 from faults.cache_kills import CHUNKS, require_right, start
 
+from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import open_index
-from enginecast.cache.store.store import open_store
 
 
 def test_several_writers_share_the_work(tmp_path: Path) -> None:

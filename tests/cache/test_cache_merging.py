@@ -19,6 +19,7 @@ from cache_entries import (
     texts,
 )
 
+from enginecast.cache.store.folders import Encodings, create_store, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import (
     Failure,
@@ -27,7 +28,6 @@ from enginecast.cache.store.records import (
     read_truncated,
     record,
 )
-from enginecast.cache.store.store import Encodings, create_store, open_store
 from enginecast.cache.upkeep import merging
 from enginecast.cache.upkeep.checking import Examined, check_store, examine_all
 from enginecast.cache.upkeep.merging import Merged, merge

@@ -11,8 +11,8 @@ from enginecast.cache import as_huggingface
 from enginecast.cache.read import reader
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import Location
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.values.arrays import Array
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from cache_entries import byte_of, entries, fill, flip, held, spec_with, texts
 
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.shard import shard_name
-from enginecast.cache.store.store import Encodings, open_store
 from enginecast.cache.upkeep.checking import check_store
 from enginecast.cache.upkeep.pruning import Pruned, prune_store
 from enginecast.cache.upkeep.rewriting import only_keeper

@@ -18,9 +18,9 @@ import enginecast.cache as cache_package
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.cache.store import mapping
+from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec, pad_rows
-from enginecast.cache.store.store import Encodings, create_store
 from enginecast.errors import CacheError, CacheMissError, UsageError
 
 TOKENIZER = tokenizer_of().to_str().encode()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cache_shards import entries, entry, made
 
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.records import (
     FILES,
     Failure,
@@ -16,7 +17,6 @@ from enginecast.cache.store.records import (
     read_truncated,
     record,
 )
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import MissingError
 
 

@@ -8,11 +8,11 @@ from fill_fixtures import Lines, TableEncoder, WordTokenizer, captions, encoding
 
 from enginecast.cache.fill.local import fill_chunk
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
+from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.shard import DTYPES, Entry, read_table, shard_size, write_shard
 from enginecast.cache.store.spec import EncoderSpec, Keys, OutputSpec
-from enginecast.cache.store.store import Encodings
 from enginecast.errors import InputError
 from enginecast.runtime.bundle.manifest import DType
 

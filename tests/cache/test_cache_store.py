@@ -19,10 +19,10 @@ import pytest
 from cache_shards import ABOUT, NAME, SPEC, entries, entry, made, open_folder, read_only
 
 from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.folders import Encodings, create_store, find_store, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import Failure, read_failures, record
 from enginecast.cache.store.shard import Entry, open_shard
-from enginecast.cache.store.store import Encodings, create_store, find_store, open_store
 from enginecast.cache.upkeep.checking import check_store
 from enginecast.cache.upkeep.merging import merge
 from enginecast.errors import CacheError, MissingError

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from enginecast.cache.encoders.tokenizer_files import find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, clean_text, digest_of, prepare_text
 from enginecast.cache.store.spec import Clean, EncoderSpec, OutputSpec
-from enginecast.capture.sources.padding_side import PADS_LEFT
+from enginecast.capture.sources.base.padding_side import PADS_LEFT
 from enginecast.errors import CacheError, EnginecastError, SourceError, UsageError
 
 ADDERS = {"t5": add_t5_tokenizer, "clip": add_clip_tokenizer}

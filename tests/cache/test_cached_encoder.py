@@ -21,8 +21,8 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from enginecast.cache.read.cached_encoder import CachedEncoder
+from enginecast.cache.store.folders import create_store
 from enginecast.cache.store.spec import About
-from enginecast.cache.store.store import create_store
 from enginecast.errors import CacheError, UsageError
 
 CASES: dict[str, tuple[type[PreTrainedModel], tuple[str, ...], dict[str, Any]]] = {

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection, PreTrainedModel, T5EncoderModel
 
 from enginecast.cache.read.cached_encoder import CachedEncoder, absent_output
+from enginecast.cache.store.folders import create_store
 from enginecast.cache.store.spec import About
-from enginecast.cache.store.store import create_store
 from enginecast.capture.outputs.partial import MissingOutput
 from enginecast.errors import CacheError
 

@@ -20,10 +20,10 @@ from fill_fixtures import (
 )
 from tokenizers import Tokenizer
 
+from enginecast.cache.store.folders import MARK_NAME, Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures, read_truncated
 from enginecast.cache.store.shard import open_shard
-from enginecast.cache.store.store import MARK_NAME, Encodings, open_store
 from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]

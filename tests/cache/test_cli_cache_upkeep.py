@@ -12,9 +12,9 @@ from cache_shards import open_folder, read_only
 from exports import cast
 from pyarrow import parquet
 
+from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import Failure, record
-from enginecast.cache.store.store import open_store
 
 TEXTS = texts(20)
 MADE = entries(TEXTS)

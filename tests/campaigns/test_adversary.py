@@ -15,6 +15,7 @@ from adversary.examine import Row, examine, unchanging
 from adversary.judge import Array, Taken, judge
 from adversary.page import table
 from adversary.run import CAMPAIGN
+from slow_cases import some_slow
 from torch import Tensor, nn
 
 ALL = [case for group in GROUPS for case in group]
@@ -34,7 +35,9 @@ def named(case: Case) -> str:
 
 
 @pytest.mark.all_sizes
-@pytest.mark.parametrize("case", QUICK, ids=named)
+@pytest.mark.parametrize(
+    "case", some_slow(QUICK, ["generated: graph 1", "generated: graph 2"], named)
+)
 def test_a_module_that_misleads(case: Case, tmp_path: Path) -> None:
     row = examine(case, tmp_path, asks_plain=False)
     assert row.is_as_expected, f"{row.outcome}: {row.reason}"

@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 from faults.campaign import Campaign, Sizes, Tally, require
 from faults.campaigns import CAMPAIGNS
+from slow_cases import some_slow
 
 QUICK = [campaign for campaign in CAMPAIGNS if campaign.sizes.quick]
 
 
-@pytest.mark.parametrize("campaign", QUICK, ids=lambda campaign: campaign.name)
+@pytest.mark.parametrize(
+    "campaign", some_slow(QUICK, ["full disks", "kills of exports"], lambda campaign: campaign.name)
+)
 def test_faults_do_no_harm(campaign: Campaign, tmp_path: Path) -> None:
     if lacks := campaign.lacks():
         pytest.skip(lacks)

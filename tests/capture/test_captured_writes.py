@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture, describe
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.export.session import export
+from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import CaptureError
 
 

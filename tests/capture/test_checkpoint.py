@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BertForMaskedLM
 
-from enginecast.capture.sources.checkpoint import INDEX, SINGLE, some
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.weights.checkpoint import INDEX, SINGLE, some
 
 Damage = Callable[[Path], None]
 NORM = "encoder.final_layer_norm.weight"

@@ -18,10 +18,10 @@ from enginecast.capture.inputs.derive.diffusion import FAMILIES
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import named_dims
 from enginecast.capture.outputs.flatten import ALL, run_named
-from enginecast.capture.sources.component import ComponentOptions
-from enginecast.capture.sources.diffusion import STEM, ComponentSource
+from enginecast.capture.sources.calls.recorded import RecordedSource
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
+from enginecast.capture.sources.huggingface.diffusers_folder import STEM, ComponentSource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.recorded import RecordedSource
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError, EnginecastWarning, SourceError, UsageError
 

@@ -19,9 +19,9 @@ from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.examples import example_sizes, perturbed, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
 from enginecast.capture.inputs.text_config import decoder_of, parts_of, text_of
-from enginecast.capture.sources.huggingface import find_model_class, read_config
-from enginecast.capture.sources.source import Source
-from enginecast.compiler.open_model import input_specs, open_model
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.huggingface.transformers_folder import find_model_class, read_config
+from enginecast.compiler.prepare.open_model import input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import UsageError
 

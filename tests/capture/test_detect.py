@@ -17,7 +17,7 @@ from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.control_flow.detect.statements import numbers_decide
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.refusal import Refusal, explain
+from enginecast.capture.refusals.explain import Refusal, explain
 
 BY_NAME = {row.name: row for row in ROWS}
 FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("dynamo",))

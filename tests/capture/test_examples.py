@@ -31,7 +31,7 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))

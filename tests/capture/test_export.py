@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import tiny_bert, tiny_llama, tiny_t5, tiny_vit
+from slow_cases import some_slow
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -15,9 +16,9 @@ from enginecast.capture.inputs.examples import example_sizes, sample, verificati
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.capture.tracing.sizes.shapes import check_shapes
 from enginecast.errors import CaptureError, SourceError, UsageError
@@ -58,14 +59,11 @@ def programs(folders: Path) -> Programs:
     return Programs(folders)
 
 
-FEW = ("t5-fp16", "t5-bf16", "llama-bf16", "bert-fp16", "vit-fp32", "t5_relu-fp16")
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW))
-    for name in (*(f"{kind}-{dtype}" for kind in MAKERS for dtype in DTYPES), "t5_relu-fp16")
-]
+FEW = ("t5-fp16", "t5-bf16", "llama-bf16", "bert-fp16", "vit-fp32")
+NAMES = (*(f"{kind}-{dtype}" for kind in MAKERS for dtype in DTYPES), "t5_relu-fp16")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_slow(NAMES, {*NAMES} - {"t5-fp16"}))
 def test_program_equals_fp32_eager_of_the_same_file(programs: Programs, name: str) -> None:
     source, result = programs[name]
     module, eager = result.program.module(), source.eager()
@@ -85,7 +83,9 @@ def stored_dtypes(program: ExportedProgram) -> dict[str, torch.dtype]:
     return {name: tensor.dtype for name, tensor in program.state_dict.items()}
 
 
-@pytest.mark.parametrize("name", ["t5-fp16", "t5-bf16", "llama-bf16", "bert-fp16"])
+@pytest.mark.parametrize(
+    "name", ["t5-fp16", pytest.param("t5-bf16", marks=pytest.mark.slow), "llama-bf16", "bert-fp16"]
+)
 def test_weights_are_bound_as_they_are_stored(programs: Programs, name: str) -> None:
     source, result = programs[name]
     weights = source.weights()
@@ -103,7 +103,7 @@ def state(result: Captured) -> list[Tensor]:
     return [*result.program.state_dict.values(), *result.program.constants.values()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_slow(NAMES, {*NAMES} - {*FEW}))
 def test_no_tensor_of_a_program_is_fake(programs: Programs, name: str) -> None:
     assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in state(programs[name][1]))
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
-from enginecast.capture.sources.checkpoint import sha256_of_weights
-from enginecast.capture.sources.finite import Lost, lost_in, lost_of
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.weights.checkpoint import sha256_of_weights
+from enginecast.capture.sources.weights.finite import Lost, lost_in, lost_of
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 
 NAME = "encoder.block.1.layer.0.SelfAttention.k.weight"
@@ -55,7 +55,10 @@ def test_fp8_is_looked_at_too(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "value", "what"),
-    [(torch.float32, float("nan"), "1 NaN"), (torch.bfloat16, float("-inf"), "1 infinite")],
+    [
+        (torch.float32, float("nan"), "1 NaN"),
+        pytest.param(torch.bfloat16, float("-inf"), "1 infinite", marks=pytest.mark.slow),
+    ],
 )
 def test_weight_that_is_not_a_number_is_named_with_its_file(
     tmp_path: Path, dtype: torch.dtype, value: float, what: str
@@ -68,6 +71,7 @@ def test_weight_that_is_not_a_number_is_named_with_its_file(
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.slow
 def test_the_shard_is_named_and_inspect_refuses_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

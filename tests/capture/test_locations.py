@@ -197,7 +197,7 @@ import sys
 sys.path.append({root!r})
 from enginecast.capture.control_flow.converters.restructure import user_functions
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import ModelOptions, prepare
+from enginecast.compiler.prepare.program import ModelOptions, prepare
 from enginecast.compiler.steps import Steps
 import torch
 assert {env!r} in torch.__file__
@@ -209,6 +209,7 @@ print(prepared.captured.branches, prepared.unverified)
 """
 
 
+@pytest.mark.slow
 def test_no_branch_of_torch_counts_in_a_linked_environment(tmp_path: Path) -> None:
     """It was, for `has_torch_function_unary(input) was never reached` in torch's own code."""
     site = environment(tmp_path / "env")

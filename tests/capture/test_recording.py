@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.inputs.calls import call_of
+from enginecast.capture.sources.calls.recording import Calls, record
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.recording import Calls, record
 from enginecast.errors import SourceError, UsageError
 
 

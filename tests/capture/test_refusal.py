@@ -18,7 +18,7 @@ from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.outputs.flatten import Wanted
-from enginecast.capture.refusals.refusal import Kind, Refusal, explain
+from enginecast.capture.refusals.explain import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.attempt import Attempt

@@ -22,7 +22,7 @@ from transformers import (
     UMT5ForConditionalGeneration,
 )
 
-from enginecast.capture.sources.huggingface import refuse_apex
+from enginecast.capture.sources.huggingface.transformers_folder import refuse_apex
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError, UsageError
 
@@ -370,7 +370,7 @@ except ImportError:
 """
 OPEN_T5 = """
 import sys
-from enginecast.capture.sources.huggingface import without_apex
+from enginecast.capture.sources.huggingface.transformers_folder import without_apex
 from enginecast.capture.sources.open_source import open_source
 model = open_source(sys.argv[1]).empty()
 with without_apex():
@@ -380,6 +380,7 @@ print(type(model.encoder.final_layer_norm).__module__, modeling.Norm.__module__)
 """
 
 
+@pytest.mark.slow
 def test_apex_does_not_reach_the_model(t5: Path, tmp_path: Path) -> None:
     package = tmp_path / "apex" / "normalization"
     package.mkdir(parents=True)

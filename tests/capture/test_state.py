@@ -18,10 +18,10 @@ from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler.prepare import prepare
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.export.session import export
+from enginecast.compiler.prepare.program import prepare
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
 

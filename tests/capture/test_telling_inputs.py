@@ -11,8 +11,8 @@ from torch.export import ExportedProgram, export
 import enginecast
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import from_example
-from enginecast.compiler.cases import with_telling_values
-from enginecast.verification.eager import reference_program
+from enginecast.compiler.prepare.cases import with_telling_values
+from enginecast.verification.eager.outputs import reference_program
 from enginecast.verification.runs import Runs
 
 pytestmark = pytest.mark.all_sizes

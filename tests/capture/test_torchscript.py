@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.recorder import record
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.questions import questions
 from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
 from enginecast.capture.tracing.attempt import RefusedError
+from enginecast.compiler.export.session import ExportSession
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import ExportSession
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError, MissingError
 from enginecast.exporters.files import copy_archive, quiet
@@ -345,7 +345,7 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
         raise RefusedError(refusal)
 
     monkeypatch.setattr(ExportSession, "_of_script", unstorable)
-    monkeypatch.setattr("enginecast.compiler.session.prepare", refuse)
+    monkeypatch.setattr("enginecast.compiler.export.session.prepare", refuse)
     request, source = ExportRequest("model"), take_module(nn.Linear(2, 2), {})
     session = ExportSession(request, request.resolve(), source, None, Steps())  # type: ignore[arg-type]
     with pytest.raises(CaptureError) as caught:
@@ -443,7 +443,7 @@ def test_code_that_asks_whether_it_is_torchscript_is_named_where_it_runs() -> No
     assert questions(hybrid(Helped().eval(), example, [place]).module) == (
         SourceLocation(__file__, helped.__code__.co_firstlineno + 1),
     )
-    assert not questions(hybrid(Helped().eval(), example).module)  # a trace is no script
+    assert not questions(hybrid(Helped().eval(), example).module)  # a trace is not a script
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare.open_model import input_specs
 
 TABLES: dict[int, Tensor] = {}
 
@@ -54,7 +54,7 @@ def _unless_traced(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]
 
 class OfFunction(nn.Module):
     """Remembered by what a decorator has around a function of a class, where nothing is traced: a
-    walk on fake tensors is no trace.
+    walk on fake tensors is not a trace.
     """
 
     @staticmethod

@@ -18,9 +18,9 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
-from enginecast.capture.sources.huggingface import open_folder
-from enginecast.capture.sources.widened import WidenedWeight, fill_widened
+from enginecast.capture.sources.huggingface.transformers_folder import open_folder
+from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.sources.weights.widened import WidenedWeight, fill_widened
 from enginecast.errors import SourceError
 
 
@@ -114,8 +114,8 @@ def test_a_weight_without_tensor_is_named() -> None:
 STREAM = """
 import sys, torch
 from torch import nn
-from enginecast.capture.sources.empty import parameters_on_meta
-from enginecast.capture.sources.widened import fill_widened
+from enginecast.capture.sources.weights.empty import parameters_on_meta
+from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.compiler.memory import anonymous, watched
 with parameters_on_meta():
     module = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(48)])
@@ -134,6 +134,7 @@ print(peak.anonymous - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_near_that_of_one_layer() -> None:
     grown = {
         how: int(subprocess.check_output([sys.executable, "-c", STREAM, how]))

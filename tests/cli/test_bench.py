@@ -15,7 +15,7 @@ from enginecast.bench import contenders
 from enginecast.bench.timing import Times, interleaved, ratio
 from enginecast.capture.outputs.flatten import parse_wanted
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.widened import widen
+from enginecast.capture.sources.weights.widened import widen
 
 
 class Slow:
@@ -94,6 +94,7 @@ def test_an_engine_alone_needs_no_torch(
     assert "3 rounds in turns" in ran.out
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_absent_and_not_slow(
     exports: Exports, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +114,7 @@ def test_eager_is_timed_with_weights_as_a_user_has_them(tmp_path: Path) -> None:
     """Eager of an export widens 16-bit weights in every call: it would be timed too slow."""
     source = open_source(str(tiny_t5(tmp_path / "t5", dtype=torch.float16)))
     feeds = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
-    with patch("enginecast.capture.sources.widened.widen", side_effect=widen) as widened:
+    with patch("enginecast.capture.sources.weights.widened.widen", side_effect=widen) as widened:
         given = source, parse_wanted((), ()), feeds
         contenders.peer("eager", *given, device="cpu", dtype=torch.float32, threads=1)
     weights = dict(widened.call_args.args[0].named_parameters())
@@ -137,6 +138,7 @@ def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["one"].cpu == (0.0,)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_or_another_model_it_says_so(
     exports: Exports, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_wrong_fusion_in_half_precision_is_named(exports: Exports, capsys: Cap
     assert "--drop-guilty would leave 1 of 9 sites out" in done.err
 
 
+@pytest.mark.slow
 def test_json_names_pass_site_and_modules(t5: str, capsys: Capture) -> None:
     done = cast(capsys, "bisect", t5, "--pipeline", TWO, "--json")
     assert done.code == 1
@@ -159,6 +160,7 @@ def export(capsys: Capture, t5: str, output: Path, *arguments: str) -> Ran:
     return cast(capsys, "export", t5, "-o", output, *arguments)
 
 
+@pytest.mark.slow
 def test_a_rejected_export_names_the_culprit(t5: str, tmp_path: Path, capsys: Capture) -> None:
     done = export(capsys, t5, tmp_path / "b", "--pipeline", ONE, "--json")
     assert done.code == 1
@@ -172,6 +174,7 @@ def test_a_rejected_export_names_the_culprit(t5: str, tmp_path: Path, capsys: Ca
     assert any(f"site {LATE}" in reason for reason in report["verdict"]["reasons"])
 
 
+@pytest.mark.slow
 def test_drop_guilty_publishes_without_the_guilty_sites_and_says_so(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -205,6 +205,7 @@ def test_code_of_exec_has_no_path(folder: Path, capsys: Capture) -> None:
     assert "/<string>" not in ran.err
 
 
+@pytest.mark.slow
 def test_an_eager_that_never_runs_is_not_searched(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 from exports import Exports, cast, reseal
 from safetensors.numpy import load_file, save_file
 
-from enginecast.compiler.manifest import PLAN_NAME
-from enginecast.compiler.publish import REPORTS
+from enginecast.compiler.publication.bundle import REPORTS
+from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.passes import registry
 
 Capture = pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from enginecast.api import compile as export
-from enginecast.compiler.verify_bundle import _complete, verify_bundle
+from enginecast.compiler.verify.bundle import _complete, verify_bundle
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest, open_bundle

@@ -89,6 +89,7 @@ def test_commands_of_caches(tmp_path: Path, capsys: Capture) -> None:
         assert cast(capsys, "cache", *words, "--json").json["schema_version"] == 1
 
 
+@pytest.mark.slow
 def test_commands_that_need_torch(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
     model = exports.model("plain")
     for words in (

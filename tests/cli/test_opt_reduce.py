@@ -162,7 +162,7 @@ def test_the_time_is_kept(plugin: Path) -> None:
 
 
 def test_a_value_that_is_not_finite_is_reduced(plugin: Path) -> None:
-    """Its error is no number, which a comparison of numbers took for a defect of ours."""
+    """Its error is not a number, which a comparison of numbers took for a defect of ours."""
     assert RIGHT in SOURCE
     wrong_source = SOURCE.replace(RIGHT, '(node.args[0], float("nan"))')
     plugin.write_text(wrong_source, encoding="utf-8")

@@ -60,6 +60,7 @@ def choice(bundle: Path) -> Settings:
     return msgspec.json.decode(tuned_path(bundle).read_bytes(), type=Tuned).settings
 
 
+@pytest.mark.slow
 def test_what_is_faster_is_found_and_used(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_what_is_faster_is_found_and_used(
     assert "tuned" not in cast(capsys, "bench", bundle, "--rounds", 3, "--untuned").out
 
 
+@pytest.mark.slow
 def test_what_is_not_faster_by_more_than_its_spread_is_not_chosen(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_what_is_not_faster_by_more_than_its_spread_is_not_chosen(
     assert max(map(len, ran.out.split("inputs:")[0].splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_other_engines_of_the_bundle_are_timed_beside_it(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_setting_that_is_wrong_is_never_chosen(
     assert not tuned_path(bundle).exists()
 
 
+@pytest.mark.slow
 def test_no_more_engines_are_open_than_there_is_memory_for(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +244,7 @@ def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> 
     assert not list(bundle.parent.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_choice_goes_away_where_the_default_is_fastest_now(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

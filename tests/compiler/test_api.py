@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import enginecast
-from enginecast.capture.sources.finite import require_finite_module
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import prepare
+from enginecast.capture.sources.weights.finite import require_finite_module
+from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import BundleError, UsageError, VerificationError

@@ -10,9 +10,9 @@ from exports import Exports, cast
 from safetensors.torch import load_file, save_file
 from tiny_components import save
 
-from enginecast.capture.sources.diffusion import STEM
+from enginecast.capture.sources.huggingface.diffusers_folder import STEM
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.widened import WidenedWeight
+from enginecast.capture.sources.weights.widened import WidenedWeight
 from enginecast.compiler import budget
 from enginecast.compiler.budget import IMPORTED, estimate
 from enginecast.compiler.request import ExportRequest

@@ -6,7 +6,7 @@ import warnings
 
 from exports import Exports
 
-from enginecast.compiler.publish import build_log, request_lines
+from enginecast.compiler.publication.bundle import build_log, request_lines
 from enginecast.compiler.steps import Steps
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from enginecast.api import compile as export
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.compiler.export.session import export as run_export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export as run_export
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
 
-QUICK = ("ForShape", "MoeLoop")
+QUICK = ("ForShape",)
 """A loop, and a write in a branch.  Rounds that are data, and blocks within blocks, are exported by
 default in test_structured_exports.py (`Counted`), and rewritten in test_restructure.py."""
 

@@ -11,8 +11,8 @@ from programs import calibrated, captured
 from tiny_components import CONFIGS, save
 from torch import Tensor, nn
 
-from enginecast.compiler.open_model import open_model
-from enginecast.compiler.prepare import prepare
+from enginecast.compiler.prepare.open_model import open_model
+from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import PassError

@@ -52,6 +52,7 @@ CONVOLVES = {"embedding_size": 16, "hidden_sizes": [16, 24, 32], "depths": [1, 1
 FRAMES = {"image_size": 32, "num_frames": 4, "patch_size": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_class", "fields", "symbols"),
     [

@@ -22,16 +22,16 @@ from transformers import (
 
 import enginecast
 from enginecast.capture.inputs.examples import verification_inputs
-from enginecast.capture.sources.encoder_decoder import (
+from enginecast.capture.sources.factory import take_module
+from enginecast.capture.sources.generation.encoder_decoder import (
     CrossDecoderSource,
     EncoderSource,
     as_generating,
 )
-from enginecast.capture.sources.factory import take_module
-from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
-from enginecast.compiler import session
+from enginecast.compiler.export import session
 from enginecast.errors import BundleError, InputError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import open_bundle

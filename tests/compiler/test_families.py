@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from enginecast.capture.outputs.flatten import name_result
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.load import load
 

@@ -10,8 +10,8 @@ from exports import Exports
 from family import Family
 from family_models import FAMILIES
 
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 
 NAMES = (
     "t5",

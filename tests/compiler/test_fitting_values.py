@@ -14,7 +14,7 @@ import enginecast
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.specs import Draws, InputSpec
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.fit_values import fit_values
 from enginecast.errors import InputError
 from enginecast.verification.reference import read_reference

@@ -37,13 +37,13 @@ from enginecast.capture.inputs.examples import (
 from enginecast.capture.inputs.narrowing import fewer
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, sums
 from enginecast.capture.inputs.text_config import padding_of
-from enginecast.capture.sources import decoder as decoder_source
-from enginecast.capture.sources.decoder import as_decoder
 from enginecast.capture.sources.factory import take_module
-from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.generation import decoder as decoder_source
+from enginecast.capture.sources.generation.decoder import as_decoder
+from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing.sizes import shapes
 from enginecast.capture.tracing.sizes.shapes import OtherSizes
-from enginecast.compiler.cases import with_other_sizes
+from enginecast.compiler.prepare.cases import with_other_sizes
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import (
     EnginecastWarning,

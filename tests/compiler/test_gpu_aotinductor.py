@@ -9,9 +9,9 @@ import torch
 from models import tiny_bert, tiny_t5
 
 import enginecast
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.errors import MissingError
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.aotinductor import AOTInductorSession

@@ -15,7 +15,7 @@ import pytest
 from exports import cast
 from models import add_tokenizer, tiny_bert
 
-from enginecast.capture.sources.hub import FILES, is_hub_name, model_name
+from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError
 from enginecast.runtime.bundle.reader import open_bundle
@@ -101,6 +101,7 @@ def run(tmp_path: Path, endpoint: str, *words: object) -> "subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_downloaded_and_exported(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     bundle = tmp_path / "bundle"
@@ -113,6 +114,7 @@ def test_a_model_is_downloaded_and_exported(hub: Hub, tmp_path: Path) -> None:
     assert not {"modeling.py", "pytorch_model.bin"} & set(hub.asked)
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     done = run(tmp_path, endpoint, "inspect", "maker/other", "--download")
@@ -124,6 +126,7 @@ def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> No
     assert "has its config, but no safetensors weights" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as gone:
         endpoint = f"http://127.0.0.1:{gone.server_port}"

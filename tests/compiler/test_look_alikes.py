@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.sizes import look_alikes
-from enginecast.compiler.open_model import ModelInputs, input_specs
+from enginecast.compiler.prepare.open_model import ModelInputs, input_specs
 from enginecast.errors import UsageError
 
 Sizes = dict[str, list[str | int]]

@@ -21,7 +21,7 @@ from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError, OtherSizes
-from enginecast.compiler.prepare import prepare
+from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.ranges.sizes import refuse_asked
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
@@ -230,7 +230,7 @@ class TwoRows(nn.Module):
 
 
 class TellsSizes(nn.Module):
-    """A size that varies is no int."""
+    """A size that varies is not an int."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 3 if isinstance(x.shape[0], int) else x * 2

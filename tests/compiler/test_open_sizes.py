@@ -16,12 +16,12 @@ from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.capture.tracing.sizes.shapes import OtherSizes, printed
-from enginecast.compiler.open_model import input_specs
+from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.sizes import judge_sizes
 from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager import reference_program
+from enginecast.verification.eager.outputs import reference_program
 
 pytestmark = pytest.mark.all_sizes
 

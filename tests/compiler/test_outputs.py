@@ -19,7 +19,7 @@ from enginecast.capture.outputs.flatten import (
     run_named,
 )
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError

@@ -34,6 +34,7 @@ def vit(exports: Exports) -> Path:
     return Path(exports.model("vit"))
 
 
+@pytest.mark.slow
 def test_int8_on_the_cpu(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = tmp_path / "bundle"
     asked = ("--precision", "int8", "--max-error", "cos=0.98")

@@ -8,10 +8,10 @@ import torch
 from exports import Exports
 
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import Prepared, prepare
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.engines.rewrite import Rewritten, rewrite
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.interpret import interpret
@@ -51,6 +51,7 @@ def relative(floor: Floor) -> float:
     return pool_output(floor.cases, OUTPUT).relative
 
 
+@pytest.mark.slow
 def test_the_floor_holds_what_the_plan_rounds(reference: Reference, quantized: Rewritten) -> None:
     floor = quantized.reference.floor
     assert (floor.dtype, floor.rounding, floor.label) == ("fp32", "int8", "fp32+int8")

@@ -80,6 +80,7 @@ def test_an_op_without_an_onnx_form_is_a_refusal_too(capsys: Capture) -> None:
     assert "input x" in ran.out
 
 
+@pytest.mark.slow
 def test_a_shape_to_tune_for_must_be_one_of_the_range(exports: Exports, capsys: Capture) -> None:
     given = ("inspect", exports.model("vit"), "--target", "tensorrt", "--opt-shape")
     ran = cast(capsys, *given, "pixels=1x3x32x32")

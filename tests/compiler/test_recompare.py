@@ -8,8 +8,8 @@ from program_edits import scale_after
 from torch.fx import Node
 
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler import prepare
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.prepare import program
+from enginecast.compiler.verify.bundle import verify_bundle
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, "verified"), (1.1, "rejected")])
@@ -29,7 +29,7 @@ def test_a_program_that_is_not_the_model_is_no_reference(
 
     bundle = exports("plain").folder
     monkeypatch.chdir(exports.root)
-    monkeypatch.setattr(prepare, "capture", otherwise)
+    monkeypatch.setattr(program, "capture", otherwise)
     check = verify_bundle(bundle, model=str(exports.model("plain")))
     assert check.verdict.outcome == outcome
     assert (outcome == "verified") or "is not the model" in check.verdict.reasons[0]

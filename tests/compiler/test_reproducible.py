@@ -15,8 +15,8 @@ from models import tiny_t5
 from safetensors.torch import load_file, save_file
 
 import enginecast
-from enginecast.capture.sources.checkpoint import INDEX, SINGLE
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.weights.checkpoint import INDEX, SINGLE
 from enginecast.runtime.bundle.manifest_json import decode
 from enginecast.runtime.bundle.tensor_files import read_tensors
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.tracing import ladder
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import BundleError, CaptureError, InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.manifest_json import decode
@@ -463,6 +463,7 @@ def test_what_neither_takes_is_refused_at_its_line(
     assert not Path("refused.bundle").exists()
 
 
+@pytest.mark.slow
 def test_t5_runs_prompts(
     exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

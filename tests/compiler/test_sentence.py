@@ -16,13 +16,13 @@ from models import add_tokenizer, tiny_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.open_encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT
+from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING, SentenceSource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.padding_side import FROM_THE_LEFT
-from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import open_tokenizer

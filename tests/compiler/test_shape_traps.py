@@ -136,7 +136,7 @@ def test_a_range_that_was_asked_for_and_cannot_be_kept_is_refused(
     assert done.code == 2, done
     assert all(text in reported for text in expected), reported
     assert "--dynamic" in reported
-    assert "prepare.py" not in reported  # ours is not the code to blame
+    assert "program.py" not in reported  # ours is not the code to blame
     assert not Path("out").exists()
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load
 

@@ -199,7 +199,7 @@ def test_an_engine_that_is_not_fed_what_it_gave_fails(
     assert "case 'call 2 in turn'" in " ".join(step_failures(engine, reference))
 
 
-@pytest.mark.parametrize("wrong", ["old", "early"])
+@pytest.mark.parametrize("wrong", ["old", pytest.param("early", marks=pytest.mark.slow)])
 def test_a_wrong_state_is_rejected(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

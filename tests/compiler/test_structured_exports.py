@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._higher_order_ops.map import map as torch_map
 
 import enginecast
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
 from enginecast.errors import CaptureError, LoweringError, VerificationError
 
 OFTEN = {("Branches", "fp16"), ("Counted", "fp32")}

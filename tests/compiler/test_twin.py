@@ -13,7 +13,8 @@ from mutations import change_epsilon, edit_graph, perturb_weight
 from torch import nn
 
 from enginecast.api import compile as export
-from enginecast.compiler import engines, session
+from enginecast.compiler.engines import lower_and_run
+from enginecast.compiler.export import session
 from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import Bundle
 
@@ -38,13 +39,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Judge]:
     """The folder of a bf16 engine, and what judges a copy of it as the export did."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("twin") / "engine"
-    seen: list[Callable[[Bundle], engines.EngineRun]] = []
+    seen: list[Callable[[Bundle], lower_and_run.EngineRun]] = []
     bundles: list[Bundle] = []
 
-    def spy(bundle: Bundle, *args: object, **options: object) -> engines.EngineRun:
+    def spy(bundle: Bundle, *args: object, **options: object) -> lower_and_run.EngineRun:
         bundles.append(bundle)
-        seen.append(lambda other: engines.run_engine(other, *args, **options))  # type: ignore[arg-type]
-        return engines.run_engine(bundle, *args, **options)  # type: ignore[arg-type]
+        seen.append(lambda other: lower_and_run.run_engine(other, *args, **options))  # type: ignore[arg-type]
+        return lower_and_run.run_engine(bundle, *args, **options)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "run_engine", spy)

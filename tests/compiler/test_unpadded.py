@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.runtime.load import load
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import InputError, UsageError

@@ -84,6 +84,7 @@ def refused(capsys: Capture, tmp_path: Path, *arguments: object) -> str:
     return " ".join(done.err.split())
 
 
+@pytest.mark.slow
 def test_outputs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     both = cast(capsys, "inspect", "bert", "--outputs", "pooler_output,last_hidden_state", "--json")
     assert [line.split(":")[0] for line in both.json["outputs"]] == [

@@ -18,12 +18,12 @@ from torch import nn
 from torch.export.pt2_archive import _package
 
 import enginecast
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
-from enginecast.compiler import session
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export import session
+from enginecast.compiler.export.session import ExportSession, export
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import ExportSession, export
 from enginecast.errors import BundleError, CaptureError, LoweringError, MissingError, UsageError
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
 from enginecast.exporters.target import LoweringRequest

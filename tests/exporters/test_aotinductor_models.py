@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import enginecast
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.exporters.aotinductor.lower import PACKAGE_FILE, lower_to_aotinductor, lowering
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE

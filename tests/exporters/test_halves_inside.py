@@ -16,7 +16,7 @@ from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowerin
 from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.unify_dtype import in_halves
 from enginecast.runtime.load import load
-from enginecast.verification.eager import _other_than
+from enginecast.verification.eager.captured import _other_than
 
 
 class HalvesInside(nn.Module):

@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.compiler.fresh_inputs import FreshInputs
+from enginecast.compiler.engines.fresh_inputs import FreshInputs
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.session import export
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 from enginecast.errors import CaptureError, PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.quantizable import tail_of
@@ -852,8 +852,8 @@ def test_an_engine_is_within_its_limit_on_inputs_that_nobody_calibrated_on(tmp_p
 def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginecast.compiler.fresh_inputs.MORE", 0)
-    monkeypatch.setattr("enginecast.compiler.fresh_inputs.FRESH", 40)
+    monkeypatch.setattr("enginecast.compiler.engines.fresh_inputs.MORE", 0)
+    monkeypatch.setattr("enginecast.compiler.engines.fresh_inputs.FRESH", 40)
     request = ExportRequest(
         loud(Small), tmp_path / "b", precision="int8", example={"x": small_inputs(1)[0]}
     )
@@ -897,7 +897,7 @@ class Drawn:
 def test_fresh_inputs_are_those_that_the_model_takes_and_are_compared_whole(
     found: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = "enginecast.compiler.fresh_inputs"
+    fresh = "enginecast.compiler.engines.fresh_inputs"
     monkeypatch.setattr(f"{fresh}.is_product_of_integers", bool)
     monkeypatch.setattr(f"{fresh}.as_declared", lambda _, arrays: arrays)
     drawn, criteria = Drawn(found), SimpleNamespace(reference=SimpleNamespace(masked=frozenset()))

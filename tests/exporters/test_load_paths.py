@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from programs import TOKENS, Text, captured, count, notes, outputs, program_of, prompts, rewritten
+from slow_cases import some_slow
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -65,7 +66,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ExportedProgram:
     return capture_t5(T5EncoderModel.from_pretrained(folder))
 
 
-@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize("saved", some_slow(SAVED, ["bf16", "half"]))
 def test_files_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, saved: str
 ) -> None:
@@ -81,7 +82,9 @@ def test_files_of_every_dtype_end_in_one_program(
         assert skeleton(after) == skeleton(wanted)
 
 
-@pytest.mark.parametrize("loaded", LOADED)
+@pytest.mark.parametrize(
+    "loaded", some_slow(LOADED, ["dtype=float16", "dtype=bfloat16", "dtype=float32"])
+)
 def test_modules_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, loaded: str
 ) -> None:

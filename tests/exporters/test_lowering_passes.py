@@ -10,8 +10,8 @@ from programs import Function, captured, ir_diff, rewritten
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.exporters.onnx import lower
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.tensorrt.options import TensorRTOptions

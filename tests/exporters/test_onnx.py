@@ -22,7 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.sizes.shapes import symbol_names
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.onnx.lower import GRAPH_FILE

@@ -10,6 +10,7 @@ from lowering import lower, run
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from operator_database import FLOATS, INTEGERS, OPERATORS, difference, samples
 from programs import captured
+from slow_cases import some_slow
 
 from enginecast.errors import LoweringError
 
@@ -65,7 +66,7 @@ REST = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*BY_DEFAULT, *REST])
+@pytest.mark.parametrize("name", [*some_slow(BY_DEFAULT, ["cummax", "diagonal"]), *REST])
 def test_an_operator_is_eager_or_refused(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

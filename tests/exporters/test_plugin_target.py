@@ -46,6 +46,7 @@ def plugin(install: Install, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "enginecast_pt2", tmp_path / "site" / "enginecast_pt2")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_a_plugin_exports_verifies_and_runs(
     exports: Exports, tmp_path: Path, capsys: Capture

@@ -17,8 +17,8 @@ from transformers import T5EncoderModel
 import enginecast.compiler.inspection.precision as advice_module
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.inspection.precision import Advice, PrecisionOption, advise
-from enginecast.compiler.prepare import Prepared, prepare
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, PassContext, Site

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import enginecast
-from enginecast.capture.sources.recording import Recorded, record
+from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.simulate import simulate

@@ -107,7 +107,7 @@ def encoders() -> dict[str, ExportedProgram]:
     }
 
 
-@pytest.mark.parametrize("name", ["t5", "umt5"])
+@pytest.mark.parametrize("name", ["t5", pytest.param("umt5", marks=pytest.mark.slow)])
 def test_an_encoder_keeps_every_bit_and_computes_its_buckets_once(
     encoders: dict[str, ExportedProgram], name: str
 ) -> None:

@@ -31,6 +31,7 @@ print(bundle.manifest.engines[0].verdict.outcome)
 """
 
 
+@pytest.mark.slow
 def test_multihead_attention_in_fp16_does_not_crash_the_process(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", CODE, str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import golden
@@ -27,6 +28,7 @@ from programs import (
     seeded,
     values,
 )
+from slow_cases import some_slow
 from tiny_programs import capture_model, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -90,7 +92,7 @@ def exact(name: str) -> ExportedProgram:
     return rewritten(program(name), "unify-dtype{to=fp64}")[0]
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", some_slow(MAKE, ["bert", "gemma", "llama", "t5 eager"]))
 def test_attention_of_real_models_is_one_op_a_layer(name: str) -> None:
     _, note, kv_heads = MAKE[name]
     before = program(name)
@@ -118,7 +120,7 @@ def test_attention_of_real_models_is_one_op_a_layer(name: str) -> None:
     assert same_bits(again, after, *inputs)
 
 
-@pytest.mark.parametrize("name", ["t5 eager", "bert", "llama"])
+@pytest.mark.parametrize("name", some_slow(("t5 eager", "bert", "llama"), ["llama"]))
 def test_a_compiler_that_knows_sdpa_gets_one_for_each_attention(name: str) -> None:
     before = program(name)
     after, sites = rewritten(before, "canonicalize,fuse-attention{to=sdpa}")
@@ -131,8 +133,22 @@ def test_a_compiler_that_knows_sdpa_gets_one_for_each_attention(name: str) -> No
     assert error <= 3 * relative_error(source, expected)
 
 
-@pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("name", ["t5", "t5 eager", "bert", "bert eager", "llama"])
+@pytest.mark.parametrize(
+    ("name", "to"),
+    some_slow(
+        product(("t5", "t5 eager", "bert", "bert eager", "llama"), ("fp32", "fp16", "bf16")),
+        [
+            "bert eager-bf16",
+            "bert eager-fp32",
+            "bert-bf16",
+            "bert-fp32",
+            "llama-bf16",
+            "llama-fp32",
+            "t5 eager-bf16",
+            "t5 eager-fp32",
+        ],
+    ),
+)
 def test_padded_rows_stay_finite(name: str, to: str) -> None:
     before, _ = rewritten(program(name), f"unify-dtype{{to={to}}},canonicalize")
     after, _ = rewritten(before, "fuse-attention")

@@ -1,6 +1,7 @@
 """fuse-rms-norm: every spelling in use, the right reasons where it stops, errors against fp64."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import golden
@@ -23,6 +24,7 @@ from programs import (
     same_bits,
     values,
 )
+from slow_cases import some_slow
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
@@ -96,8 +98,20 @@ def check_against_fp64(before: ExportedProgram, after: ExportedProgram, x: Tenso
     assert relative_error(fused, expected) <= limit
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("norm", REAL, ids=lambda norm: norm.__name__)
+@pytest.mark.parametrize(
+    ("norm", "precision"),
+    some_slow(
+        product(REAL, ("fp32", "fp16", "bf16")),
+        [
+            "Gemma2RMSNorm-bf16",
+            "Gemma3RMSNorm-bf16",
+            "GemmaRMSNorm-bf16",
+            "LlamaRMSNorm-bf16",
+            "Qwen2RMSNorm-bf16",
+        ],
+        lambda case: f"{case[0].__name__}-{case[1]}",
+    ),
+)
 def test_norms_of_real_models(norm: type[nn.Module], precision: str) -> None:
     dtype = LOW[precision]
     before = program_of(norm(WIDTH, eps=1e-6), dtype)

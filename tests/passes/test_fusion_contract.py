@@ -12,7 +12,7 @@ from programs import TOKENS, Function, Image, Text, calibrated, captured, prompt
 from torch.export import ExportedProgram
 from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
 
-from enginecast.compiler.fusion_contract import (
+from enginecast.compiler.engines.fusion_contract import (
     ATTENTION,
     RMS_NORM,
     SKIP_NORM,

@@ -23,7 +23,7 @@ LARGEST = 0.3
 SLOW = (pytest.mark.slow, pytest.mark.timeout(3600))
 TINY, WHOLE = Rig(layers=2, sizes=SMALL), Rig(layers=12, sizes=BASE)
 CASES = [
-    pytest.param(TINY, "int8", 0.998, id="small-int8"),
+    pytest.param(TINY, "int8", 0.998, id="small-int8", marks=pytest.mark.slow),
     pytest.param(TINY, "int8-storage", 0.9995, id="small-storage", marks=pytest.mark.slow),
     pytest.param(WHOLE, "int8", 0.997, id="base-int8", marks=SLOW),
     pytest.param(WHOLE, "int8-storage", 0.999, id="base-storage", marks=SLOW),

@@ -29,7 +29,7 @@ from enginecast.verification.boundaries import (
     leaving,
     snapshots,
 )
-from enginecast.verification.eager import reference_program
+from enginecast.verification.eager.outputs import reference_program
 
 
 def snapshot(exported: ExportedProgram, inputs: Mapping[str, Tensor]) -> Snapshot:

@@ -21,6 +21,7 @@ from programs import (
     same_bits,
     values,
 )
+from slow_cases import some_slow
 from tiny_programs import exact_program, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -58,10 +59,18 @@ def pair(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
     return net.a(x), net.b(x)
 
 
+PROJECTIONS = (("t5", [3, 2, 3, 2]), ("bert", [3, 3]))
+"""Models, and how many projections become one, layer by layer."""
+
+
 @pytest.mark.parametrize(
-    ("name", "groups"), [("t5", [3, 2, 3, 2]), ("bert", [3, 3])], ids=["t5", "bert"]
+    ("to", "name", "groups"),
+    some_slow(
+        [(to, *model) for to in ("fp32", "fp16") for model in PROJECTIONS],
+        ["fp16-bert", "fp32-bert", "fp32-t5"],
+        lambda case: f"{case[0]}-{case[1]}",
+    ),
 )
-@pytest.mark.parametrize("to", ["fp32", "fp16"])
 def test_projections_of_real_models(name: str, groups: list[int], to: str) -> None:
     before, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}},canonicalize")
     after, sites = rewritten(before, "merge-linears")

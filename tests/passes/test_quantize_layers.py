@@ -133,7 +133,9 @@ def test_a_transposed_value_is_another_one() -> None:
     assert len(read_values(after)) == 2
 
 
-@pytest.mark.parametrize(("form", "shared"), [("rowwise", 4), ("static", 4)])
+@pytest.mark.parametrize(
+    ("form", "shared"), [("rowwise", 4), pytest.param("static", 4, marks=pytest.mark.slow)]
+)
 def test_t5_quantizes_each_value_once(form: str, shared: int) -> None:
     """q, k, v of one; o; wi_0 and wi_1 of one; wo: of seven linears."""
     model = Text(seeded(T5EncoderModel, models.t5_config(layers=1)))

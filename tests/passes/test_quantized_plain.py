@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from planned_programs import quantized_by_plan
 from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
+from slow_cases import some_slow
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
@@ -78,7 +80,7 @@ def casts_to_fp8(program: ExportedProgram) -> list[Node]:
     return [n for n in program.graph.nodes if n.target is aten.to.dtype and value(n).dtype == FP8]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some_slow(FORMS, ["blocks", "rows by tensor", "tensorwise"]))
 def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
     ours = quantized_by_plan(program, form, FORMS[form], ids(2, 5))
     for device in ("cpu", "cuda"):
@@ -90,8 +92,12 @@ def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> Non
             assert relative_error(found, expected) < 1e-6
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("device", "form"),
+    some_slow(
+        product(("cpu", "cuda"), FORMS), [f"cuda-{form}" for form in FORMS if form != "rowwise"]
+    ),
+)
 def test_a_lowered_program_is_emulated_like_the_one_before(
     low: Quantized, form: str, device: str
 ) -> None:

@@ -58,6 +58,7 @@ for where in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_every_pass_loads_alone() -> None:
     """Operators of our own exist once their module was imported: by each that needs them."""
     modules = [where.partition(":")[0] for where in PASSES.values()]

@@ -75,9 +75,7 @@ def model_program(name: str) -> ExportedProgram:
 @pytest.mark.parametrize(
     "name",
     [
-        name
-        if name in ("t5 relu", "llama", "gemma2")
-        else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "t5 relu" else pytest.param(name, marks=pytest.mark.slow)
         for name in (*SHARED, *MODELS)
     ],
 )

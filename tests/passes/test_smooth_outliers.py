@@ -43,7 +43,7 @@ FUSED = "canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 SPELLINGS = {"plain": "canonicalize", "fused": FUSED, "merged": f"{FUSED},merge-linears"}
 SMOOTHED = {"t5": 8, "t5 relu": 8, "bert": 2, "llama": 8, "vit": 6}
 """Of the 8 values that the linears of two layers read."""
-DEFAULT = {("t5", "merged"), ("llama", "plain"), ("vit", "fused")}
+DEFAULT = {("t5", "merged")}
 
 
 def model_program(name: str, spelling: str) -> tuple[ExportedProgram, PassContext]:

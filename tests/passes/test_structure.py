@@ -6,13 +6,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from slow_cases import some_slow
 from structured_models import MODELS, WIDTH
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, PassError, VerificationError
@@ -58,7 +59,7 @@ def floats(program: ExportedProgram) -> Iterator[Node]:
             yield node
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_slow(NAMES, ["Recurrent"]))
 def test_interpreting_gives_what_eager_gives(name: str) -> None:
     ready = prepared(name)
     eager = ready.source.eager()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from ops_met import MET, family_ops, met, ops_of
 from programs import Function, captured, floats, outputs, program_of, rewritten
 from small_programs import Encoder
 from torch import Tensor, nn
 from torch.fx import Graph
+from zoo.ops_met import MET, family_ops, met, ops_of
 
 from enginecast.ops.traits import NONE, OWN
 from enginecast.passes.analyses.residual_stream import residual_sums

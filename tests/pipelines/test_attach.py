@@ -24,7 +24,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 import enginecast
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.sources.recording import Calls, record
+from enginecast.capture.sources.calls.recording import Calls, record
 from enginecast.errors import (
     BundleError,
     EnginecastError,

@@ -17,7 +17,7 @@ from tiny_pipelines import PIPELINES, asked, save_pipeline
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from enginecast.capture.sources.recording import Recorded, record
+from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastWarning, MissingError, UsageError
@@ -133,6 +133,7 @@ def test_a_pipeline_is_exported_checked_and_run(
     assert "the pipeline was rejected: step 1: off" in refused.err
 
 
+@pytest.mark.slow
 def test_a_component_that_fails_is_named_and_stays_eager(
     sd15: Path,
     tmp_path: Path,

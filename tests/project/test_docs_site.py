@@ -56,6 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere(site: Path) -> None:
     found = {page: Page(page) for page in site.rglob("*.html")}
     broken = []

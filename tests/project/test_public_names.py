@@ -10,11 +10,11 @@ import pytest
 import enginecast
 import enginecast.cache
 from enginecast import errors
-from enginecast.capture.sources.decoder import TASKS
+from enginecast.capture.sources.generation.decoder import TASKS
 from enginecast.capture.sources.stateful import STATES
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 from enginecast.options import options_of
 from enginecast.runtime import Batcher
 from enginecast.runtime.engine import Encoded, Engine, Outputs

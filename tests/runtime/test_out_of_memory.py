@@ -8,7 +8,7 @@ import pytest
 import torch
 from fill_fixtures import TableEncoder, spec
 
-from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.open_encoder import Encoder
 from enginecast.cache.encoders.text_model import ModelFacts
 from enginecast.cache.fill.local import encode_batch
 from enginecast.cache.fill.schedule import Wanted

@@ -289,7 +289,14 @@ def test_options_that_an_engine_needs_are_in_the_config(
     assert config.parameters["enable_mem_arena"].string_value == arena
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-storage"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "fp32",
+        pytest.param("fp16", marks=pytest.mark.slow),
+        pytest.param("int8-storage", marks=pytest.mark.slow),
+    ],
+)
 def test_exported_engines_compute_the_same_in_the_server(
     precision: str, exports: Exports, tmp_path: Path
 ) -> None:

@@ -15,12 +15,12 @@ from torch import nn
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
-from enginecast.capture.sources.component import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.source import Source
-from enginecast.compiler.manifest import describe_manifest
-from enginecast.compiler.open_model import input_specs, open_model
-from enginecast.compiler.prepare import OpenedModel
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import Recorded
+from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
+from enginecast.compiler.prepare.open_model import input_specs, open_model
+from enginecast.compiler.prepare.program import OpenedModel
+from enginecast.compiler.publication.manifest import describe_manifest
 from enginecast.compiler.request import ModelOptions
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.manifest_json import decode, encode

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import T5EncoderModel
 
-from enginecast.capture.sources.huggingface import HuggingFaceSource
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.huggingface.transformers_folder import HuggingFaceSource
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.cli.app import main
-from enginecast.compiler import prepare
-from enginecast.compiler.publish import Export
+from enginecast.compiler.export.session import export
+from enginecast.compiler.prepare import program
+from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.bundle.manifest_json import decode, encode
@@ -157,7 +157,7 @@ class Exports:
         self._shared = shared or root
         self._made: dict[tuple[str, str], Made] = {}
         self._captured: dict[str, Captured] = {}
-        pytest.MonkeyPatch().setattr(prepare, "capture", self._capture_once)
+        pytest.MonkeyPatch().setattr(program, "capture", self._capture_once)
 
     def model(self, name: str) -> str:
         """The MODEL argument; a factory wants `root` as the current folder."""

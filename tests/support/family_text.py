@@ -192,7 +192,11 @@ def decoder_families() -> list[Family]:
         decoder_like("llama", transformers.LlamaModel, RMS, is_slow=True),
         decoder_like("qwen2", transformers.Qwen2Model, RMS, is_slow=True),
         decoder_like(
-            "qwen3", transformers.Qwen3Model, {"rms-norm": 9, "attention": 2, **SKIPS}, head_dim=16
+            "qwen3",
+            transformers.Qwen3Model,
+            {"rms-norm": 9, "attention": 2, **SKIPS},
+            is_slow=True,
+            head_dim=16,
         ),
         decoder_like(
             "gemma2", transformers.Gemma2Model, {"rms-norm": 9, **SKIPS}, is_slow=True, **GEMMA

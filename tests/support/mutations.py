@@ -10,7 +10,7 @@ from exports import reseal
 from onnx import helper
 from safetensors import safe_open
 
-from enginecast.compiler.verify_bundle import verify_bundle
+from enginecast.compiler.verify.bundle import verify_bundle
 
 Edit = Callable[[Path], object]
 GRAPH, WEIGHTS = "engine.onnx", "weights.safetensors"

@@ -15,7 +15,7 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import insert
 from enginecast.passes.ir.source import module_path
 from enginecast.runtime.bundle.manifest import Where
-from enginecast.verification.eager import make_reference
+from enginecast.verification.eager.make_reference import make_reference
 from enginecast.verification.reference import Reference
 
 aten = torch.ops.aten

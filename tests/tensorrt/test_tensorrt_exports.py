@@ -29,6 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRT:
     return install(monkeypatch, "11.0.0.114+fake")
 
 
+@pytest.mark.slow
 def test_a_plan_and_an_engine_beside_it(
     exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

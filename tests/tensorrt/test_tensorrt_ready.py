@@ -11,8 +11,8 @@ from family_models import FAMILIES
 
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.sizes.shapes import symbol_names
-from enginecast.compiler.manifest import describe_inputs
-from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.engines.lower_and_run import describe_inputs
+from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.onnx.metadata import LINE

@@ -13,7 +13,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.verification.bisect.culprit import Bisection
 from enginecast.verification.bisect.search import Subject, bisect
-from enginecast.verification.eager import make_reference
+from enginecast.verification.eager.make_reference import make_reference
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference
 from enginecast.verification.report.data import PassCheck

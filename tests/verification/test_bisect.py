@@ -45,9 +45,9 @@ def test_a_pipeline_that_keeps_its_promises_has_no_culprit() -> None:
     "wrong",
     [
         ("blocks.3.second",),
-        ("blocks.5.second",),
-        ("blocks.0.first",),
-        ("blocks.1.first", "blocks.4.second"),
+        pytest.param(("blocks.5.second",), marks=pytest.mark.slow),
+        pytest.param(("blocks.0.first",), marks=pytest.mark.slow),
+        pytest.param(("blocks.1.first", "blocks.4.second"), marks=pytest.mark.slow),
         ("blocks.0.second", "blocks.1.second", "blocks.5.first"),
     ],
 )

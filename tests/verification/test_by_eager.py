@@ -13,7 +13,8 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
-from enginecast.verification.eager import as_arrays, make_reference
+from enginecast.verification.eager.make_reference import make_reference
+from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.metrics import NOT_FINITE
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference, read_reference, write_reference

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case, verification_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.verification.eager import fp64_outputs, in_fp64, make_reference
+from enginecast.verification.eager.make_reference import make_reference
+from enginecast.verification.eager.outputs import fp64_outputs, in_fp64
 from enginecast.verification.metrics import Outputs
 
 

@@ -15,13 +15,13 @@ from enginecast.api import compile as export
 from enginecast.capture.inputs.examples import STYLES, edge_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare import prepare
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import prepare
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx.ops.registry import FORMS
-from enginecast.verification.eager import aligned_weights, capture_failures
+from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.edges import edge_failures, least_error
 from enginecast.verification.metrics import Array
 from enginecast.verification.reference import ReferenceCase

@@ -75,6 +75,7 @@ def test_a_naive_conversion_is_rejected_with_the_place(
     assert found["emulation"]["overflow"] == overflow
 
 
+@pytest.mark.slow
 def test_inspect_foretells_it(
     loud: Path, exports: Exports, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

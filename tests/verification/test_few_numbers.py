@@ -11,19 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.verification.eager import (
-    as_arrays,
-    edge_reference,
-    make_reference,
-    reference_outputs,
-    reference_program,
-    with_all_kernels,
-)
+from enginecast.verification.eager.make_reference import edge_reference, make_reference
+from enginecast.verification.eager.other_kernels import with_all_kernels
+from enginecast.verification.eager.outputs import as_arrays, reference_outputs, reference_program
+from enginecast.verification.eager.sequence import LANES, in_sequence
 from enginecast.verification.edges import edge_failures
 from enginecast.verification.engine import where_it_ran
 from enginecast.verification.reference import Reference
 from enginecast.verification.runs import Runs
-from enginecast.verification.sequence import LANES, in_sequence
 from enginecast.verification.verdict import judge
 
 

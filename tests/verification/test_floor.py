@@ -16,7 +16,7 @@ from small_programs import NAMES, cases, encoder, program
 from torch import Tensor, nn
 
 from enginecast.errors import VerificationError
-from enginecast.verification.eager import make_reference
+from enginecast.verification.eager.make_reference import make_reference
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import true_dtype_check
 from enginecast.verification.verdict import judge

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.verification.eager import make_reference, with_all_kernels
+from enginecast.verification.eager.kernel_noise import UNIT, noisy_outputs
+from enginecast.verification.eager.make_reference import make_reference
+from enginecast.verification.eager.other_kernels import with_all_kernels
 from enginecast.verification.engine import where_it_ran
-from enginecast.verification.kernel_noise import UNIT, noisy_outputs
 from enginecast.verification.metrics import pool_output
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import judge

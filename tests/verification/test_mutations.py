@@ -22,7 +22,8 @@ some channels by 12 here: one such weight more in a value matrix is less than fp
 @pytest.mark.parametrize(
     ("family", "precision", "expected"),
     [
-        *((family, "fp32", "verified") for family in FAMILIES),
+        *((family, "fp32", "verified") for family in FAMILIES if family != "bert"),
+        pytest.param("bert", "fp32", "verified", marks=pytest.mark.slow),
         ("t5", "fp16", "verified-by-emulation"),
         ("plain", "fp16", "verified-by-emulation"),
         pytest.param("bert", "fp16", "verified-by-emulation", marks=pytest.mark.slow),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from enginecast.runtime.bundle.manifest import Verdict, Where
-from enginecast.verification.eager import with_losses
+from enginecast.verification.eager.other_kernels import with_losses
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import Array, masked_outputs
 from enginecast.verification.reference import Reference, ReferenceCase

@@ -11,7 +11,7 @@ from browser import PROGRAM, Browser, browser
 from exports import Exports
 from reports import full, report
 
-from enginecast.compiler.report_details import origin_of, reported_plan
+from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verification.report.comparison import Side, compare

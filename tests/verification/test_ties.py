@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.session import export
-from enginecast.verification.choices import TieReference, choice_nodes, tie_reference
-from enginecast.verification.eager import as_arrays, make_reference
+from enginecast.verification.eager.choices import TieReference, choice_nodes, tie_reference
+from enginecast.verification.eager.make_reference import make_reference
+from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.engine import where_it_ran
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import judge

@@ -30,7 +30,7 @@ from enginecast.verification.bisect.culprit import (
     ModuleError,
 )
 from enginecast.verification.boundaries import enclosing_modules, isolated
-from enginecast.verification.eager import Case
+from enginecast.verification.eager.outputs import Case
 from enginecast.verification.program.observer import CaseRuns, Observer, PassComparison
 from enginecast.verification.reference import Reference
 from enginecast.verification.report.data import PassCheck
@@ -42,7 +42,7 @@ KEEP = "keep"
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Trial:
     """A program after one run of a pass, with the result of the comparison."""
 
     program: ExportedProgram
@@ -75,12 +75,12 @@ class Suspect:
     modules: tuple[ModuleError, ...] = field(default=())
     """Every module boundary after the pass, once `explain` has run."""
 
-    def run(self, leave: Sequence[Site] = ()) -> Attempt:
+    def run(self, leave: Sequence[Site] = ()) -> Trial:
         """Run the pass on a copy without some of its sites."""
         keys = frozenset(site.key for site in leave)
         return self.run_as(self.pass_, replace(self.context, skip=self.context.skip | keys))
 
-    def run_as(self, pass_: Pass, context: PassContext) -> Attempt:
+    def run_as(self, pass_: Pass, context: PassContext) -> Trial:
         """Run another form of the pass.
 
         Raises:
@@ -94,9 +94,9 @@ class Suspect:
 
         self.trials += 1
         (run,) = run_pipeline((pass_,), program, context, (compare,))
-        return Attempt(program, run, found[0])
+        return Trial(program, run, found[0])
 
-    def tried(self, leave: Sequence[Site]) -> Attempt | None:
+    def tried(self, leave: Sequence[Site]) -> Trial | None:
         """Like `run`; None if it does not run or causes an error."""
         try:
             done = self.run(leave)
@@ -104,7 +104,7 @@ class Suspect:
             return None
         return None if done.wrong else done
 
-    def explain(self, whole: Attempt) -> tuple[Culprit, Attempt]:
+    def explain(self, whole: Trial) -> tuple[Culprit, Trial]:
         """Describe the culprits, and skip them if that helps."""
         self.modules = self._module_errors(whole)
         culprit = Culprit(
@@ -125,8 +125,8 @@ class Suspect:
             return replace(culprit, reason=reason), whole
         return self._without_guilty(culprit, sites)
 
-    def _without_guilty(self, culprit: Culprit, sites: list[Site]) -> tuple[Culprit, Attempt]:
-        last: list[Attempt] = []
+    def _without_guilty(self, culprit: Culprit, sites: list[Site]) -> tuple[Culprit, Trial]:
+        last: list[Trial] = []
 
         def good(kept: Sequence[Site]) -> bool:
             keys = {site.key for site in kept}
@@ -167,7 +167,7 @@ class Suspect:
         known = {error.module: error for error in self.modules}
         return next((known[path] for path in enclosing_modules(module) if path in known), None)
 
-    def _module_errors(self, whole: Attempt) -> tuple[ModuleError, ...]:
+    def _module_errors(self, whole: Trial) -> tuple[ModuleError, ...]:
         """Accumulated and isolated errors at every boundary, in floors of the value's dtype."""
         self.trials += 2
         observer, runs = self.observer, whole.comparison.runs
@@ -340,7 +340,7 @@ class _Bisect:
                 return self.result(helps=self._observer_of_wrong(wrong, prefixes[-1]) is None)
         return self.result(helps=False)
 
-    def _freed(self, suspect: Suspect, wrong: Attempt) -> Attempt:
+    def _freed(self, suspect: Suspect, wrong: Trial) -> Trial:
         """The suspect without its guilty sites."""
         culprit, done = suspect.explain(wrong)
         if self._culprits and self._culprits[-1].position == culprit.position:
@@ -352,8 +352,8 @@ class _Bisect:
         return done
 
     def _confirmed(
-        self, suspect: Suspect, done: Attempt, observed: Sequence[Case]
-    ) -> tuple[Suspect, Attempt]:
+        self, suspect: Suspect, done: Trial, observed: Sequence[Case]
+    ) -> tuple[Suspect, Trial]:
         """Check a finding from one case on all cases."""
         if done.wrong or len(suspect.observer.cases) == len(observed):
             return suspect, done
@@ -390,7 +390,7 @@ class _Bisect:
 
     def _reproduced(
         self, program: ExportedProgram, position: int, observed: Sequence[Case]
-    ) -> tuple[Suspect, Attempt]:
+    ) -> tuple[Suspect, Trial]:
         """The suspect on the fewest cases that show its broken promise."""
         alone: list[Sequence[Case]] = [[case] for case in observed]
         for cases in [*alone, observed]:

@@ -27,7 +27,7 @@ from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.interpret import Run, named, run_check
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.verification.boundaries import is_scaled
-from enginecast.verification.eager import Case, as_arrays, mask_of
+from enginecast.verification.eager.outputs import Case, as_arrays, mask_of
 from enginecast.verification.emulate.data import Emulation, overflow_sentence
 from enginecast.verification.emulate.kernels import (
     FP8,

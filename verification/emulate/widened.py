@@ -21,7 +21,7 @@ from enginecast.passes.ir.blocks import is_structured, run_structured
 from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.interpret import Run, named, run_number
-from enginecast.verification.eager import Case, as_arrays
+from enginecast.verification.eager.outputs import Case, as_arrays
 from enginecast.verification.reference import ReferenceCase
 
 _LOW = (torch.float16, torch.bfloat16)

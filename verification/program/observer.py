@@ -19,9 +19,9 @@ from enginecast.passes.ir.computation import Computation, computation
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.verification.boundaries import Boundary, Snapshot, renamed, snapshots
-from enginecast.verification.eager import Case, as_array, mask_of, reference_program
+from enginecast.verification.eager.kernel_noise import rounded_outputs
+from enginecast.verification.eager.outputs import Case, as_array, mask_of, reference_program
 from enginecast.verification.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
-from enginecast.verification.kernel_noise import rounded_outputs
 from enginecast.verification.metrics import (
     BEYOND,
     Metrics,
@@ -423,8 +423,8 @@ def _counterpart(
     """The counterpart of `old` in another run: an equal value, that of the same node, or a
     replacement from the same line of the same module.
 
-    Any other value that leaves the module is no counterpart: the previous layer's differs only by
-    one residual.
+    Any other value that leaves the module is not a counterpart: the previous layer's differs only
+    by one residual.
     """
     fitting = [b for b in found if b.shape == old.shape]
     equal = [b for b in fitting if b.digest == old.digest]

@@ -17,7 +17,8 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.verification.eager import Case, as_arrays, with_losses
+from enginecast.verification.eager.other_kernels import with_losses
+from enginecast.verification.eager.outputs import Case, as_arrays
 from enginecast.verification.metrics import Metrics
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference

@@ -232,7 +232,7 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
             texts = ["-" if each is None else "there" for each in pair]
             yield Line(name, texts[0], texts[1])
             continue
-        # What a precision costs is no fault: beside another one, units of its floor are judged.
+        # What a precision costs is not a fault: beside another one, units of its floor are judged.
         alike = one.floor_dtype == other.floor_dtype
         fields: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
             ("error", "relative L2", "{:.2e}".format, alike),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.detect.findings import Finding, merge
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.refusal import explain
+from enginecast.capture.refusals.explain import explain
 from enginecast.library_names import private
 
 

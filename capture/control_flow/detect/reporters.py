@@ -15,7 +15,7 @@ from enginecast.capture.control_flow.detect.findings import Finding, Kind, merge
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.statements import numbers_decide, statement_at
 from enginecast.capture.python.locations import SourceLocation, is_library_code
-from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.refusals.explain import Refusal
 
 OF_READS: dict[str, tuple[Kind, bool]] = {
     "bool": ("boolean", True),

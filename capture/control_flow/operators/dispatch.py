@@ -459,7 +459,7 @@ def _kept(
 ) -> tuple[list[Any], list[Any]]:
     """The results of two paths, where a tensor that one of them only drops (`mask = None`) stays:
     what follows is computed with it on either path, and compared with eager on both, at values of
-    every size (see `enginecast.compiler.dropped_tensors`).
+    every size (see `enginecast.compiler.prepare.dropped_tensors`).
     """
     given = [value for value in state if isinstance(value, Tensor)]
     one, other = list(results[0]), list(results[1])

@@ -27,7 +27,7 @@ INPUTS: Mapping[str, Derive] = {
 not describe it."""
 
 MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
-"""If `main_input_name` is no argument of `forward`, the first of these is the main input."""
+"""If `main_input_name` is not an argument of `forward`, the first of these is the main input."""
 
 COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "attention_mask": ("input_ids",),

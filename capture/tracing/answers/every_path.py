@@ -66,7 +66,7 @@ class _Held:
     """What Python objects hold that a call is given.
 
     What a path leaves there is not one of its results: code after the call would find what the last
-    path has left.  Writes into tensors are no matter: `probe` sees them.
+    path has left.  Writes into tensors need no check here: `probe` sees them.
     """
 
     def __init__(self, objects: Sequence[object]) -> None:

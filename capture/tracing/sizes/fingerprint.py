@@ -27,7 +27,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import SourceLocation, calling_frames, calling_place
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.tensor_facts import storage, written_by
-from enginecast.capture.sources.empty import fake_weights
+from enginecast.capture.sources.weights.empty import fake_weights
 from enginecast.passes.ir.recurrences import AsOne
 
 COPIES = frozenset({"clone", "lift_fresh", "lift_fresh_copy", "_to_copy"})

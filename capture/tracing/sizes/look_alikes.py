@@ -31,8 +31,8 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.outputs.flatten import ALL, run_named
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.empty import fake_weights
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.empty import fake_weights
 from enginecast.errors import CaptureError
 
 Place = tuple[str, int]

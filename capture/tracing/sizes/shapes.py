@@ -24,7 +24,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, sums, with_sums
 from enginecast.capture.outputs.flatten import OutputSpec
-from enginecast.capture.refusals.refusal import place_of
+from enginecast.capture.refusals.explain import place_of
 from enginecast.errors import CaptureError
 from enginecast.library_names import aten, private
 from enginecast.passes.ir.source import source_line

@@ -68,7 +68,7 @@ def fill(
 @results_apart()
 def info(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
     """Show encoders, texts, sizes and failures of a cache."""
-    from enginecast.cache.store.store import open_store
+    from enginecast.cache.store.folders import open_store
     from enginecast.cache.upkeep.census import census_of
     from enginecast.cli.cache.upkeep_page import census_json, show_census
 
@@ -91,7 +91,7 @@ def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> 
 
     The next fill encodes what was lost.
     """
-    from enginecast.cache.store.store import open_store
+    from enginecast.cache.store.folders import open_store
     from enginecast.cache.upkeep.checking import check_store
     from enginecast.cli.cache.upkeep_page import show_checked, watched
 
@@ -130,7 +130,7 @@ def prune(
     Removes leftovers, quarantined shards and duplicates; with --keep, all texts not in a file.
     """
     from enginecast.cache.fill.texts import read_texts
-    from enginecast.cache.store.store import open_store
+    from enginecast.cache.store.folders import open_store
     from enginecast.cache.upkeep.pruning import prune_store
     from enginecast.cli.cache.upkeep_page import show_pruned
 
@@ -188,8 +188,8 @@ def export(
 
     Writes one parquet file, or a folder with one file per text.
     """
+    from enginecast.cache.store.folders import open_store
     from enginecast.cache.store.index import open_index
-    from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.exporting import export as export_entries
     from enginecast.cli.cache.upkeep_page import watched
 
@@ -221,8 +221,8 @@ def compare(
 
     Shows cosine and relative error.
     """
+    from enginecast.cache.store.folders import open_store
     from enginecast.cache.store.index import open_index
-    from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.comparing import compare as compare_caches
     from enginecast.cli.cache.upkeep_page import comparison_json, show_comparison, watched
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeRemainingColumn
 
-from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import Filled, batches, encode_batch, fill_local
@@ -21,9 +21,9 @@ from enginecast.cache.fill.local import Progress as Report
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.fill.texts import read_texts
 from enginecast.cache.store.disk import bytes_in
+from enginecast.cache.store.folders import Encodings, create_store, find_store, require_name
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import record
-from enginecast.cache.store.store import Encodings, create_store, find_store, require_name
 from enginecast.cli.cache.options import FillFlags
 from enginecast.cli.cache.upkeep_page import counted, say_lines
 from enginecast.cli.terminal.output import print_json, progress, results, say

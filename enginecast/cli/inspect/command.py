@@ -67,20 +67,20 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         print_inspection,
         print_script,
     )
-    from enginecast.compiler.attempts import (
-        FIRST,
-        Tried,
-        attempts_for,
-        causes_of,
-        may_be_script,
-    )
     from enginecast.compiler.inspection.flow import flow_of, flow_of_refused
     from enginecast.compiler.inspection.plan import inspect_model
     from enginecast.compiler.inspection.script import inspect_script
-    from enginecast.compiler.open_model import given_plan, input_specs, open_model
-    from enginecast.compiler.prepare import prepare
-    from enginecast.compiler.publish import write_model_plan
+    from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
+    from enginecast.compiler.prepare.program import prepare
+    from enginecast.compiler.publication.bundle import write_model_plan
     from enginecast.compiler.steps import Steps
+    from enginecast.compiler.ways import (
+        FIRST,
+        Tried,
+        causes_of,
+        may_be_script,
+        ways_for,
+    )
     from enginecast.exporters.registry import target_of
 
     config, options = request.resolve(), request.options
@@ -110,8 +110,8 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         goes_on = "refused" in causes_of(error) and may_be_script(options)
         if not as_json:
             takes = target_of(config.target).takes
-            attempts = attempts_for(options, takes=takes, is_script=False)
-            follows = next((a for a in attempts if a.follows(FIRST, causes_of(error))), None)
+            ways = ways_for(options, takes=takes, is_script=False)
+            follows = next((way for way in ways if way.follows(FIRST, causes_of(error))), None)
             rungs = getattr(error, "rungs", ())  # of a refusal by torch.export
             then = [] if follows is None else [f"an export may go on with {follows}"]
             tried = str(Tried(FIRST, "failed", first_line(error)))

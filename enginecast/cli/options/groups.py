@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, get_args, get_
 
 import typer
 
-from enginecast.capture.sources.component import ComponentOptions
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
@@ -120,8 +120,8 @@ Verbose = Annotated[
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each field of the dataclasses among its parameters.
 
-    Fields that are no options are filled from parameters of the same name.  A dataclass that may be
-    None is None where none of its options is given.
+    Each other field takes the value of the command's parameter of the same name.  Where a parameter
+    may be None instead of a dataclass, it is None unless one of the options is given.
     """
     parameters: list[Parameter] = []
     groups: dict[str, tuple[Any, bool]] = {}
@@ -200,7 +200,7 @@ def _built(owner: Any, values: Mapping[str, Any]) -> Any:
 def fetched(model: str) -> str:
     """The folder of a model of the Hugging Face hub; what is not such a name stays as it is."""
     loading()
-    from enginecast.capture.sources.hub import fetch, is_hub_name
+    from enginecast.capture.sources.huggingface.hub import fetch, is_hub_name
 
     if not is_hub_name(model):
         return model

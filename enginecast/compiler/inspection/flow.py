@@ -12,10 +12,10 @@ from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.refusal import explain
-from enginecast.capture.sources.source import Source
-from enginecast.compiler.cases import SEED
-from enginecast.compiler.prepare import Prepared
+from enginecast.capture.refusals.explain import explain
+from enginecast.capture.sources.base.source import Source
+from enginecast.compiler.prepare.cases import SEED
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.errors import CaptureError, EnginecastError
 
 logger = logging.getLogger(__name__)

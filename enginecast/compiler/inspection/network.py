@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from torch.export import ExportedProgram
 
-from enginecast.compiler.engines import lowering_request
-from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.engines.lower_and_run import lowering_request
+from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.onnx.lower import op_counts

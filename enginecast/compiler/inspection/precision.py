@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.reference import reference_of
+from enginecast.compiler.prepare.program import Prepared
+from enginecast.compiler.prepare.reference import reference_of
 from enginecast.errors import EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions

@@ -15,13 +15,8 @@ from enginecast.capture.control_flow.detect.recorder import Read, Recorder, reco
 from enginecast.capture.outputs.flatten import ALL, Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.errors import EnginecastError, first_line
-from enginecast.verification.eager import (
-    Case,
-    as_arrays,
-    capture_failures,
-    eager_outputs,
-    reference_outputs,
-)
+from enginecast.verification.eager.captured import capture_failures
+from enginecast.verification.eager.outputs import Case, as_arrays, eager_outputs, reference_outputs
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import Array
 from enginecast.verification.reference import Reference, ReferenceCase

@@ -17,7 +17,7 @@ from torch.fx import Node
 from enginecast.capture.inputs.examples import Case, sample
 from enginecast.capture.inputs.fitting import is_sorted
 from enginecast.capture.inputs.specs import Draws, InputSpec, sizes_of
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.library_names import aten
 

@@ -33,7 +33,7 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured
 from enginecast.capture.tracing.sizes.shapes import (
     FrozenDimensionError,
@@ -46,7 +46,7 @@ from enginecast.compiler.ranges.eager import Eager, differences, parameters_of
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.passes.analyses.work import work_of
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager import reference_outputs, reference_program
+from enginecast.verification.eager.outputs import reference_outputs, reference_program
 from enginecast.verification.metrics import Array
 from enginecast.verification.runs import Runs
 

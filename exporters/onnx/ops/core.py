@@ -196,7 +196,7 @@ def _floor_divide(x: Any, y: Any) -> Any:
     x, y = pair(x, y)
     if x.dtype in REALS:
         return _floor_div_of(x, y)
-    if x.dtype in (ir.DataType.INT8, ir.DataType.INT16):  # -128 less its remainder is no int8
+    if x.dtype in (ir.DataType.INT8, ir.DataType.INT16):  # -128 less its remainder is not an int8
         wide: Any = _floor_divide(cast(x, INT32), cast(y, INT32))
         return cast(wide, x.dtype)
     return op.Div(op.Sub(x, op.Mod(x, y)), y)

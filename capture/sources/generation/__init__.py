@@ -1,0 +1,1 @@
+"""Models that `generate` calls in turn: a step of a decoder, whose cache is inputs and outputs."""

@@ -1,0 +1,113 @@
+"""Find what a rejected engine chose at ties, and compute the reference with these choices."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.engines.checks import Check, Judged, Running
+from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
+from enginecast.compiler.engines.rewrite import LoweredProgram
+from enginecast.compiler.prepare.program import Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.errors import EnginecastError
+from enginecast.exporters.registry import target_of
+from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.registry import session_class
+from enginecast.verification.eager.choices import (
+    Choices,
+    TieReference,
+    choice_nodes,
+    tie_reference,
+    with_choice_outputs,
+)
+from enginecast.verification.engine import as_declared
+from enginecast.verification.reference import Reference
+
+
+@dataclass(frozen=True)
+class Ties(Check):
+    """A rejected engine is judged by a reference with its own choices at ties: its program is
+    lowered again with the choices as outputs.
+    """
+
+    model: Prepared
+    engine: LoweredProgram
+    config: EngineConfig
+    manifest: Manifest
+    record: EngineRecord
+    folder: Path
+    """Where the engine is lowered again, into a temporary folder."""
+    threads: int | None
+
+    def reconsider(self, running: Running, judged: Judged) -> Judged:
+        rejected, criteria = judged.verdict, running.criteria
+        if rejected.outcome != "rejected" or criteria.problems:
+            return judged
+        found = self.tie_reference(criteria.reference)
+        if found.reference is None:
+            reasons = (*rejected.reasons, *found.notes)
+            return Judged(msgspec.structs.replace(rejected, reasons=reasons))
+        again = replace(criteria, reference=found.reference)
+        verdict = again.judge(running.engine, running.wrong)
+        if verdict.outcome == "rejected":
+            more = (*found.notes, f"with these, too: {verdict.reasons[0]}")
+            reasons = (*rejected.reasons, *more)
+            return Judged(msgspec.structs.replace(rejected, reasons=reasons))
+        reasons = (*verdict.reasons, *found.notes)
+        return Judged(msgspec.structs.replace(verdict, reasons=reasons), found.reference)
+
+    def tie_reference(self, reference: Reference) -> TieReference:
+        """The reference with the engine's choices, if those are allowed.
+
+        Args:
+            reference: the one by which the engine was rejected.
+        """
+        captured = self.model.captured.program
+        there = choice_nodes(self.engine.program)
+        names = [name for name in choice_nodes(captured) if name in there]
+        if not names or reference.floor.dtype != "fp32" or reference.floor.rounding:
+            return TieReference(None, ())
+        stored = {edge.name for edge in reference.edges}
+        edges = [case for case in self.model.edge_cases if case.name in stored]
+        cases = [*self.model.cases, *edges]
+        try:
+            choices = self._choices(names, cases)
+        except EnginecastError as error:
+            return TieReference(None, (f"whether values tie is not known: {error.message}",))
+        return tie_reference(
+            captured, self.model.cases, edges, self.model.output_names, choices, reference
+        )
+
+    def _choices(self, names: Sequence[str], cases: Sequence[Case]) -> Choices:
+        """Run the engine's program, lowered with its choices as outputs."""
+        outputs = [f"{name}_chosen" for name in names]
+        program = with_choice_outputs(self.engine.program, names)
+        with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
+            folder = Path(temporary)
+            request = lowering_request(self.model, self.config, program, folder)
+            request = replace(request, outputs=(*request.outputs, *outputs))
+            artifact = target_of(self.config.target).lower(request)
+            added = (Output(name=output, dtype="int64", shape=()) for output in outputs)
+            manifest = msgspec.structs.replace(
+                self.manifest, outputs=(*self.manifest.outputs, *added)
+            )
+            bundle = unsealed(folder, manifest, artifact.files)
+            opened = session_class(self.config.target).open(
+                bundle, self.record, self.config.providers, self.threads
+            )
+            with Engine(bundle, self.record, opened) as engine:
+                found = {}
+                for case in cases:
+                    feeds = {n: t.numpy() for n, t in case.inputs.items()}
+                    results = opened.run_to_host(as_declared(engine, feeds), outputs)
+                    found[case.name] = {
+                        name: results[output].astype(np.int64)
+                        for name, output in zip(names, outputs, strict=True)
+                    }
+        return found

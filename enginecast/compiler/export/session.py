@@ -1,0 +1,489 @@
+"""An export from beginning to end: open, capture, reference, passes, lower, run, judge, publish.
+
+`ExportSession` is the order of events; each step is a call of the module that does it. What is
+tried again, and after what, stands in `ways`.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
+from enginecast.capture.tracing.patches.table import flex_attention_spelled_out
+from enginecast.compiler import budget
+from enginecast.compiler.engines.checks import (
+    Check,
+    Criteria,
+    OtherKernels,
+    PlacesOfLoss,
+    Translated,
+)
+from enginecast.compiler.engines.culprits import find_culprits, is_wrong, without_culprits
+from enginecast.compiler.engines.fresh_inputs import FreshInputs, with_more_calibration
+from enginecast.compiler.engines.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.engines.lower_and_run import (
+    EngineRun,
+    criteria_of,
+    lowering_request,
+    run_engine,
+    unsealed,
+)
+from enginecast.compiler.engines.rewrite import Rewritten, rewrite, without_vnni
+from enginecast.compiler.engines.ties import Ties
+from enginecast.compiler.export.scripted import (
+    ScriptEngines,
+    SizesDecideError,
+    explore,
+    prepare_script,
+    reference_of_script,
+)
+from enginecast.compiler.memory import fewer_collections, keeping_freed
+from enginecast.compiler.prepare.cases import cover_branches
+from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
+from enginecast.compiler.prepare.program import Prepared, prepare
+from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
+from enginecast.compiler.publication.bundle import Candidate, Export, Measure, publish
+from enginecast.compiler.publication.manifest import PLAN_NAME, describe_program, describe_rungs
+from enginecast.compiler.ranges.eager import Eager
+from enginecast.compiler.ranges.fit_values import in_example_values
+from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.compiler.tasks.base import Part, with_field
+from enginecast.compiler.tasks.registry import task_of
+from enginecast.compiler.ways import (
+    Before,
+    LeadsOnError,
+    Way,
+    first_taken,
+    ways_for,
+)
+from enginecast.errors import (
+    CaptureError,
+    EnginecastError,
+    LoweringError,
+    PassError,
+    UsageError,
+    VerificationError,
+)
+from enginecast.exporters.registry import target_of
+from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.interpret import AssertionFailedError
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.text import print_ir
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.staging import Staging, stage
+from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
+from enginecast.verification.accept import check_names, parse_accept
+from enginecast.verification.emulate.widened import widened_cases
+from enginecast.verification.reference import Reference
+from enginecast.verification.verdict import verdict_line
+
+
+def export(
+    request: ExportRequest, steps: Steps | None = None, measure: Measure | None = None
+) -> Export:
+    """Make an engine, compare it with eager, publish the bundle or reject it, which is a result.
+
+    Args:
+        measure: times the engines, for the report.
+
+    Raises:
+        EnginecastError: see the tree in `enginecast.errors`.
+    """
+    config, steps = request.resolve(), steps or Steps()
+    for engine in config.engines:
+        target_of(engine.target).require(engine.options)  # before the work, and not after it
+    with (
+        stage(request.output, overwrite=request.overwrite) as staging,
+        steps.listening(),
+        fewer_collections(),
+    ):
+        source = open_model(request.model, request.options, request.example)
+        budget.require(source, config, staging.folder)
+        with (
+            keeping_freed(sum(source.weight_elements().values())),
+            flex_attention_spelled_out(),  # once the model's code is imported
+        ):
+            parts: dict[str, Export] = {}
+            for name, part in source.parts().items():
+                input_specs(source, request.options.inputs, request.options.dynamic)  # may refuse
+                steps.say(f"{part.name}:")
+                with stage(staging.folder / name) as inner:
+                    made = ExportSession(request, config, part, inner, steps).candidate()
+                    parts[name] = publish(made, request, inner, steps)
+                if parts[name].bundle is None:
+                    # Its reports are written again, where users look for them.
+                    shutil.rmtree(parts[name].folder)
+                    return publish(made, request, staging, steps)
+            session = ExportSession(request, config, source, staging, steps, parts)
+            candidate = session.candidate()
+        return publish(candidate, request, staging, steps, measure)
+
+
+@dataclass(frozen=True)
+class ExportSession:
+    """One export of an open model."""
+
+    request: ExportRequest
+    config: EngineConfig
+    """Of the first engine."""
+    source: Source
+    staging: Staging
+    steps: Steps
+    parts: Mapping[str, Export] = field(default_factory=dict)
+    """Bundles of the model's other parts, which are in the folder of this one."""
+
+    def candidate(self) -> Candidate:
+        """The engines of the first way that makes any, judged."""
+        takes = target_of(self.config.target).takes
+        is_script = self.source.given_script() is not None
+        if is_script and "script" not in takes:
+            raise UsageError(
+                f"{self.source.name} is a TorchScript module, and {self.config.target} takes"
+                " programs of torch.export",
+                hint="Use --target torchscript, or --target onnxruntime in fp32.",
+            )
+        ways = ways_for(self.request.options, takes=takes, is_script=is_script)
+        found = first_taken(ways, self._made)
+        return replace(found.made, tried=found.tried)
+
+    def _made(self, way: Way, before: Before) -> Candidate | None:
+        """The engines of one way; None where sizes of the example are those of the first."""
+        options, notes = self.request.options, tuple[str, ...]()
+        if way.sizes == "example":
+            guesses = self._sizes_of_example()
+            if not guesses:
+                return None
+            options = replace(options, dynamic=(*options.dynamic, *guesses))
+            notes = (
+                f"sizes are fixed at those of the example ({', '.join(guesses)}): where they vary,"
+                f" {before.in_all_sizes}",
+            )
+            if before.last.sizes != "example":
+                self.steps.say(notes[0])
+        if way.makes == "script":
+            return self._of_module(way, before, options)
+        if not way.widens:
+            self.steps.say(
+                f"rewritten for more sizes, the model does not become an engine: {before.why}"
+            )
+        if way.is_hidden:
+            self.steps.say(
+                "the trace differs from eager; tracing again, hidden from the model's code"
+            )
+        try:
+            plan = given_plan(self.config, self.source)
+            model = prepare(self.source, options, self.steps, plan, notes, way)
+            if difference := model.captured.unlike_eager:
+                going_on = partial(self._of_program, model)
+                raise LeadsOnError("told sizes", difference, by_itself=going_on)
+            made = self._of_program(model)
+        except (EnginecastError, LeadsOnError) as error:
+            if not way.is_hidden:
+                raise
+            self.steps.log(f"tracing hidden from the model's code failed: {error}")
+            raise LeadsOnError("not the model", str(error)) from error
+        if way.is_hidden and not made.artifacts:
+            raise LeadsOnError("not the model", made.verdict.reasons[0])
+        return made
+
+    def _sizes_of_example(self) -> list[str]:
+        """Options that fix what varies only because the example has several rows."""
+        options = self.request.options
+        return [
+            f"{spec.name}:{index}={dim.given}"
+            for spec in input_specs(self.source, options.inputs, options.dynamic).specs
+            for index, dim in enumerate(spec.dims)
+            if dim.name is not None and dim.given is not None and not dim.asked
+        ]
+
+    def _of_program(self, model: Prepared) -> Candidate:
+        """Engines that are made of a program, from the reference on."""
+        with self.steps("read the weights"):
+            self.source.fingerprint()  # refuses weights that are not numbers
+        state_notes: list[str] = []
+        with self.steps("reference"), torch_threads(1 if model.is_small else None):
+            model, reference = self._reference(model, state_notes)
+            reference = self._accepting(reference)
+            wrong = captured_wrongly(model, reference)
+            if self.config.quantized:
+                model = with_more_calibration(model)
+        for note in state_notes:
+            self.steps.say(note)
+        kept = (*model.captured.notes, *state_notes)
+        # The eager module of the first call is not needed again: its memory is free from here on.
+        model = replace(model, captured=replace(model.captured, notes=kept), first=None)
+        going_on = partial(self._judged, model, reference, (*model.unverified, *wrong))
+        # Code that drops a tensor was rewritten, and did not hide it from the trace.
+        if wrong and not model.captured.dropping:
+            raise LeadsOnError("not the model", wrong[0], by_itself=going_on)
+        try:
+            return going_on()
+        except (LoweringError, PassError) as error:
+            if not model.captured.is_widened:
+                raise
+            raise LeadsOnError("more sizes", str(error), error=error) from error
+
+    def _judged(
+        self, model: Prepared, reference: Reference, problems: tuple[str, ...]
+    ) -> Candidate:
+        """The same, from the passes on.
+
+        Args:
+            problems: why nothing is lowered.
+        """
+        passes, target = build(self.config.pipeline), self.config.target
+        engines = () if problems else self.config.engines
+        # A plan takes many runs of the program.
+        with torch_threads(1 if model.is_small and not self.config.quantized else None):
+            steps = self.steps
+            rewritten = rewrite(model, passes, reference, steps, target=target, engines=engines)
+            if is_wrong(rewritten) and self.request.drop_guilty:
+                rewritten = without_culprits(
+                    model, passes, reference, rewritten, target, steps, engines
+                )
+            elif is_wrong(rewritten):
+                rewritten = replace(rewritten, bisection=find_culprits(model, rewritten, steps))
+        problems = (*problems, *rewritten.failures)
+        plan = plan_notes(plan_of(rewritten.program))
+        judged = Candidate(
+            model=model,
+            config=self.config,
+            reference=rewritten.reference,
+            runs=(),
+            rungs=model.captured.rungs,
+            notes=(*model.captured.notes, *plan, *rewritten.notes),
+            program=print_ir(
+                rewritten.engines[0].program if rewritten.engines else rewritten.program
+            ),
+            rewritten=rewritten,
+        )
+        if problems or rewritten.reference.floor.defects:
+            criteria = Criteria(rewritten.reference, rewritten.emulated, problems)
+            return replace(judged, runs=(EngineRun(criteria.judge()),))
+        artifacts = self._lower(model, rewritten)
+        task = task_of(self.source)
+        with self.steps("describe"):
+            manifest = describe_program(model, self.config, rewritten, artifacts)
+            manifest = with_field(manifest, **task.describe(self.source))
+        notes = list[str]()
+        for engine, artifact in zip(rewritten.engines, artifacts, strict=True):
+            if artifact.requires.get(SUMS) == EXACT:  # sums that not every CPU has
+                with self.steps("emulate a CPU without VNNI"):
+                    notes.append(without_vnni(model, engine, rewritten.reference))
+                self.steps.say(notes[-1])
+        manifest = with_field(manifest, notes=(*manifest.notes, *notes))
+        runs = self._run(model, manifest, rewritten, artifacts)
+        fusions = count_fusions(
+            expect_fusions(model.captured.program),
+            rewritten.program,
+            artifacts[0].ops,
+            runs[0].executed,
+            rewritten.sites(),
+        )
+        notes += [note for engine in rewritten.engines for note in engine.notes]
+        in_turn = next((run.in_turn for run in runs if run.in_turn), None)
+        if in_turn is not None:
+            manifest, note = task.with_result(manifest, in_turn)
+            notes.append(note)
+        for name, part in self.parts.items():
+            line = verdict_line(part.report.verdict, part.report.floor_dtype)
+            notes.append(f"{name}: {line}")
+        return replace(
+            judged,
+            reference=runs[0].reference or judged.reference,
+            runs=runs,
+            notes=(*judged.notes, *notes),
+            artifacts=artifacts,
+            manifest=manifest,
+            fusions=fusions,
+        )
+
+    def _reference(self, model: Prepared, notes: list[str]) -> tuple[Prepared, Reference]:
+        """What eager gives; for values of the example alone where the model refuses others."""
+        refer = partial(reference_of, dtype=self.config.precision, edges=not self.config.quantized)
+        try:
+            return model, refer(model, notes=notes)
+        except VerificationError as error:
+            if model.watched:  # other values may take other paths
+                raise
+            _refuse_caught(model.source, error)
+            cases = in_example_values(model.cases, model.source.example())
+            if model.branches:  # on values, which assertions are, too
+                places, settled = model.branches, model.settled
+                covered = cover_branches(model.source, model.inputs, cases, places, settled)
+                if covered.unverified:
+                    raise
+                cases = covered.cases
+            model = replace(model, cases=cases)
+            for runs in (model.plain, model.exact):
+                runs.watch([case.inputs for case in model.observed])
+            try:
+                reference = refer(model, notes=notes)
+            except EnginecastError:
+                raise error from None
+            notes.append(f"floats were compared only at the example's values: {error.message}")
+            return model, reference
+
+    def _accepting(self, reference: Reference) -> Reference:
+        """The reference with what the user accepts.
+
+        Raises:
+            UsageError: there is no such output or case.
+        """
+        outputs = list(reference.cases[0].outputs)
+        cases = [case.name for case in (*reference.cases, *reference.edges)]
+        accept = tuple(parse_accept(text, outputs, cases) for text in self.request.accept)
+        check_names(accept, outputs, cases)
+        return replace(reference, floor=replace(reference.floor, accept=accept))
+
+    def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
+        """Write the files of every engine."""
+        artifacts = []
+        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
+            request = lowering_request(model, config, engine.program, self.staging.folder)
+            request = replace(request, tell=self.steps.tell, say=self.steps.say)
+            with self.steps(self._step("lower", config)):
+                artifact = target_of(config.target).lower(request)
+            self.steps.log(f"lowered: {artifact.nodes} nodes, {dict(artifact.ops)}")
+            for note in engine.notes:
+                self.steps.say(note)
+            artifacts.append(artifact)
+        return tuple(artifacts)
+
+    def _run(
+        self,
+        model: Prepared,
+        manifest: Manifest,
+        rewritten: Rewritten,
+        artifacts: tuple[Artifact, ...],
+    ) -> tuple[EngineRun, ...]:
+        """Run every engine that this machine can run, and judge it."""
+        folder, threads = self.staging.folder, self.request.threads
+        bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
+        floor = rewritten.reference.floor
+        parts = {
+            name: Part(part.candidate.model, part.bundle)
+            for name, part in self.parts.items()
+            if isinstance(part.candidate.model, Prepared) and part.bundle is not None
+        }
+        in_turn = task_of(self.source).checks(model, floor, folder, self.steps, parts)
+        fresh = FreshInputs(model, plan_of(rewritten.program))
+        runs = []
+        for config, record, engine in zip(
+            self.config.engines, manifest.engines, rewritten.engines, strict=True
+        ):
+            cases = (*model.cases, *model.edge_cases)
+            widened = partial(widened_cases, engine.program, cases, model.output_names)
+            checks: list[Check] = [Translated(widened), *in_turn, fresh]
+            if len(self.config.engines) == 1:
+                # A bundle has one stored reference, for one engine's choices and kernels.
+                checks.append(OtherKernels(partial(with_kernels, model)))
+                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
+            checks.append(PlacesOfLoss(model))
+            criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
+            with self.steps(self._step("verify", config)):
+                runs.append(run_engine(bundle, record, config, criteria, threads, checks))
+        return tuple(runs)
+
+    def _step(self, name: str, config: EngineConfig) -> str:
+        return name if config is self.config else f"{name} for {config.target}"
+
+    def _of_module(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
+        """An engine of the module itself: scripted where it branches, traced elsewhere.
+
+        Raises:
+            LoweringError: it was to be quantized, which passes do to programs alone.
+        """
+        refused = before.refused
+        if refused is not None and before.last.makes == "program":
+            for rung in refused.rungs:
+                self.steps.say(f"capture: {rung}")
+            self.steps.say("torch.export does not capture this model: falling back to TorchScript")
+        if way.sizes == "fixed":
+            self.steps.log("again, with fixed sizes")
+        try:
+            engine = self._of_script(way, before, options)
+        except (CaptureError, LoweringError, VerificationError) as error:
+            said: EnginecastError = error
+            if refused is not None:
+                # The place that torch.export names is what a user has to look at.
+                message = f"{refused.message}\nTorchScript does not help: {error.message}"
+                said = CaptureError(message, hint=refused.hint)
+            if isinstance(error, SizesDecideError):
+                raise LeadsOnError("asks for script", error.message, error=said) from error
+            raise said from error
+        if refused is None:
+            return engine
+        self.steps.say(f"capture: {engine.rungs[0]}")
+        rungs = (*refused.rungs, *engine.rungs)
+        assert engine.manifest is not None  # the engine was written
+        manifest = with_field(engine.manifest, capture=describe_rungs(rungs))
+        return replace(engine, rungs=rungs, manifest=manifest)
+
+    def _of_script(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
+        if self.config.quantized:
+            raise LoweringError(
+                f"{self.config.quantized} needs a program of torch.export, and this engine would be"
+                " made from the module itself",
+                hint="Use --precision fp32.",
+            )
+        require_torchscript()
+        self.steps.log(DEPRECATION)
+        with self.steps("read the weights"):
+            self.source.fingerprint()
+        refusal = None if before.refused is None else before.refused.refusal
+        must: tuple[SourceLocation, ...] = ()
+        if refusal is not None and refusal.file:  # the place that must be scripted
+            must = (SourceLocation(refusal.file, refusal.line).resolved,)
+        fixed = before.why if way.sizes == "fixed" else ""
+        model = prepare_script(self.source, options, self.steps, fixed=fixed)
+        with self.steps("paths"):
+            model, explored = explore(model, must)
+        config = replace(self.config, pipeline="")
+        with self.steps("reference"):
+            branches = options.allow_unverified_branches
+            reference, notes = reference_of_script(model, config.precision, branches=branches)
+            reference = self._accepting(reference)
+        engine = ScriptEngines(
+            model, reference, config, self.request, self.staging, self.steps, explored, must
+        ).best()
+        notes = (*engine.notes, *explored.verified, *notes)
+        assert engine.manifest is not None  # the engine was written
+        manifest = with_field(engine.manifest, capture=describe_rungs(engine.rungs), notes=notes)
+        return replace(engine, notes=notes, manifest=manifest)
+
+
+def _refuse_caught(source: Source, error: EnginecastError) -> None:
+    """Refuse a program of which an assertion fails where eager runs.
+
+    Raises:
+        VerificationError: the model's code catches the error, and goes on.
+    """
+    failed = error.inputs if isinstance(error, AssertionFailedError) else None
+    if failed is not None and Eager(source.eager()).takes(failed):
+        raise VerificationError(
+            f"{error.message}, and eager runs on the same inputs",
+            hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
+        ) from error
+
+
+def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
+    """A quantization plan in one sentence, and how it was found; nothing without one."""
+    if found is None:
+        return ()
+    choices = Counter(layer.choice for layer in found.layers)
+    counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
+    predicted = found.predicted_error
+    error = "" if predicted is None else f"predicted error {predicted:.2g}, "
+    return (
+        f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
+        f" ({PLAN_NAME})",
+        *found.notes,
+    )

@@ -1,0 +1,399 @@
+"""From a source to a captured program and its verification inputs: the first steps of export,
+inspect and opt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.capture.control_flow.detect.recorder import Read
+from enginecast.capture.control_flow.detect.reporters import overlooked
+from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
+from enginecast.capture.inputs.given import given_prompts
+from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
+from enginecast.capture.outputs.flatten import Wanted, parse_wanted
+from enginecast.capture.python.locations import SourceLocation, Spot
+from enginecast.capture.sources.base.source import Source
+from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
+from enginecast.compiler.prepare.cases import (
+    MOST_TRIALS,
+    SEED,
+    Covered,
+    allowed,
+    along_guards,
+    choose_cases,
+    cover_branches,
+    cover_paths,
+    telling_outputs,
+    that_eager_takes,
+    with_other_sizes,
+    with_telling_values,
+)
+from enginecast.compiler.prepare.open_model import input_specs
+from enginecast.compiler.ranges.eager import Eager, parameters_of
+from enginecast.compiler.ranges.fit_values import fit_values, note_uses
+from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
+from enginecast.compiler.ranges.values import of_program
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.compiler.ways import FIRST, Way
+from enginecast.errors import CaptureError
+from enginecast.library_names import aten
+from enginecast.passes.captured.keep_outputs import drop_dead, keep_outputs, unread_inputs
+from enginecast.passes.captured.lift_constants import lift_constants
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.blocks import all_nodes, has_structure
+from enginecast.passes.ir.edit import (
+    structural_copy,
+)
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.unify_dtype import KeepHalves, in_halves
+from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.verification.eager.outputs import reference_program
+from enginecast.verification.runs import Runs
+
+SORTING = frozenset(
+    {
+        *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
+        *(aten.argsort.stable, aten.msort.default, aten.kthvalue.default, aten.median.dim),
+    }
+)
+"""Ops that name one of several equal values; torch does not say which."""
+OBSERVED = 2
+"""Cases that are run after every pass; more take longer and find little more."""
+SMALL = 300_000_000
+"""Parameters up to which one thread of torch runs a model, unless its inputs are large: what is run
+is short, and waking a second thread for each op cost T5-base a tenth to a quarter of its CPU time.
+"""
+WITNESSED = 2
+"""Cases on which it is recorded what the model reads of its inputs."""
+
+
+class Call(NamedTuple):
+    """A call of the model that was made."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    module: nn.Module | None
+    """What made it, if it is small enough to be kept."""
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, with the inputs that its engines will be compared on."""
+
+    source: Source
+    inputs: tuple[InputSpec, ...]
+    cases: tuple[Case, ...]
+    wanted: Wanted
+    first: Call | None = None
+    """Of the first case, where a run takes long."""
+
+    @property
+    def symbols(self) -> Mapping[str, Range]:
+        """Least and greatest size of each symbolic dimension."""
+        return ranges_of(self.inputs)
+
+    @property
+    def mask_input(self) -> str | None:
+        """The input that marks valid rows."""
+        # One that is as long as the tokens before, too, has no column for each row of an output;
+        # nor does that of an encoder, beside it.
+        if sums(self.inputs):
+            return None
+        masks = (spec.name for spec in self.inputs if spec.kind == "attention_mask")
+        return next(masks, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(OpenedModel):
+    """A model that was captured."""
+
+    captured: Captured
+    plain: Runs
+    """Of the captured program."""
+    exact: Runs
+    """Of the captured program in fp64."""
+    branches: tuple[SourceLocation, ...] = ()
+    """Where both paths must be verified: operators, and what torch.export overlooked."""
+    settled: frozenset[Spot] = frozenset()
+    """Tests in these lines of which one path is in the program, for it is always taken."""
+    watched: tuple[Case, ...] = ()
+    """The cases that every pass is watched on; empty: the first ones."""
+    unverified: tuple[str, ...] = ()
+    """Branches of which no case takes one of the paths, where that was not allowed."""
+    quantization: QuantizationPlan | None = None
+    """A plan that was given, for the passes to carry out."""
+    runs: Sequence[Sequence[Read]] = ()
+    """What Python read of tensors in runs of the model."""
+    doubles: tuple[str, ...] = ()
+    """Weights or inputs that are float64 where the program computes in fp32."""
+    calibration: tuple[Case, ...] = ()
+    """Inputs that static scales are made from besides those of the cases."""
+
+    @property
+    def observed(self) -> tuple[Case, ...]:
+        """The cases that are run after every pass; they take every path that any case takes."""
+        return self.watched or _first(self.cases)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether runs of it are too short for several threads."""
+        return _is_small(self.captured)
+
+    @property
+    def context(self) -> PassContext:
+        """What passes may know of the model."""
+        calibration = (*self.cases, *self.calibration)
+        return PassContext(
+            calibration=tuple(case.inputs for case in calibration),
+            names=tuple(case.name for case in calibration),
+            plan=self.quantization,
+            mask_input=self.mask_input,
+        )
+
+    @property
+    def model_outputs(self) -> tuple[str, ...]:
+        """What the model returns."""
+        guards = {guard.output for guard in self.captured.guards}
+        return tuple(name for name in self.output_names if name not in guards)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Of the program, guards included."""
+        return tuple(spec.name for spec in self.captured.outputs)
+
+    @cached_property
+    def edge_cases(self) -> list[Case]:
+        """Unusual values; none for a program that takes the path of one run alone."""
+        program = self.captured.program
+        if self.captured.guards:
+            return []
+        sorts = any(node.target in SORTING for node in all_nodes(program))
+        return edge_inputs(self.inputs, SEED, parameters_of(program), sorts=sorts)
+
+
+def prepare(
+    source: Source,
+    options: ModelOptions,
+    steps: Steps,
+    quantization: QuantizationPlan | None = None,
+    notes: tuple[str, ...] = (),
+    way: Way = FIRST,
+) -> Prepared:
+    """Capture a model and choose its verification inputs.
+
+    Args:
+        quantization: a plan for the passes to carry out.
+        notes: what a user should know besides.
+        way: how it is captured.
+
+    Raises:
+        CaptureError: torch.export refused the model.
+    """
+    wanted = parse_wanted(options.outputs, options.hidden_states)
+    prompts = None if options.prompts is None else given_prompts(options.prompts)
+    is_code = source.given_program() is None
+    with torch_threads(1):
+        specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
+        specs, values = fit_values(source, specs, given or source.example())
+        for note in (*sizes, *values):
+            steps.say(note)
+        with steps("capture"):
+            program = source.given_program()
+            if program is not None and wanted:
+                captured = _cut(program, wanted)
+            else:
+                example = sample(specs, example_sizes(specs), SEED)
+                captured = capture(
+                    *(source, specs, example, wanted, options.fallback, given),
+                    widens=way.widens,
+                    is_hidden=way.is_hidden,
+                )
+            program = captured.program
+            if wanted or has_structure(program):
+                program = structural_copy(program)  # nodes of torch's own may lack some users
+            lift_constants(program)
+            unread = tuple[str, ...]()
+            if wanted:
+                drop_dead(program)
+                unread = tuple(
+                    f"no output needs the input {name!r}, but the engine takes it"
+                    for name in unread_inputs(program)
+                )
+            captured = replace(captured, program=program, notes=(*captured.notes, *unread))
+        # Which sizes and values the program takes as the model does.
+        if is_code:
+            inputs, said = note_uses(captured.program, captured.inputs, given or source.example())
+            captured = replace(captured, inputs=inputs, notes=(*captured.notes, *said))
+        captured = judge_sizes(source, captured, wanted)
+        checks = (*captured.size_checks, *sum_checks(captured.inputs))
+        with steps("values"):
+            inputs, said = of_program(captured.program, captured.inputs, options.values)
+            notes_so_far = (*captured.notes, *said)
+            captured = replace(captured, inputs=inputs, notes=notes_so_far, size_checks=checks)
+            if is_code:
+                captured = leave_out_refused(source, captured, wanted)
+        for rung in captured.rungs:
+            (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
+        more = list(source.notes)
+        if source.constants:
+            fixed = ", ".join(f"{name} {value}" for name, value in source.constants.items())
+            more.append(f"part of the engine: {fixed}")
+        doubles = tuple(_doubles(source, captured))
+        if doubles:
+            found = f"{doubles[0]} is float64"
+            more.append(f"the model computes in fp64 ({found}), and its engine does not")
+        if halves := in_halves(captured.program, is_whole=False if source.keeps_dtypes else None):
+            captured = replace(captured, in_halves=structural_copy(captured.program))
+            run_pipeline([KeepHalves()], captured.program, PassContext())
+            lines = {
+                f"{dtype_text(dtype)} at {source_line(node) or node.name}"
+                for node, dtype in halves.items()
+            }
+            found = "; ".join(sorted(lines))
+            more.append(
+                f"the model computes in 16 bits itself, and its fp32 engine rounds alike: {found}"
+            )
+        for note in (*captured.notes, *more):
+            steps.say(note)
+    notes = (*notes, *sizes, *values, *captured.notes, *more)
+    with torch_threads(1 if _is_small(captured) else None):
+        return _with_cases(
+            *(source, replace(captured, notes=notes), given, prompts, wanted, options, steps),
+            quantization=quantization,
+            doubles=doubles,
+        )
+
+
+def _with_cases(
+    source: Source,
+    captured: Captured,
+    given: Mapping[str, Tensor],
+    prompts: Sequence[str] | None,
+    wanted: Wanted,
+    options: ModelOptions,
+    steps: Steps,
+    **others: Any,
+) -> Prepared:
+    """A model that was captured, with its verification inputs."""
+    program, inputs, checks = captured.program, captured.inputs, captured.size_checks
+    parameters = 0 if options.thorough else parameters_of(program)
+    cases = choose_cases(source, inputs, given, prompts, parameters, steps)
+    cases = with_other_sizes(inputs, cases, captured.other_sizes)
+    cases = allowed(inputs, cases, checks)
+    is_code = source.given_program() is None
+    if is_code:
+        cases = that_eager_takes(source, program, inputs, cases)
+    names = tuple(spec.name for spec in captured.outputs)
+    mask = OpenedModel(source, inputs, cases, wanted).mask_input
+    plain = Runs(lambda: program, names, mask)
+    exact = Runs(partial(reference_program, program), names, mask)
+    notes, unverified = [*captured.notes], list[str]()
+    # What no input shows is a problem, or where a user allows it, a note.
+    unshown = notes if options.allow_unverified_branches else unverified
+    if captured.unlike_eager:
+        steps.say(captured.unlike_eager)
+        unshown.append(captured.unlike_eager)
+    runs: Sequence[Sequence[Read]] = ()
+    told, first = frozenset[str](), None
+    if captured.guards:
+        cases = along_guards(source, cases, captured.guards, steps)
+    elif is_code:
+        eager, some = Eager(source.eager(), wanted), _first(cases)[:WITNESSED]
+        runs, returned = eager.reads([case.inputs for case in some])
+        for name, tensor in ((n, t) for outputs in returned for n, t in outputs.items()):
+            if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+                raise CaptureError(
+                    f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are"
+                    " compared",
+                    hint="Return it in a wider dtype, such as with .float().",
+                )
+        told = frozenset().union(*map(telling_outputs, returned))
+        if returned and len(some) == 1 and any(case.singles for case in cases):
+            kept = eager.module if parameters_of(program) <= SMALL else None
+            first = Call(some[0].inputs, returned[0], kept)
+
+    def note(covered: Covered) -> None:
+        lines = tuple(map(str, covered.unverified))
+        for line in (*covered.verified, *lines):
+            steps.say(line)
+        notes.extend(covered.verified)
+        unshown.extend(lines)
+
+    by_eager = overlooked(runs, captured.decided)
+    places = tuple(dict.fromkeys((*captured.branches, *by_eager)))
+    settled = frozenset(spot for spot in captured.settled if spot[0] not in by_eager)
+    watched: tuple[Case, ...] = ()
+    if places:
+        with steps("branches"):
+            covered = cover_branches(source, inputs, cases, places, settled)
+        note(covered)
+        inputs, cases = covered.inputs, covered.cases
+    if has_structure(program):
+        known = [f"{PurePath(file).name}:{line}" for file, line in places]
+        # Other inputs may take a path that a specialised program does not have.
+        trials = 0 if captured.guards else MOST_TRIALS
+        with steps("paths"):
+            covered = cover_paths(program, inputs, cases, known, trials)
+        note(covered)
+        inputs, cases, watched = covered.inputs, covered.cases, covered.watched
+    if not captured.guards:
+        for each in (plain, exact):
+            each.watch([case.inputs for case in watched or _first(cases)])
+        # In fp64, because a program that was captured in fp16 need not run as it is.
+        cases = allowed(
+            inputs, with_telling_values(exact, inputs, cases, names, told, plain), checks
+        )
+    return Prepared(
+        *(source, inputs, cases, wanted, first),
+        captured=replace(captured, inputs=inputs, notes=tuple(notes)),
+        plain=plain,
+        exact=exact,
+        branches=places,
+        settled=settled,
+        watched=watched,
+        unverified=tuple(unverified),
+        runs=runs,
+        **others,
+    )
+
+
+def _first(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    return cases[: 1 if any(case.singles for case in cases) else OBSERVED]
+
+
+def _is_small(captured: Captured) -> bool:
+    """Whether runs of a program are too short for several threads."""
+    parameters = parameters_of(captured.program)
+    return parameters <= SMALL and not is_heavy(captured.inputs, parameters)
+
+
+def _doubles(source: Source, captured: Captured) -> list[str]:
+    """The weights, or else inputs, that are float64 where the program computes in fp32."""
+    if source.given_program() is not None:
+        return []
+    tensors = {**captured.program.state_dict, **source.example()}
+    found = [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
+    kept = source.eager().state_dict() if found else {}  # layers whose code casts what they read
+    return [name for name in found if name not in kept or kept[name].dtype != torch.float64]
+
+
+def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
+    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
+    named, leaves = named_leaves(given, wanted)
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    program = structural_copy(given)
+    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
+    captured = describe(program)
+    return replace(captured, notes=(*named.notes, *captured.notes))

@@ -1,0 +1,240 @@
+"""`enginecast verify`: compare the engine of a bundle with eager again, on this machine's hardware.
+
+Without the model the bundle's stored reference is used; that needs neither the model nor torch.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from enginecast.errors import BundleError, UsageError
+from enginecast.installation import needing
+from enginecast.runtime.bundle.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Manifest,
+    Part,
+    Verdict,
+)
+from enginecast.runtime.bundle.manifest_json import encode
+from enginecast.runtime.bundle.reader import digest
+from enginecast.runtime.bundle.staging import bundle_around, write_file
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
+from enginecast.verification.accept import accepted_before
+from enginecast.verification.engine import runs_natively, verify_engine
+from enginecast.verification.generation import follow, read_continued, read_encoded
+from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verification.stepping import step_failures
+from enginecast.verification.verdict import verdict_line
+
+if TYPE_CHECKING:
+    from enginecast.compiler.engines.checks import Check
+
+NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
+
+NOT_STORED = (
+    "the stored reference does not include: {0}.  With --model they are compared, too, and a"
+    " verdict by emulation becomes one of the engine"
+)
+
+SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of verifying a bundle."""
+
+    verdict: Verdict
+    floor_dtype: str
+    against: str
+    """What it was compared with: "the stored reference", or the given model."""
+    completed: bool = False
+    """Whether the manifest's verdict by emulation was replaced by one on the engine itself."""
+    notes: tuple[str, ...] = ()
+    backend: str = ""
+    """What ran the engine, such as "onnxruntime-cpu"."""
+    layers: tuple[str, ...] = ()
+    """A description of the engine's layers, if its runtime reports them."""
+
+
+def verify_bundle(
+    path: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    providers: Sequence[str] | None = None,
+    prefer: Sequence[str] | None = None,
+    threads: int | None = None,
+    allow_code: bool = False,
+    trust: str | os.PathLike[str] | None = None,
+    check: Literal["full", "size"] = "full",
+    random_weights: int | None = None,
+    inputs: Path | None = None,
+    dynamic: Sequence[str] = (),
+    values: Sequence[str] = (),
+    tuned: bool = True,
+) -> Verification:
+    """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
+
+    Args:
+        model: MODEL to compare with; None: the reference that is stored in the bundle.
+        random_weights: seed of the weights, for a MODEL that is only a config.
+
+    `inputs`, `dynamic` and `values` are as for an export, and go with a MODEL.  The
+    other arguments are those of `load`.
+
+    Raises:
+        BundleError: the bundle is damaged, or has no reference and no model was given.
+        UsageError: inputs were described, and no model was given.
+        MissingError: this machine cannot run the engine.
+    """
+    if model is None and (inputs or dynamic or values):
+        raise UsageError("--inputs, --dynamic and --values go with --model MODEL")
+    # Emulation is not a reason to warn here: this command is what completes such a verdict.
+    with load(
+        path,
+        device=device,
+        providers=providers,
+        prefer=prefer,
+        require="verified-by-emulation",
+        threads=threads,
+        allow_code=allow_code,
+        trust=trust,
+        check=check,
+        tuned=tuned,
+    ) as engine:
+        asked: dict[str, Any] = {"allow_code": allow_code, "random_weights": random_weights}
+        asked |= {"inputs": inputs, "dynamic": dynamic, "values": values}
+        reference, notes, problems, checks = _reference(engine, model, **asked)
+        against = "the stored reference" if model is None else model
+        parts = {}
+        for name, part in engine.parts.items():
+            known, more, wrong, _ = _reference(part, model, **asked)
+            parts[name] = verify_engine(part, known, problems=wrong)
+            notes = (*notes, f"{name}: {verdict_line(parts[name], known.floor.label)}")
+            notes = (*notes, *(f"{name}: {note}" for note in more))
+            if parts[name].outcome == "rejected":
+                problems = (*problems, *(f"{name}: {why}" for why in parts[name].reasons))
+            elif known.left_out:
+                reference = replace(
+                    reference,
+                    left_out=(*reference.left_out, *(f"{name}: {n}" for n in known.left_out)),
+                )
+        if engine.manifest.generation is not None:
+            model_run = read_continued(engine.folder)
+            followed = follow(engine, model_run, read_encoded(engine.folder))
+            problems = (*problems, *followed.failures)
+        if engine.manifest.stepped is not None:
+            problems = (*problems, *step_failures(engine, reference))
+        verdict, reference = _judged(engine, reference, problems, checks)
+        if not runs_natively(engine.record.precision, engine.provider):
+            notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
+        completed = not reference.left_out and _complete(engine, verdict, parts)
+        if _is_signed(engine) and engine.verdict.outcome != verdict.outcome == "verified":
+            notes = (*notes, SIGNED)
+        if reference.left_out:
+            notes = (*notes, NOT_STORED.format(", ".join(reference.left_out)))
+        layers, backend = engine.layers(), engine.backend
+    return Verification(verdict, reference.floor.label, against, completed, notes, backend, layers)
+
+
+def _reference(
+    engine: Engine, model: str | None, **asked: Any
+) -> tuple[Reference, tuple[str, ...], tuple[str, ...], "tuple[Check, ...]"]:
+    """The reference for an engine, notes, problems with the reference, and what reconsiders a
+    verdict.
+
+    Args:
+        asked: options for `reference_of_model`.
+    """
+    if model is not None:
+        with needing("a comparison with MODEL"):
+            from enginecast.compiler.verify.recompare import reference_of_model
+
+        made = reference_of_model(model, engine.manifest, engine.folder, **asked)
+        reference = _accepting(made.reference, engine)
+        return reference, made.notes, made.problems, made.checks
+    stored = engine.folder / REFERENCE_NAME
+    if not stored.is_file():
+        hint = "Give the model: --model MODEL."
+        raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
+    return _accepting(read_reference(stored), engine), (), (), ()
+
+
+def _accepting(reference: Reference, engine: Engine) -> Reference:
+    """The reference with what was accepted of this engine: others of the bundle share the file."""
+    return replace(
+        reference, floor=replace(reference.floor, accept=accepted_before(engine.verdict))
+    )
+
+
+def _judged(
+    engine: Engine, reference: Reference, problems: tuple[str, ...], checks: "tuple[Check, ...]"
+) -> tuple[Verdict, Reference]:
+    """The verdict, and the reference that it was reached by."""
+    verdict = verify_engine(engine, reference, problems=problems)
+    if not checks:  # no model was given, and torch need not be there
+        return verdict, reference
+    from enginecast.compiler.engines.checks import Criteria, Judged, Running
+
+    judged = Judged(verdict)
+    for check in checks:
+        judged = check.reconsider(Running(engine, Criteria(reference, problems=problems)), judged)
+    return judged.verdict, judged.reference or reference
+
+
+def _is_signed(engine: Engine) -> bool:
+    """Whether a bundle, or one of its parts, is signed."""
+    inner = any(_is_signed(part) for part in engine.parts.values())
+    return inner or (engine.folder / SIGNATURE_NAME).exists()
+
+
+def _complete(engine: Engine, verdict: Verdict, parts: Mapping[str, Verdict]) -> bool:
+    """Replace a verdict by emulation with one on the engine itself, in an unsigned bundle and its
+    parts.
+
+    A part by itself stays as it is: the bundle around it holds its digest.
+    """
+    stood = engine.verdict.outcome
+    if verdict.outcome != "verified" or stood != "verified-by-emulation":
+        return False
+    if _is_signed(engine) or bundle_around(engine.folder) is not None:
+        return False
+    inner = {
+        name: _with_verdict(engine.parts[name], found, engine.parts[name].manifest.parts)
+        for name, found in parts.items()
+    }
+    after = tuple(
+        Part(name=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in inner.items()
+    )
+    if inner:  # a kill between two writes leaves a bundle that loads: it names both digests
+        between = tuple(
+            Part(
+                name=part.name,
+                sha256=digest(engine.parts[part.name].folder / MANIFEST_NAME),
+                becomes=part.sha256,
+            )
+            for part in after
+        )
+        data = encode(msgspec.structs.replace(engine.manifest, parts=between))
+        write_file(engine.folder / MANIFEST_NAME, data)
+    for name, data in inner.items():
+        write_file(engine.parts[name].folder / MANIFEST_NAME, data)
+    write_file(engine.folder / MANIFEST_NAME, _with_verdict(engine, verdict, after))
+    return True
+
+
+def _with_verdict(engine: Engine, verdict: Verdict, parts: tuple[Part, ...]) -> bytes:
+    """The encoded manifest of an engine with another verdict."""
+    manifest: Manifest = engine.manifest
+    engines = tuple(
+        msgspec.structs.replace(record, verdict=verdict) if record is engine.record else record
+        for record in manifest.engines
+    )
+    return encode(msgspec.structs.replace(manifest, engines=engines, parts=parts))
