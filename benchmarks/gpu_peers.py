@@ -16,7 +16,6 @@ from torch.export import ExportedProgram
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest
-from enginecast.passes.captured.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -71,7 +70,7 @@ def captured(encoder: nn.Module, case: Case) -> ExportedProgram:
     inputs = {name: tensor.cpu() for name, tensor in case.inputs.items()}
     with torch.no_grad():
         program = torch.export.export(encoder, (), inputs, strict=False)
-    functionalize(program)
+    run_pipeline(build("functionalize"), program, PassContext())
     return program
 
 

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from enginecast.errors import UsageError
 from enginecast.passes.ir.spec import PassSpec, Value
 
+JUDGED = "canonicalize-writes"
+"""What every capture begins with; then writes are judged and sizes swept, without weights."""
+CAPTURED = "drop-idle-draws,bind-weights,functionalize,lift-constants"
+"""What every capture ends with.  `keep-outputs` and `widen-halves` follow where they are needed."""
+
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 
 _CLEAN = "canonicalize,exact-position-buckets"

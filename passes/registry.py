@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from enginecast.passes.ir.base import Pass
 
 PASSES = {
+    # Of a capture: `presets` has the order.
+    "inline-autocast": "enginecast.passes.captured.inline_autocast:InlineAutocast",
+    "keep-outputs": "enginecast.passes.captured.keep_outputs:KeepOutputs",
+    "canonicalize-writes": "enginecast.passes.captured.canonicalize_writes:CanonicalizeWrites",
+    "drop-idle-draws": "enginecast.passes.captured.drop_idle_draws:DropIdleDraws",
+    "bind-weights": "enginecast.passes.captured.bind_weights:BindWeights",
+    "functionalize": "enginecast.passes.captured.functionalize:Functionalize",
+    "lift-constants": "enginecast.passes.captured.lift_constants:LiftConstants",
+    "widen-halves": "enginecast.passes.captured.widen_halves:WidenHalves",
+    # Of pipelines.
     "rescale-residual": "enginecast.passes.rescale_residual:RescaleResidual",
     "canonicalize": "enginecast.passes.canonicalize:Canonicalize",
     "unify-dtype": "enginecast.passes.unify_dtype:UnifyDtype",

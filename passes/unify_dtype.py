@@ -170,13 +170,6 @@ class UnifyDtype(Pass):
         return kept | stream
 
 
-class KeepHalves(UnifyDtype):
-    """The same to fp32, for a model whose weights have several dtypes of their own."""
-
-    def halves(self, program: ExportedProgram) -> dict[Node, torch.dtype]:
-        return in_halves(program, is_whole=False)
-
-
 def check_one_dtype_per_op(program: ExportedProgram) -> None:
     """Raise PassError, naming every op that reads floats of two dtypes."""
     mixed = []

@@ -1,7 +1,8 @@
 """Capture a model as a program: torch.export without weights, then bind the weights to it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.outputs.flatten import (
     ALL,
-    Named,
     OutputSpec,
     Wanted,
     name_outputs,
@@ -55,19 +55,23 @@ from enginecast.capture.tracing.state.program_writes import (
     writes_of_weights,
 )
 from enginecast.capture.tracing.torch_export import Traced
-from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.captured.bind_weights import bind_weights
-from enginecast.passes.captured.drop_idle_draws import drop_idle_draws
-from enginecast.passes.captured.functionalize import functionalize
-from enginecast.passes.captured.writes import ON_TRACES, show_statistics
-from enginecast.passes.ir.blocks import all_nodes
+from enginecast.errors import CaptureError
+from enginecast.passes.captured.keep_outputs import KeepOutputs
+from enginecast.passes.captured.widen_halves import WidenHalves
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.blocks import all_nodes, has_structure
 from enginecast.passes.ir.edit import structural_copy, weight_specs
+from enginecast.passes.ir.pipeline import Observer, PassRun, run_pipeline
 from enginecast.passes.ir.source import source_line
+from enginecast.passes.presets import CAPTURED, JUDGED
+from enginecast.passes.registry import build
+from enginecast.passes.unify_dtype import in_halves
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
 TRIALS = 2
 """How many sizes besides the traced one."""
+Watch = Callable[[ExportedProgram], Observer]
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,13 @@ class Captured:
     """Whether code was rewritten only so that more sizes are possible."""
     in_halves: ExportedProgram | None = None
     """The program before what the model computes in 16 bits became rounded fp32."""
+    runs: tuple[PassRun, ...] = ()
+    """Of the passes that every capture runs."""
+
+    @property
+    def as_written(self) -> ExportedProgram:
+        """The program that rounds to 16 bits as eager does, and computes in them."""
+        return self.program if self.in_halves is None else self.in_halves
 
 
 def capture(
@@ -117,40 +128,32 @@ def capture(
     given: Mapping[str, Tensor] | None = None,
     widens: bool = True,
     is_hidden: bool = False,
+    watch: Watch | None = None,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
     The module is traced without weights in memory, so nothing is copied; stored weights are bound
-    as they are, behind binding casts (see `bind`).  A program that was given is taken as it is.
+    as they are, behind binding casts.  A program that was given goes through the same passes.
 
     Args:
         source: the model.
         specs: its inputs, in the order that the program takes them.
         example: one tensor for each, of the example sizes.
-        wanted: the outputs that the program returns; a program that was given keeps all.
+        wanted: the outputs that the program returns.
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
         widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
         is_hidden: whether to trace along the code that eager runs, and not by the ladder.
+        watch: given the program that was traced or given, makes an observer of the passes.
 
     Raises:
         RefusedError: torch.export refused the model, by whichever strategy.
         CaptureError: a dimension cannot vary as asked, or the model writes to its own state.
         SourceError: the weights do not fit.
-        UsageError: `example` does not fit `specs`.
     """
     program = source.given_program()
     if program is not None:
-        return describe(structural_copy(program))
-    for spec in specs:
-        tensor, sizes = example.get(spec.name), [dim.size for dim in spec.dims]
-        if tensor is None:
-            raise UsageError(f"the example lacks the input {spec.name}")
-        if list(tensor.shape) != sizes or tensor.dtype != spec.dtype:
-            raise UsageError(
-                f"the example's {spec.name} is {tensor.dtype} {list(tensor.shape)}, "
-                f"expected {spec.dtype} {sizes}"
-            )
+        return describe(structural_copy(program), wanted, watch)
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
 
@@ -162,11 +165,12 @@ def capture(
 
     search = Search(source, Attempt(specs, inputs), wanted, cases, fallback, values_of(specs))
     traced = climb(search, HIDDEN if is_hidden else ATTEMPTS if widens else UNWIDENED)
+    if wanted or has_structure(traced.program):  # nodes of torch's own may lack some users
+        traced = replace(traced, program=structural_copy(traced.program))
     program = traced.program
-    for rewrite in ON_TRACES:
-        rewrite(program)
-    state = source.buffers
-    notes = [*traced.notes, *computed_instead(program, state)]
+    observe = [] if watch is None else [watch(program)]
+    runs = [*traced.runs, *run_pipeline(build(JUDGED), program, PassContext(), observe)]
+    notes = [*traced.notes, *computed_instead(program, runs[-1].sites, source.buffers)]
     writes = writes_of_weights(program)
     # What a first call alone writes, from weights, the engine has as it becomes.
     if writes and settles(source.eager(), inputs):
@@ -177,17 +181,13 @@ def capture(
     else:
         writes = {}
     refuse_mutation(program, writes)
+    notes += input_writes(program)
     symbols = named_sizes(program, traced.attempt.specs)
-    outputs = output_specs(program, output_names(program), symbols)
+    outputs = output_specs(program, tuple(named_outputs(program)[0]), symbols)
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, wanted)
-    drop_idle_draws(program)  # eager, which a sweep compares with, draws
-    bind_weights(program, weights)
     _refuse_what_no_engine_holds(program)
-    notes += input_writes(program)
-    functionalize(program)
-    program.validate()
-    return Captured(
+    captured = Captured(
         program,
         traced.inputs,
         outputs,
@@ -202,7 +202,33 @@ def capture(
         size_checks=checks,
         unlike_eager=search.unlike_eager,
         is_widened=search.is_widened,
+        runs=tuple(runs),
     )
+    return _finished(captured, wanted, observe, weights, source.keeps_dtypes)
+
+
+def _finished(
+    captured: Captured,
+    wanted: Wanted,
+    observe: Sequence[Observer],
+    weights: Mapping[str, Tensor] | None = None,
+    keeps_dtypes: bool = False,
+) -> Captured:
+    """A program after the passes that every capture ends with, which run in place."""
+    program, halves = captured.program, None
+    passes = [*build(CAPTURED), *([KeepOutputs()] if wanted else [])]
+    runs = run_pipeline(passes, program, PassContext(weights=weights), observe)
+    if in_halves(program, is_whole=False if keeps_dtypes else None):
+        halves = structural_copy(program)
+        runs += run_pipeline([WidenHalves()], program, PassContext(), observe)
+    unread = [n.name for n in program.graph.find_nodes(op="placeholder") if not n.users]
+    notes = tuple(
+        f"no output needs the input {name!r}, but the engine takes it"
+        for name in unread
+        if wanted and name in program.graph_signature.user_inputs
+    )
+    notes, runs = (*captured.notes, *notes), [*captured.runs, *runs]
+    return replace(captured, notes=notes, in_halves=halves, runs=tuple(runs))
 
 
 def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
@@ -244,47 +270,40 @@ def _swept(source: Source, traced: Traced, wanted: Wanted) -> tuple[OtherSizes, 
         return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
 
 
-def describe(program: ExportedProgram) -> Captured:
-    """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`), which is
-    functionalized in place.
+def describe(
+    program: ExportedProgram, wanted: Wanted = ALL, watch: Watch | None = None
+) -> Captured:
+    """A program that was captured elsewhere, after the passes of every capture, in place.
 
     Raises:
         CaptureError: a dimension of an input is an expression such as 2*s0 + 1, or the program
             writes to its own state.
     """
-    show_statistics(program)
+    observe = [] if watch is None else [watch(program)]
+    passes, said = build(JUDGED), tuple[str, ...]()
+    if wanted:
+        places, said = named_outputs(program, wanted)
+        passes = (KeepOutputs(tuple(places), tuple(places.values())), *passes)
+    runs = run_pipeline(passes, program, PassContext(), observe)
+    computed = computed_instead(program, runs[-1].sites)
     refuse_mutation(program)
-    functionalize(program)
     inputs = program_inputs(program)
-    named, leaves = named_leaves(program, ALL)
-    names = _in_order(named, leaves)
-    outputs = output_specs(program, names, named_sizes(program, inputs))
-    return Captured(program, inputs, outputs, named.notes)
+    names, notes = named_outputs(program)
+    outputs = output_specs(program, tuple(names), named_sizes(program, inputs))
+    found = Captured(program, inputs, outputs, (*said, *notes, *computed), runs=tuple(runs))
+    return _finished(found, wanted, observe)
 
 
-def output_names(program: ExportedProgram) -> tuple[str, ...]:
-    """A name for each value that `program` returns, from the structure of its output.
-
-    Raises:
-        CaptureError: a value is not a tensor.
-    """
-    return _in_order(*named_leaves(program, ALL))
-
-
-def _in_order(named: Named, leaves: Sequence[object]) -> tuple[str, ...]:
-    names = {id(leaf): name for name, leaf in named.tensors.items()}
-    return tuple(names[id(leaf)] for leaf in leaves if leaf is not None)
-
-
-def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[object]]:
-    """Stand-ins for what `program` returns: by name those that are wanted, and all in order.
-
-    A tensor stands for each tensor, and no two are the same; a number or None is itself.
+def named_outputs(
+    program: ExportedProgram, wanted: Wanted = ALL
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The place of each wanted output among those that `program` returns, by name, in the order of
+    the program if all are wanted; and notes.
 
     Raises:
-        CaptureError, UsageError: see `name_result`.
+        CaptureError, UsageError: see `name_result`; such as a value that is not a tensor.
     """
-    leaves: list[object] = []
+    leaves: list[object] = []  # a tensor for each tensor, no two the same; a number is itself
     for output in program.graph_signature.output_specs:
         if output.kind == OutputKind.USER_OUTPUT:
             is_tensor = isinstance(output.arg, TensorArgument)
@@ -294,7 +313,10 @@ def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[
     assert spec is not None  # torch.export always records it
     inputs = [str(name) for name in program.graph_signature.user_inputs]
     tree = pytree.tree_unflatten(leaves, spec)
-    return name_result(tree, wanted, inputs, takes_numbers=False), leaves
+    named = name_result(tree, wanted, inputs, takes_numbers=False)
+    order = {id(leaf): place for place, leaf in enumerate(leaves)}
+    places = [(name, order[id(leaf)]) for name, leaf in named.tensors.items()]
+    return dict(places if wanted else sorted(places, key=itemgetter(1))), named.notes
 
 
 def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:

@@ -38,7 +38,9 @@ from enginecast.capture.tracing.patches.table import forward_patched, libraries_
 from enginecast.capture.tracing.sizes.shapes import check_shapes, dynamic_shapes
 from enginecast.errors import EnginecastError
 from enginecast.library_names import aten, private, private_or_none
-from enginecast.passes.captured.inline_autocast import inline_autocast
+from enginecast.passes.captured.inline_autocast import InlineAutocast, regions
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.ir.recurrences import whole_recurrences
 
 _LEVELS = "torch._functorch.predispatch"
@@ -66,6 +68,8 @@ class Traced:
     """Whether it called vmap or jvp, which were resolved: eager runs other operators."""
     sites: Sequence[Site] = field(default=(), repr=False)
     """Where code was rewritten, and what it became."""
+    runs: Sequence[PassRun] = ()
+    """Of the passes that it went through."""
 
     @property
     def branches(self) -> tuple[SourceLocation, ...]:
@@ -146,7 +150,9 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
             for size in [size for size in program.range_constraints if not size.is_symbol]:
                 del program.range_constraints[size]
         _keep_names(program, tuple(inputs))
-        inline_autocast(program)
+        # Here, because a second trace would run what is in a region, and not show it.
+        passes = [InlineAutocast()] if any(regions(program)) else []
+        runs = run_pipeline(passes, program, PassContext())
         traced, program = program, without_levels(program)
     except EnginecastError:
         raise
@@ -165,6 +171,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         decided=frozenset(decided),
         had_levels=traced is not program,
         sites=sites,
+        runs=runs,
     )
 
 
@@ -194,7 +201,6 @@ def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
             spec.arg.name = called.get(spec.arg.name, spec.arg.name)
         if is_users and spec.target in called:
             spec.target = called[spec.target]
-    program.graph_module.recompile()
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from enginecast.passes.ir.options import describe, option_fields
-from enginecast.passes.presets import QUANTIZED, preset
+from enginecast.passes.presets import CAPTURED, JUDGED, QUANTIZED, preset
 from enginecast.passes.registry import known_passes, pass_class
 
 PRECISIONS = ("fp32", "fp16", "bf16", "mixed", *QUANTIZED)
@@ -39,6 +39,7 @@ def pass_page() -> str:
     ]
     lines += ["| `--precision` | pipeline |", "|---|---|"]
     lines += [f"| `{name}` | `{preset(name)}` |" for name in PRECISIONS]
+    lines += ["", f"Before it, every capture runs `{JUDGED},{CAPTURED}`, and more where needed."]
     for name in known:
         lines += section(name)
     return HEAD + "\n".join(lines) + "\n"

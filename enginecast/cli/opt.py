@@ -113,11 +113,10 @@ def opt(
             " --pipeline or --precision, --device, --arch"
         )
     loading()
-    from enginecast.cli.opt_page import run_with_texts, show
+    from enginecast.cli.opt_page import Texts, run_with_texts, show
     from enginecast.compiler.prepare.open_model import open_model
     from enginecast.compiler.prepare.program import prepare
     from enginecast.compiler.steps import Steps
-    from enginecast.passes.ir.text import diff_ir
     from enginecast.passes.registry import build
 
     lowering = ""
@@ -128,8 +127,9 @@ def opt(
         ).resolve()
         pipeline, lowering = config.pipeline, config.lowering
     passes, after, console = build(pipeline or ""), build(lowering), progress()
-    steps = Steps(console)
-    prepared = prepare(open_model(model, options), options, steps)
+    steps, before = Steps(console), Texts()
+    seen = before if print_diff else None
+    prepared = prepare(open_model(model, options), options, steps, watch=seen)
     if watch:
         from enginecast.cli.opt_watch import watch_passes
 
@@ -137,14 +137,15 @@ def opt(
     if reduce:
         return _reduce(prepared, (*passes, *after), folder, seconds or SECONDS, as_json)
     done, texts = run_with_texts(prepared, passes, after, steps)
-    diffs = list(map(diff_ir, texts, texts[1:])) if print_diff else None
-    ir = texts[-1] if print_ir else None
+    ir = texts.ir if print_ir else None
     failures = [check.failure for check in done.checks if check.failure]
     saved = _save(done.program, output) if output is not None and not failures else None
     if as_json:
+        diffs = [diff for _, diff in texts.diffs] if print_diff else None
         print_json(_as_json(done, diffs, ir, saved))
     else:
-        show(done, diffs, ir)
+        shown = [*(each for each in before.diffs if each[1]), *texts.diffs] if print_diff else None
+        show(done, shown, ir, prepared.captured.runs)
     for failure in failures:
         say(console, f"error: {failure}", "bold red")
     if failures:

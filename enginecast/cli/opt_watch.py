@@ -17,7 +17,6 @@ from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import computed_dtype
 from enginecast.compiler.steps import Steps
 from enginecast.errors import EnginecastError
-from enginecast.passes.ir.text import diff_ir
 from enginecast.passes.registry import build
 from enginecast.plugins import OURS, forget, own_files
 from enginecast.verification.reference import Reference
@@ -55,7 +54,7 @@ def watch_passes(
             if dtype not in references:
                 references[dtype] = reference_of(prepared, dtype)
             done, texts = run_with_texts(prepared, passes, lowering, steps, references[dtype])
-            show(done, list(map(diff_ir, texts, texts[1:])), None)
+            show(done, texts.diffs, None)
             standard_output().flush()
             for check in done.checks:
                 if check.failure:

@@ -3,14 +3,17 @@
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
 
 from enginecast.compiler.memory import trim, watched
+
+if TYPE_CHECKING:
+    from enginecast.passes.ir.pipeline import PassRun
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,15 @@ class Steps:
         """Add a line to the build log."""
         self.lines.append(line)
         logger.info("%s", line)
+
+    def log_passes(self, runs: Iterable["PassRun"]) -> None:
+        """Add a line for each pass to the build log."""
+        for run in runs:
+            left = len(run.sites) - run.rewritten
+            self.log(
+                f"pass {run.pass_.name}: {run.rewritten} rewritten, {left} left alone,"
+                f" {run.seconds:.3f} s"
+            )
 
     def say(self, line: str) -> None:
         """Add a line to the build log and show it; a line that a second attempt says again once."""

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.passes.captured.functionalize import functionalize
+from enginecast.passes.captured.functionalize import Functionalize
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import input_names
+from enginecast.passes.ir.pipeline import run_pipeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,5 +69,5 @@ def trace(
         shapes = (shapes,)  # its inputs are one variadic argument
     with torch.no_grad():
         program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes, strict=False)
-    functionalize(program)
+    run_pipeline([Functionalize()], program, PassContext())
     return program

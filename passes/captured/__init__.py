@@ -1,4 +1,1 @@
-"""Rewrites of every captured program, before any other pass sees it.
-
-Holds: rewrites that keep every value, and need neither the model nor its weights.
-"""
+"""The passes of every capture (see `passes.presets`): they keep every value."""

@@ -1,16 +1,20 @@
-"""Random numbers that are multiplied by zero.
+"""Random numbers that are multiplied by zero, as noise that a scale of zero switches off.
 
-A model whose noise is switched off by a scale of zero draws it nevertheless.  What is drawn is
-finite, so that zeros in its place give the same result, also where another factor is not finite.
+What is drawn is finite: zeros give the same result, also where another factor is not finite.
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.library_names import aten
+from enginecast.passes.ir.base import CapturePass, PassContext, Site
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.match import real_users
+from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 
 _SIZED = (aten.randn.default, aten.rand.default)
@@ -19,16 +23,23 @@ _MULTIPLIES = (aten.mul.Tensor, aten.mul.Scalar)
 _DIVIDES = (aten.div.Tensor, aten.div.Scalar)
 
 
-def drop_idle_draws(program: ExportedProgram) -> None:
+@dataclass(frozen=True)
+class DropIdleDraws(CapturePass):
     """Replace draws by zeros, where every value that is computed from them is multiplied by zero
     while it is linear in them still.
     """
-    while True:  # the product of one draw with zero may be the zero of another
-        idle = [node for node in all_nodes(program) if _draws(node) and _is_idle(node)]
-        for node in idle:
-            _replace(node)
-        if not idle:
-            return
+
+    name: ClassVar[str] = "drop-idle-draws"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        while True:  # the product of one draw with zero may be the zero of another
+            idle = [node for node in all_nodes(program) if _draws(node) and _is_idle(node)]
+            for node in idle:
+                log.done(node)
+                _replace(node)
+            if not idle:
+                return log.sites
 
 
 def _draws(node: Node) -> bool:

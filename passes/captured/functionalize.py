@@ -18,7 +18,8 @@ drops casts that mark where the source wants fp32.
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from enginecast.errors import CaptureError
+from enginecast.passes.ir.base import CapturePass, PassContext, Site
 from enginecast.passes.ir.blocks import all_modules, is_structured
 from enginecast.passes.ir.edit import (
     arguments,
@@ -37,9 +39,9 @@ from enginecast.passes.ir.edit import (
     is_float,
     same_shape,
     shape_of,
-    tracked_outputs,
     value,
 )
+from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
@@ -54,18 +56,23 @@ COMPLEX = {
 }
 
 
-def functionalize(program: ExportedProgram) -> bool:
-    """Rewrite every graph of a program that writes in place; says whether any does.
+@dataclass(frozen=True)
+class Functionalize(CapturePass):
+    """Turn writes in place into values; refuse one that is not known here, with its line."""
 
-    Raises:
-        CaptureError: an op writes in a way that is not known here, with the line.
-    """
-    written = [module for module in all_modules(program) if any(map(_writes, module.graph.nodes))]
-    with tracked_outputs(program):
-        for module in written:
-            _Functional(module.graph).run()
-            module.recompile()
-    return bool(written)
+    name: ClassVar[str] = "functionalize"
+    after: ClassVar[frozenset[str]] = frozenset({"canonicalize-writes"})
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for module in list(all_modules(program)):
+            writes = list(filter(_writes, module.graph.nodes))
+            for node in writes:
+                log.done(node)
+            if writes:
+                _Functional(module.graph).run()
+                module.recompile()
+        return log.sites
 
 
 def _writes(node: Node) -> bool:

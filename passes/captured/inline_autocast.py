@@ -8,6 +8,9 @@ it.  One that computes in 16 bits does so whatever precision is asked for; it is
 """
 
 import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,30 +20,36 @@ from torch.utils import _pytree as pytree
 
 from enginecast.errors import CaptureError
 from enginecast.library_names import higher_order
-from enginecast.passes.ir.edit import arguments, tracked_outputs, value
+from enginecast.passes.ir.base import CapturePass, PassContext, Site
+from enginecast.passes.ir.edit import arguments, value
+from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import source_line
 
 AUTOCAST = higher_order("wrap_with_autocast")
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def inline_autocast(program: ExportedProgram) -> None:
-    """Put what regions of autocast hold into the graphs around them.
+@dataclass(frozen=True)
+class InlineAutocast(CapturePass):
+    """Put what regions of autocast hold into the graphs around them; refuse one that casts."""
 
-    Raises:
-        CaptureError: a region casts.
-    """
-    with tracked_outputs(program):
-        for module in reversed(list(program.graph_module.modules())):  # from the inside out
-            regions = (
-                module.graph.find_nodes(op="call_function", target=AUTOCAST)
-                if isinstance(module, GraphModule)
-                else ()
-            )
-            for region in regions:
-                _inline(region, module)
-            if regions:
-                module.recompile()
+    name: ClassVar[str] = "inline-autocast"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for region, module in list(regions(program)):
+            log.done(region)
+            _inline(region, module)
+            module.recompile()
+        return log.sites
+
+
+def regions(program: ExportedProgram) -> Iterator[tuple[Node, GraphModule]]:
+    """Each region, and the module that runs it, from the inside out."""
+    for module in reversed(list(program.graph_module.modules())):
+        if isinstance(module, GraphModule):
+            for region in module.graph.find_nodes(op="call_function", target=AUTOCAST):
+                yield region, module
 
 
 def _inline(region: Node, module: GraphModule) -> None:

@@ -100,6 +100,8 @@ class PassContext:
     """The user's quantization plan; a planning pass checks it instead of making its own."""
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
+    weights: Mapping[str, Tensor] | None = None
+    """Those of a program that was traced without them; None: the program has its own."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,12 @@ class Pass(ABC):
     @abstractmethod
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         """Edit the program in place; return every site looked at, rewritten or left alone."""
+
+
+class CapturePass(Pass):
+    """A pass of every capture: ops may write in place before it, and it looks into blocks."""
+
+    covers_blocks: ClassVar[bool] = True
 
 
 class GraphPass(Pass):

@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
 
-from enginecast.errors import EnginecastError, PassDefectError, PassError
-from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
+from enginecast.errors import (
+    CaptureError,
+    EnginecastError,
+    PassDefectError,
+    PassError,
+    SourceError,
+)
+from enginecast.passes.ir.base import CapturePass, Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.block_view import run_pass
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import tracked_outputs
@@ -61,16 +67,12 @@ def run_pipeline(
         PassDefectError: a pass or an observer failed, or the program is not valid after a pass:
             names the pass and those before it, and the line of the pass.
     """
-    for node in all_nodes(program):
-        if has(node, Trait.WRITES):  # a pass could move a read past a write
-            place = source_line(node) or node.name
-            raise PassError(
-                f"{node.target} at {place} writes in place, and passes expect a functional program",
-                hint="enginecast.passes.captured.functionalize makes a program functional;"
-                " every capture calls it.",
-            )
     runs: list[PassRun] = []
+    is_functional = False
     for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
+        if not (is_functional or isinstance(pass_, CapturePass)):
+            _require_functional(program)
+            is_functional = True
         before = [run.pass_.name for run in runs]
         own = replace(context, skip=context.skip | skip)
         with _blame(pass_, f"pass '{pass_.name}'", before):
@@ -87,6 +89,16 @@ def run_pipeline(
             pass_.ensures(program)
     program.graph_module.recompile()  # of the code that fx has, once: until here nobody runs it
     return runs
+
+
+def _require_functional(program: ExportedProgram) -> None:
+    for node in all_nodes(program):
+        if has(node, Trait.WRITES):  # a pass could move a read past a write
+            place = source_line(node) or node.name
+            raise PassError(
+                f"{node.target} at {place} writes in place, and passes expect a functional program",
+                hint="The pass functionalize makes a program functional; every capture runs it.",
+            )
 
 
 SAMPLES = 256
@@ -133,7 +145,8 @@ def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
     bytes.
     """
     version = 0 if tensor.is_inference() else tensor._version
-    if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+    if is_fake(tensor) or not is_plain or not tensor.numel():
         return version, torch.empty(0)
     step = -(-tensor.numel() // SAMPLES)
     if tensor.is_contiguous():
@@ -146,10 +159,14 @@ def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
 
 @contextmanager
 def _blame(pass_: Pass, what: str, before: Sequence[str]) -> Iterator[None]:
-    """Add to any error the pass that raised it and the passes that ran before."""
+    """Add to any error the pass that raised it and the passes that ran before, unless it is the
+    model that is wrong.
+    """
     place = f"{what} (after {', '.join(before)})" if before else what
     try:
         yield
+    except (CaptureError, SourceError):
+        raise
     except EnginecastError as error:
         # Raised again as it is: a copy could lose what its subclass carries.
         error.message = f"{place}: {error.message}"

@@ -87,6 +87,15 @@ def test_it_is_captured_as_eager_runs_it(
     torch.testing.assert_close(tuple(found.values()), expected)
 
 
+def test_what_a_capture_changes_is_told_by_pass() -> None:
+    for function, names in (
+        (casts_nothing, ["inline-autocast"]),
+        (copies_numbers, ["canonicalize-writes", "functionalize"]),
+    ):
+        runs = captured(Model(function)).runs
+        assert [run.pass_.name for run in runs if run.rewritten] == names
+
+
 def sets(_: Model, x: Tensor) -> Tensor:
     y = x * 2
     y.data = y + 1

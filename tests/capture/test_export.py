@@ -21,7 +21,7 @@ from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.capture.tracing.sizes.shapes import check_shapes
-from enginecast.errors import CaptureError, SourceError, UsageError
+from enginecast.errors import CaptureError, SourceError
 
 MAKERS = {"t5": tiny_t5, "bert": tiny_bert, "llama": tiny_llama, "vit": tiny_vit}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -383,15 +383,6 @@ def test_an_output_that_is_not_a_tensor_is_named() -> None:
 
     with pytest.raises(CaptureError, match=r"returns a Cache as past\.1"):
         captured(make(Caches()))
-
-
-def test_example_must_fit_the_specs() -> None:
-    source = make(nn.Identity())
-    specs = make(Model()).inputs()
-    with pytest.raises(UsageError, match="the example lacks the input x"):
-        capture(source, specs, {})
-    with pytest.raises(UsageError, match=r"x is torch\.float32 \[9, 6\], expected .* \[4, 6\]"):
-        capture(source, specs, {"x": torch.zeros(9, 6)})
 
 
 def test_weights_of_another_model_are_refused(

@@ -297,6 +297,8 @@ def test_opt_prints_texts_on_stdout_and_tables_on_stderr(exports: Exports, capsy
     changed = cast(capsys, "opt", model, "--pipeline", "unify-dtype{to=fp16}", "--print-diff")
     assert changed.out.startswith("# unify-dtype\n")
     assert any(line.startswith("+") and "f16" in line for line in changed.out.splitlines())
+    halves = ("opt", exports.model("t5-wo-in-fp32"), "--pipeline", "canonicalize", "--print-diff")
+    assert cast(capsys, *halves).out.startswith("# bind-weights\n"), "of the capture"
     reported = cast(
         capsys, "opt", model, "--pipeline", "canonicalize", "--print-ir", "--print-diff", "--json"
     ).json

@@ -15,8 +15,10 @@ from torch.fx import Node
 from transformers import T5EncoderModel
 
 from enginecast.capture.sources.open_source import open_source
-from enginecast.passes.captured.bind_weights import bind_weights
+from enginecast.passes.captured.bind_weights import BindWeights
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import dtype_of, value, weight_expressions
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.precision.inf_clamps import find_inf_clamps
 
 SAVED: dict[str, Callable[[Path], Any]] = {
@@ -75,7 +77,7 @@ def test_files_of_every_dtype_end_in_one_program(
     program = capture_t5(model)
     stored = open_source(str(tmp_path)).weights()
     names = {name: stored[name.removeprefix("model.")] for name in program.state_dict}
-    bind_weights(program, names)
+    run_pipeline([BindWeights()], program, PassContext(weights=names))
     for to in ("fp16", "bf16"):
         after, _ = rewritten(program, f"unify-dtype{{to={to}}},canonicalize")
         wanted, _ = rewritten(plain, f"unify-dtype{{to={to}}},canonicalize")

@@ -12,8 +12,10 @@ from torch.export import ExportedProgram
 from transformers import T5EncoderModel, ViTModel
 
 from enginecast.compiler.inspection.dtypes import dtypes_of, kept_modules, source_clamps
-from enginecast.passes.captured.bind_weights import bind_weights
+from enginecast.passes.captured.bind_weights import BindWeights
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import value, weight_specs
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.precision.cast_borders import unexplained_casts
 from enginecast.passes.precision.census import CAPTURE, MODEL, PASS, Meeting, take_census
 
@@ -74,7 +76,8 @@ def test_casts_of_an_fp32_capture_say_where_the_source_wants_fp32(plain: Exporte
 
 def test_cast_of_a_stored_weight_is_not_the_models(folder: Path, plain: ExportedProgram) -> None:
     program = capture_t5(folder, torch.float32)
-    bind_weights(program, {n: t.bfloat16() for n, t in program.state_dict.items()})
+    weights = {n: t.bfloat16() for n, t in program.state_dict.items()}
+    run_pipeline([BindWeights()], program, PassContext(weights=weights))
     census = take_census(program)
     (bound,) = at(census.meetings, "cast bf16 -> f32")
     assert (bound.by, bound.source) == (CAPTURE, "")

@@ -14,13 +14,15 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from enginecast.errors import InputError
-from enginecast.passes.captured.functionalize import functionalize
+from enginecast.passes.captured.functionalize import Functionalize
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import weight_expressions
 from enginecast.passes.ir.interpret import (
     interpret,
     interpret_cases,
     schedule,
 )
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
 from enginecast.verification.boundaries import (
     Snapshot,
@@ -77,7 +79,7 @@ def test_nothing_is_altered() -> None:
     module = Counter().eval()
     x = torch.ones(2, 3)
     exported = export(module, (), {"x": x.clone(), "unused": None})
-    functionalize(exported)
+    run_pipeline([Functionalize()], exported, PassContext())
     before = str(exported.graph)
     for _ in range(2):
         found = interpret(exported, {"x": x})

@@ -38,8 +38,11 @@ from transformers import (
 
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import PassError
+from enginecast.passes.captured.bind_weights import BindWeights
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import dtype_of, is_float, weight_specs
 from enginecast.passes.ir.match import is_float_cast
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import print_ir
 
@@ -177,11 +180,10 @@ def test_mixed_and_half_files_give_the_same_program(tmp_path: Path) -> None:
 
 
 def bind_stored(program: ExportedProgram, folder: Path) -> None:
-    from enginecast.passes.captured.bind_weights import bind_weights
-
     stored = open_source(str(folder)).weights()
     names = {name: name.removeprefix("model.") for name in program.state_dict}
-    bind_weights(program, {name: stored[known] for name, known in names.items()})
+    weights = {name: stored[known] for name, known in names.items()}
+    run_pipeline([BindWeights()], program, PassContext(weights=weights))
 
 
 def test_module_that_is_mixed_itself_ends_in_one_dtype(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ A program shows what writes to a parameter or buffer.  What Python keeps is look
 `capture.tracing.state.repeated_calls`.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +14,27 @@ from torch.fx import Node
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.errors import CaptureError
-from enginecast.passes.captured.writes import compute_overwritten, owners, written
+from enginecast.passes.captured.canonicalize_writes import owners, written
+from enginecast.passes.ir.base import Site
 from enginecast.passes.ir.blocks import all_blocks
 
 
-def computed_instead(program: ExportedProgram, state: Container[str] = ()) -> tuple[str, ...]:
-    """Compute the buffers that every call overwrites whole before it reads them, and say so.
+def computed_instead(
+    program: ExportedProgram, sites: Iterable[Site], state: Container[str] = ()
+) -> tuple[str, ...]:
+    """Notes on the buffers that every call overwrites whole before it reads them.
 
     Args:
+        sites: of `canonicalize-writes`.
         state: names of buffers that come as inputs: torch writes what is assigned to them into the
             module's own, which nothing reads.
     """
+    nodes = {node.name: node for node in program.graph.nodes}
     return tuple(
-        f"the model overwrites its buffer {owner}{line_of(node)} before it reads it: the engine"
-        " computes it in every call"
-        for node, owner in compute_overwritten(program)
-        if owner not in state
+        f"the model overwrites its buffer {site.note}{line_of(nodes[site.node])} before it reads"
+        " it: the engine computes it in every call"
+        for site in sites
+        if site.note and site.note not in state
     )
 
 
@@ -56,16 +62,15 @@ def settles(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         module: with weights, not called yet.
         inputs: for the calls.
     """
+
+    def after_a_call() -> dict[str, Tensor]:
+        module(**{name: tensor.clone() for name, tensor in inputs.items()})
+        tensors = chain(module.named_parameters(), module.named_buffers())
+        return {name: tensor.clone() for name, tensor in tensors}
+
     with torch.no_grad():
-        module(**{name: tensor.clone() for name, tensor in inputs.items()})
-        first = {name: tensor.clone() for name, tensor in _tensors(module)}
-        module(**{name: tensor.clone() for name, tensor in inputs.items()})
-    return all(torch.equal(tensor, first[name]) for name, tensor in _tensors(module))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+        first, second = after_a_call(), after_a_call()
+    return all(torch.equal(tensor, first[name]) for name, tensor in second.items())
 
 
 def _state(program: ExportedProgram) -> dict[str, str]:

@@ -165,7 +165,7 @@ def rewrite(
     with steps("passes"):
         runs = run_pipeline(passes, program, prepared.context, watch, leave)
     reference = planned.reference
-    _log_runs(runs, steps)
+    steps.log_passes(runs)
     broken = any(check.failure for check in observer.checks)
     lowered: tuple[LoweredProgram, ...] = ()
     if engines and not broken and not reference.floor.defects:
@@ -216,18 +216,9 @@ def _lower(
         if checks is None:
             runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
             checks = observer.checks
-    _log_runs(runs, steps)
+    steps.log_passes(runs)
     emulated = _emulate(prepared, lowered, reference, config.target, steps)
     return LoweredProgram(lowered, tuple(runs), _detailed(checks, changes), emulated)
-
-
-def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
-    for run in runs:
-        left = len(run.sites) - run.rewritten
-        steps.log(
-            f"pass {run.pass_.name}: {run.rewritten} rewritten, {left} left alone,"
-            f" {run.seconds:.3f} s"
-        )
 
 
 def _observers(

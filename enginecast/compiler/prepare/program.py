@@ -5,12 +5,12 @@ inspect and opt.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
@@ -20,7 +20,7 @@ from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.tracing.captured import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.captured import Captured, Watch, capture
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
 from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
@@ -46,18 +46,11 @@ from enginecast.compiler.steps import Steps
 from enginecast.compiler.ways import FIRST, Way
 from enginecast.errors import CaptureError
 from enginecast.library_names import aten
-from enginecast.passes.captured.keep_outputs import drop_dead, keep_outputs, unread_inputs
-from enginecast.passes.captured.lift_constants import lift_constants
+from enginecast.passes.captured.widen_halves import WidenHalves
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.blocks import all_nodes, has_structure
-from enginecast.passes.ir.edit import (
-    structural_copy,
-)
-from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
-from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.text import dtype_text
-from enginecast.passes.unify_dtype import KeepHalves, in_halves
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.eager.outputs import reference_program
 from enginecast.verification.runs import Runs
@@ -190,6 +183,7 @@ def prepare(
     quantization: QuantizationPlan | None = None,
     notes: tuple[str, ...] = (),
     way: Way = FIRST,
+    watch: Watch | None = None,
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
 
@@ -197,6 +191,7 @@ def prepare(
         quantization: a plan for the passes to carry out.
         notes: what a user should know besides.
         way: how it is captured.
+        watch: see `capture`.
 
     Raises:
         CaptureError: torch.export refused the model.
@@ -210,36 +205,23 @@ def prepare(
         for note in (*sizes, *values):
             steps.say(note)
         with steps("capture"):
-            program = source.given_program()
-            if program is not None and wanted:
-                captured = _cut(program, wanted)
-            else:
-                example = sample(specs, example_sizes(specs), SEED)
-                captured = capture(
-                    *(source, specs, example, wanted, options.fallback, given),
-                    widens=way.widens,
-                    is_hidden=way.is_hidden,
-                )
-            program = captured.program
-            if wanted or has_structure(program):
-                program = structural_copy(program)  # nodes of torch's own may lack some users
-            lift_constants(program)
-            unread = tuple[str, ...]()
-            if wanted:
-                drop_dead(program)
-                unread = tuple(
-                    f"no output needs the input {name!r}, but the engine takes it"
-                    for name in unread_inputs(program)
-                )
-            captured = replace(captured, program=program, notes=(*captured.notes, *unread))
+            captured = capture(
+                *(source, specs, sample(specs, example_sizes(specs), SEED), wanted),
+                *(options.fallback, given),
+                widens=way.widens,
+                is_hidden=way.is_hidden,
+                watch=watch,
+            )
+        steps.log_passes(run for run in captured.runs if run.rewritten)
+        written = captured.as_written
         # Which sizes and values the program takes as the model does.
         if is_code:
-            inputs, said = note_uses(captured.program, captured.inputs, given or source.example())
+            inputs, said = note_uses(written, captured.inputs, given or source.example())
             captured = replace(captured, inputs=inputs, notes=(*captured.notes, *said))
         captured = judge_sizes(source, captured, wanted)
         checks = (*captured.size_checks, *sum_checks(captured.inputs))
         with steps("values"):
-            inputs, said = of_program(captured.program, captured.inputs, options.values)
+            inputs, said = of_program(written, captured.inputs, options.values)
             notes_so_far = (*captured.notes, *said)
             captured = replace(captured, inputs=inputs, notes=notes_so_far, size_checks=checks)
             if is_code:
@@ -254,13 +236,9 @@ def prepare(
         if doubles:
             found = f"{doubles[0]} is float64"
             more.append(f"the model computes in fp64 ({found}), and its engine does not")
-        if halves := in_halves(captured.program, is_whole=False if source.keeps_dtypes else None):
-            captured = replace(captured, in_halves=structural_copy(captured.program))
-            run_pipeline([KeepHalves()], captured.program, PassContext())
-            lines = {
-                f"{dtype_text(dtype)} at {source_line(node) or node.name}"
-                for node, dtype in halves.items()
-            }
+        widened = (run.sites for run in captured.runs if isinstance(run.pass_, WidenHalves))
+        lines = {f"{site.note} at {site.source or site.node}" for site in chain(*widened)}
+        if lines:
             found = "; ".join(sorted(lines))
             more.append(
                 f"the model computes in 16 bits itself, and its fp32 engine rounds alike: {found}"
@@ -383,17 +361,7 @@ def _doubles(source: Source, captured: Captured) -> list[str]:
     """The weights, or else inputs, that are float64 where the program computes in fp32."""
     if source.given_program() is not None:
         return []
-    tensors = {**captured.program.state_dict, **source.example()}
+    tensors = {**captured.as_written.state_dict, **source.example()}
     found = [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
     kept = source.eager().state_dict() if found else {}  # layers whose code casts what they read
     return [name for name in found if name not in kept or kept[name].dtype != torch.float64]
-
-
-def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
-    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
-    named, leaves = named_leaves(given, wanted)
-    places = {id(leaf): place for place, leaf in enumerate(leaves)}
-    program = structural_copy(given)
-    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
-    captured = describe(program)
-    return replace(captured, notes=(*named.notes, *captured.notes))

@@ -148,7 +148,7 @@ class _Compared:
 
     def __init__(self, eager: Eager, captured: Captured) -> None:
         self._eager, self._captured, self._specs = eager, captured, captured.inputs
-        self._parameters = parameters_of(captured.program)
+        self._parameters = parameters_of(captured.as_written)
         self._guards = {guard.output for guard in captured.guards}
 
     def difference_on_any(self, sizes: Mapping[str, int]) -> str:
@@ -173,7 +173,7 @@ class _Compared:
         """How the program differs from eager at these sizes; empty if it does not."""
         if self._is_too_large(sizes):
             return TOO_LARGE
-        program, names = self._captured.program, [spec.name for spec in self._captured.outputs]
+        program, names = self._captured.as_written, [spec.name for spec in self._captured.outputs]
         floats = {s.name for s in self._specs if s.dtype.is_floating_point and s.is_free}
         has_floats = any(spec.dtype.is_floating_point for spec in self._specs)
 
@@ -203,7 +203,7 @@ class _Compared:
         count = count_elements(self._specs, sizes)
         if count <= LARGER * count_elements(self._specs, {}):
             return False
-        work = work_of(self._captured.program, without_data(self._specs, sizes))
+        work = work_of(self._captured.as_written, without_data(self._specs, sizes))
         if work is None:
             return count * self._parameters > EDGE_WORK
         dims = named_dims(self._specs)
@@ -234,7 +234,7 @@ def leave_out_refused(source: Source, captured: Captured, wanted: Wanted) -> Cap
     dims = named_dims(captured.inputs)
     smallest = {name: dim.minimum for name, dim in dims.items()}
     free = [name for name, dim in dims.items() if not dim.asked and dim.minimum < dim.size]
-    work = count_elements(captured.inputs, smallest) * parameters_of(captured.program)
+    work = count_elements(captured.inputs, smallest) * parameters_of(captured.as_written)
     if not free or work > REFUSED_WORK:
         return captured
     eager = Eager(source.eager(), wanted)

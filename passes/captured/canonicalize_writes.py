@@ -1,10 +1,9 @@
-"""Bring the writes of a captured program into a form in which they can be judged: those that change
-nothing go, and those that torch's schemas hide are shown.
-"""
+"""The writes of a captured program, in a form in which they can be judged."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,34 +11,62 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from enginecast.library_names import aten
+from enginecast.passes.ir.base import CapturePass, PassContext, Site
 from enginecast.passes.ir.blocks import all_nodes, blocks, operands
 from enginecast.passes.ir.edit import arguments, dtype_of, first_input, insert, shape_of
+from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 _WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 
 
-def drop_failed(program: ExportedProgram) -> None:
-    """Drop calls that raised an error in the trace, which the model caught."""
-    for node in list(all_nodes(program)):
-        if not isinstance(node.target, torch._ops.OpOverload) or node.users:
-            continue
-        if node.target._schema.returns and node.meta.get("val") is None:
-            node.graph.erase_node(node)
+@dataclass(frozen=True)
+class CanonicalizeWrites(CapturePass):
+    """Drop writes that change or keep nothing, and show those that torch's schemas hide.
+
+    A site with a note is a buffer of that name, which every call overwrites whole before it reads
+    it, as longrope does: its node computes the value, and nothing is written.
+    """
+
+    name: ClassVar[str] = "canonicalize-writes"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(all_nodes(program)):
+            if any(rule(node) for rule in RULES):
+                log.done(node)
+        buffers = owners(program, program.graph_signature.inputs_to_buffers)
+        for node, owner in list(written(program.graph, buffers)):
+            buffer = node.args[0]
+            assert isinstance(buffer, Node)
+            if buffer in buffers and node.target in _WHOLE and _is_whole(node, buffer):
+                log.done(_compute(program, node, buffer), owner)
+        return log.sites
 
 
-def fill_numbers(program: ExportedProgram) -> None:
+def drop_failed(node: Node) -> bool:
+    """Drop a call that raised an error in the trace, which the model caught."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.users:
+        return False
+    is_failed = bool(node.target._schema.returns) and node.meta.get("val") is None
+    if is_failed:
+        node.graph.erase_node(node)
+    return is_failed
+
+
+def fill_numbers(node: Node) -> bool:
     """Fill where a number is copied: `tensor.copy_(5)` takes one, which no copy of ours does."""
-    for node in all_nodes(program):
-        if node.target is not aten.copy_.default:
-            continue
-        target, source = node.args[:2]
-        if not isinstance(source, Node) or not isinstance(source.meta["val"], Tensor):
-            node.target, node.args, node.kwargs = aten.fill_.Scalar, (target, source), {}
+    if node.target is not aten.copy_.default:
+        return False
+    target, source = node.args[:2]
+    if isinstance(source, Node) and isinstance(source.meta["val"], Tensor):
+        return False
+    node.target, node.args, node.kwargs = aten.fill_.Scalar, (target, source), {}
+    return True
 
 
-def show_statistics(program: ExportedProgram) -> None:
+def show_statistics(norm: Node) -> bool:
     """Write out what norms keep of the values that they read: torch's schemas do not say that
     `batch_norm` and `instance_norm` write into their running statistics.
 
@@ -48,18 +75,18 @@ def show_statistics(program: ExportedProgram) -> None:
                 %of_x = aten.mean(%x, [0, 2])
                 %kept = aten.mul_(%mean, 0.9); %added = aten.add_(%mean, %of_x, alpha=0.1)
     """
-    for node in list(all_nodes(program)):
-        if node.target not in _NORMS or not node.args[5]:
-            continue
-        x, weight, bias, *kept = arguments(node)
-        if not any(isinstance(each, Node) for each in kept[:2]):
-            continue
-        node.args = (x, weight, bias, None, None, *kept[2:])
-        with node.graph.inserting_after(node):
-            end = node.graph.call_function(aten.detach.default, (x,))  # what follows goes before it
-        with node.graph.inserting_before(end):
-            _keep_statistics(node, x, kept[:2], kept[3])
-        node.graph.erase_node(end)
+    if norm.target not in _NORMS or not norm.args[5]:
+        return False
+    x, weight, bias, *kept = arguments(norm)
+    if not any(isinstance(each, Node) for each in kept[:2]):
+        return False
+    norm.args = (x, weight, bias, None, None, *kept[2:])
+    with norm.graph.inserting_after(norm):
+        end = norm.graph.call_function(aten.detach.default, (x,))  # what follows goes before it
+    with norm.graph.inserting_before(end):
+        _keep_statistics(norm, x, kept[:2], kept[3])
+    norm.graph.erase_node(end)
+    return True
 
 
 def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node | None], momentum: float) -> None:
@@ -83,20 +110,21 @@ def _keep_statistics(norm: Node, x: Node, kept: Sequence[Node | None], momentum:
         add(aten.add_.Tensor, (target, new), {"alpha": momentum})
 
 
-def drop_idle_writes(program: ExportedProgram) -> None:
-    """Drop writes of a value into itself.
+def drop_idle_write(node: Node) -> bool:
+    """Drop a write of a value into itself.
 
     `self.table = self.table.to(x.device, x.dtype)` in a forward is traced as one, and changes
     nothing where the table has that dtype already.
     """
-    for node in list(all_nodes(program)):
-        if node.target is not aten.copy_.default:
-            continue
-        target, source = node.args[:2]
-        assert isinstance(source, Node)
-        if _original(source) is target:
-            node.replace_all_uses_with(target)
-            node.graph.erase_node(node)
+    if node.target is not aten.copy_.default:
+        return False
+    target, source = node.args[:2]
+    assert isinstance(source, Node)
+    if _original(source) is not target:
+        return False
+    node.replace_all_uses_with(target)
+    node.graph.erase_node(node)
+    return True
 
 
 def _original(node: Node) -> Node:
@@ -109,24 +137,13 @@ def _original(node: Node) -> Node:
     return node
 
 
-def compute_overwritten(program: ExportedProgram) -> list[tuple[Node, str]]:
-    """Take away writes into buffers that every call overwrites whole before it reads them.
-
-    `self.frequencies.copy_(computed)` keeps nothing from one call to the next when nothing reads
-    the buffer before: longrope does so.  What reads it later reads what was computed.
-
-    Returns:
-        The writes that went, each with the name of its buffer.
-    """
-    buffers = owners(program, program.graph_signature.inputs_to_buffers)
-    gone = []
-    for node, owner in list(written(program.graph, buffers)):
-        buffer = node.args[0]
-        assert isinstance(buffer, Node)
-        if buffer in buffers and node.target in _WHOLE and _is_whole(node, buffer):
-            _compute(program, node, buffer)
-            gone.append((node, owner))
-    return gone
+RULES: tuple[Callable[[Node], bool], ...] = (
+    drop_failed,
+    fill_numbers,
+    show_statistics,
+    drop_idle_write,
+)
+"""Each says whether it applied, at one node."""
 
 
 def _is_whole(node: Node, buffer: Node) -> bool:
@@ -138,7 +155,7 @@ def _is_whole(node: Node, buffer: Node) -> bool:
     return all(order[user] >= order[node] for user in buffer.users)
 
 
-def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
+def _compute(program: ExportedProgram, node: Node, buffer: Node) -> Node:
     dtype = dtype_of(buffer)
     assert dtype is not None
     call: tuple[Any, ...]
@@ -150,13 +167,14 @@ def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
         same = dtype_of(source) == dtype
         call = (aten.clone.default, source) if same else (aten.to.dtype, source, dtype)
     with program.graph.inserting_before(node):
-        made = program.graph.call_function(call[0], call[1:])
+        made: Node = program.graph.call_function(call[0], call[1:])
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     program.graph.erase_node(node)
     for user in list(buffer.users):
         if user is not made:
             user.replace_input_with(buffer, made)
+    return made
 
 
 def owners(program: ExportedProgram, names: Mapping[str, str]) -> dict[Node, str]:
@@ -186,7 +204,3 @@ def written(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, st
                 yield node, owner
             if owner is not None:
                 aliases[node] = owner
-
-
-ON_TRACES = (drop_failed, fill_numbers, show_statistics, drop_idle_writes)
-"""What every program goes through that was traced here, in order."""
