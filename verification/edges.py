@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginecast.runtime.bundle.manifest import Excess
-from enginecast.verification.accept import ExcessReason, placed
+from enginecast.verification.accepted_excess import ExcessReason, placed
 from enginecast.verification.floor import FREE, KERNELS, LOST, least_floor, most_wrong
 from enginecast.verification.floor import LIMIT as FLOORS
 from enginecast.verification.metrics import SMALL_ROW, Array, times

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from enginecast.errors import UsageError
-from enginecast.verification.accept import Acceptance
+from enginecast.verification.accepted_excess import Acceptance
 from enginecast.verification.metrics import (
     BEYOND,
     Comparison,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginecast.errors import VerificationError
-from enginecast.verification.parts import Part, worst_part
+from enginecast.verification.row_and_channel_errors import Part, worst_part
 
 Array = NDArray[np.generic]
 Mask = NDArray[np.bool_]

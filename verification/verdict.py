@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Excess, Outcome, OutputVerdict, Verdict, Where
-from enginecast.verification.accept import ExcessReason, described, placed, sort_out, way_out
+from enginecast.verification.accepted_excess import (
+    ExcessReason,
+    described,
+    placed,
+    sort_out,
+    way_out,
+)
 from enginecast.verification.floor import LARGEST_FLOOR, LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verification.metrics import (
     BEYOND,

@@ -20,7 +20,7 @@ from enginecast.cli.doctor import doctor
 from enginecast.cli.export import export
 from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
-from enginecast.cli.options.common import common
+from enginecast.cli.options.every_command import common
 from enginecast.cli.passes.app import app as passes_app
 from enginecast.cli.report import report
 from enginecast.cli.run import run

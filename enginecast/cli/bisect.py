@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from enginecast.cli.options.groups import AsJson, Download, Model, fetched, grouped
+from enginecast.cli.options.from_fields import AsJson, Download, Model, fetched, grouped
 from enginecast.cli.terminal.output import (
     loading,
     print_json,

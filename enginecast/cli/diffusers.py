@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from enginecast.cli.options.groups import (
+from enginecast.cli.options.from_fields import (
     AllowCode,
     Arch,
     AsJson,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from enginecast.cli.options.groups import AsJson
+from enginecast.cli.options.from_fields import AsJson
 from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.doctor.checks import CPU_FEATURES, Problem, Report
 from enginecast.installation import install_command, unavailable

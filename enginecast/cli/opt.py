@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import (
+from enginecast.cli.options.from_fields import (
     Arch,
     AsJson,
     Device,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from enginecast.cli.options.groups import AsJson, grouped, require_folder
+from enginecast.cli.options.from_fields import AsJson, grouped, require_folder
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import BundleError, UsageError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME

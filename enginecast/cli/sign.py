@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginecast.cli.options.groups import AsJson, BundleDir
+from enginecast.cli.options.from_fields import AsJson, BundleDir
 from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.errors import UsageError
 

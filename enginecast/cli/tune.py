@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from enginecast.cli.bench import shapes_text
-from enginecast.cli.options.groups import (
+from enginecast.cli.options.from_fields import (
     AsJson,
     BundleDir,
     Inputs,

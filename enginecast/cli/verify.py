@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from enginecast.cli.options.groups import (
+from enginecast.cli.options.from_fields import (
     AsJson,
     BundleDir,
     Download,

@@ -1,7 +1,7 @@
 """What the user asks for (`ExportRequest`), and what it means for each engine (`EngineConfig`).
 
 Each option of `enginecast export` stands here once, or beside what it is for (`ComponentOptions`,
-the targets' options); see `enginecast.options`.  Importing it does not import torch.
+the targets' options); see `enginecast.option_fields`.  Importing it does not import torch.
 """
 
 import math
@@ -17,12 +17,12 @@ from enginecast.capture.sources.huggingface.component_options import DEFAULTS, C
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
 from enginecast.exporters.registry import REGISTRY as REGISTERED
-from enginecast.options import Option, require_choices
+from enginecast.option_fields import Option, require_choices
 from enginecast.passes.presets import QUANTIZED
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
-from enginecast.verification.accept import parse_accept
+from enginecast.verification.accepted_excess import parse_accept
 
 if TYPE_CHECKING:
     from torch import nn

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from enginecast.options import Option
+from enginecast.option_fields import Option
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 import onnxruntime
 
 from enginecast.errors import LoweringError, MissingError, UsageError
+from enginecast.exporters.onnx.fp32_twin import open_twin
 from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
 from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.onnx.script import lower_script_to_onnx
-from enginecast.exporters.onnx.twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, ScriptRequest, Target
 from enginecast.installation import install_command
 from enginecast.passes.presets import QUANTIZED

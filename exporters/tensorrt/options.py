@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from enginecast.errors import UsageError
-from enginecast.options import Option, require_choices
+from enginecast.option_fields import Option, require_choices
 
 Route = Literal["onnx", "torch"]
 Hardware = Literal["none", "ampere+", "same-capability"]

@@ -27,7 +27,7 @@ from enginecast.passes.ir.effects import own
 from enginecast.passes.ir.match import is_call, is_inert, last_dim
 from enginecast.passes.ir.quantization_plan import LayerPlan, Scaling
 from enginecast.passes.quantize.measure.quantizable import Layer, recurrence_of
-from enginecast.passes.quantize.measure.simulate import Span
+from enginecast.passes.quantize.measure.spans import Span
 from enginecast.passes.quantize.storage import HALF_STEPS, Chosen, Weights, change
 
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

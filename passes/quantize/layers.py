@@ -64,7 +64,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     products_as_linears,
     tail_of,
 )
-from enginecast.passes.quantize.measure.simulate import Span, static_spans
+from enginecast.passes.quantize.measure.spans import Span, static_spans
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan

@@ -42,7 +42,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     tail_of,
     transposed_geometry_of,
 )
-from enginecast.passes.quantize.measure.simulate import Span
+from enginecast.passes.quantize.measure.spans import Span
 from enginecast.passes.quantize.storage import Chosen, Weights, change
 
 

@@ -7,8 +7,7 @@ import pytest
 from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.ways import (
+from enginecast.compiler.export_attempts import (
     Before,
     Cause,
     LeadsOnError,
@@ -16,6 +15,7 @@ from enginecast.compiler.ways import (
     first_taken,
     ways_for,
 )
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError, LoweringError
 
 Outcome = Callable[[], str | None]

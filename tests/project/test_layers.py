@@ -259,7 +259,7 @@ NAMES_RUNG = {
     "enginecast/compiler/request.py",
     "enginecast/compiler/verify/recompare.py",
     "enginecast/compiler/export/scripted.py",
-    "enginecast/compiler/ways.py",
+    "enginecast/compiler/export_attempts.py",
     "runtime/bundle/manifest.py",
 }
 """They name the last rung of the capture ladder, which is called as a target is."""

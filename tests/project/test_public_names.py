@@ -15,7 +15,7 @@ from enginecast.capture.sources.stateful import STATES
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.verify.bundle import verify_bundle
-from enginecast.options import options_of
+from enginecast.option_fields import options_of
 from enginecast.runtime import Batcher
 from enginecast.runtime.engine import Encoded, Engine, Outputs
 

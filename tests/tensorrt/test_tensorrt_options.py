@@ -6,7 +6,7 @@ import pytest
 import typer
 from exports import Exports, cast
 
-from enginecast.cli.options.groups import grouped
+from enginecast.cli.options.from_fields import grouped
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.options import TensorRTOptions

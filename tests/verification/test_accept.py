@@ -16,7 +16,7 @@ import enginecast
 from enginecast.errors import BundleError, EnginecastWarning, UsageError
 from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
 from enginecast.runtime.engine import Engine
-from enginecast.verification.accept import Acceptance, accepted_before, parse_accept
+from enginecast.verification.accepted_excess import Acceptance, accepted_before, parse_accept
 from enginecast.verification.edges import edge_failures
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import BEYOND, measure

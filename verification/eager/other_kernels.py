@@ -18,7 +18,7 @@ from enginecast.verification.eager.kernel_noise import (
     ordered_outputs,
 )
 from enginecast.verification.eager.outputs import Case, as_arrays
-from enginecast.verification.eager.terms import output_terms
+from enginecast.verification.eager.summand_sizes import output_terms
 from enginecast.verification.floor import LARGEST_FLOOR
 from enginecast.verification.metrics import Array, Outputs
 from enginecast.verification.reference import Reference, ReferenceCase

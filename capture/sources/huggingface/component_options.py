@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from enginecast.errors import UsageError
-from enginecast.options import Option
+from enginecast.option_fields import Option
 
 
 @dataclass(frozen=True)

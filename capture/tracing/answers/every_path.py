@@ -26,7 +26,7 @@ from enginecast.capture.control_flow.operators.dispatch import if_return
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site, running
 from enginecast.capture.control_flow.operators.values import is_open
 from enginecast.capture.python.locations import SourceLocation, is_user_code
-from enginecast.capture.python.marks import mark
+from enginecast.capture.python.object_changes import mark
 from enginecast.capture.python.recompile import forward_within, replaced
 from enginecast.capture.python.tensor_facts import COMPUTED, TensorFacts, storage
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.python.locations import is_library_code, is_model_code, noting_calls
-from enginecast.capture.python.marks import LISTS, PLAIN, is_held, is_models, mark
+from enginecast.capture.python.object_changes import LISTS, PLAIN, is_held, is_models, mark
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has: its hooks and registries."""

@@ -10,7 +10,7 @@ import typer
 from msgspec import to_builtins
 
 from enginecast.cli.cache.options import EncoderFlags, FillFlags
-from enginecast.cli.options.groups import AsJson, Download, Quiet, fetched, grouped, shown
+from enginecast.cli.options.from_fields import AsJson, Download, Quiet, fetched, grouped, shown
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import UsageError
 

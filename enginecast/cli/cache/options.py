@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from enginecast.cli.options.groups import LoadFlags, said
+from enginecast.cli.options.from_fields import LoadFlags, said
 from enginecast.compiler.request import ModelOptions
-from enginecast.options import Option
+from enginecast.option_fields import Option
 
 if TYPE_CHECKING:
     from enginecast.cache.encoders.request import EncoderRequest

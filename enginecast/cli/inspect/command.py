@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import AsJson, Download, fetched, grouped
+from enginecast.cli.options.from_fields import AsJson, Download, fetched, grouped
 from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import (
@@ -67,6 +67,13 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         print_inspection,
         print_script,
     )
+    from enginecast.compiler.export_attempts import (
+        FIRST,
+        Tried,
+        causes_of,
+        may_be_script,
+        ways_for,
+    )
     from enginecast.compiler.inspection.flow import flow_of, flow_of_refused
     from enginecast.compiler.inspection.plan import inspect_model
     from enginecast.compiler.inspection.script import inspect_script
@@ -74,13 +81,6 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
     from enginecast.compiler.prepare.program import prepare
     from enginecast.compiler.publication.bundle import write_model_plan
     from enginecast.compiler.steps import Steps
-    from enginecast.compiler.ways import (
-        FIRST,
-        Tried,
-        causes_of,
-        may_be_script,
-        ways_for,
-    )
     from enginecast.exporters.registry import target_of
 
     config, options = request.resolve(), request.options

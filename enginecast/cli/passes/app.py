@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from enginecast.cli.options.groups import AsJson
+from enginecast.cli.options.from_fields import AsJson
 from enginecast.cli.passes.new import new
 from enginecast.cli.terminal.output import errors, print_json, results, say
 from enginecast.passes.registry import PASSES, all_passes

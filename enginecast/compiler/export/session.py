@@ -41,6 +41,13 @@ from enginecast.compiler.export.scripted import (
     prepare_script,
     reference_of_script,
 )
+from enginecast.compiler.export_attempts import (
+    Before,
+    LeadsOnError,
+    Way,
+    first_taken,
+    ways_for,
+)
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.prepare.cases import cover_branches
 from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
@@ -54,13 +61,6 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field
 from enginecast.compiler.tasks.registry import task_of
-from enginecast.compiler.ways import (
-    Before,
-    LeadsOnError,
-    Way,
-    first_taken,
-    ways_for,
-)
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -79,7 +79,7 @@ from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
-from enginecast.verification.accept import check_names, parse_accept
+from enginecast.verification.accepted_excess import check_names, parse_accept
 from enginecast.verification.emulate.widened import widened_cases
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import verdict_line

@@ -10,13 +10,13 @@ from torch.export.graph_signature import InputKind
 from enginecast.capture.inputs.specs import DimSpec
 from enginecast.compiler.engines.fusion_contract import expect_fusions
 from enginecast.compiler.engines.lower_and_run import dtype_name
+from enginecast.compiler.export_attempts import FIRST, Tried
 from enginecast.compiler.inspection.dtypes import Dtypes, dtypes_of
 from enginecast.compiler.inspection.flow import flow_of
 from enginecast.compiler.inspection.network import NetworkCheck, check_network
 from enginecast.compiler.inspection.precision import Advice, advise
 from enginecast.compiler.prepare.program import Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.compiler.ways import FIRST, Tried
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir.pipeline import run_pipeline

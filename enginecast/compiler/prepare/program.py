@@ -22,6 +22,7 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, Watch, capture
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
+from enginecast.compiler.export_attempts import FIRST, Way
 from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
@@ -43,7 +44,6 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.ways import FIRST, Way
 from enginecast.errors import CaptureError
 from enginecast.library_names import aten
 from enginecast.passes.captured.widen_halves import WidenHalves

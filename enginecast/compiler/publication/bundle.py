@@ -13,13 +13,13 @@ from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
 from enginecast.compiler.engines.rewrite import Rewritten
+from enginecast.compiler.export_attempts import Tried
 from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.ways import Tried
 from enginecast.doctor.checks import Report as Machine
 from enginecast.doctor.checks import examine
 from enginecast.exporters.target import Artifact

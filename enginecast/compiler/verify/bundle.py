@@ -26,7 +26,7 @@ from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.bundle.staging import bundle_around, write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.verification.accept import accepted_before
+from enginecast.verification.accepted_excess import accepted_before
 from enginecast.verification.engine import runs_natively, verify_engine
 from enginecast.verification.generation import follow, read_continued, read_encoded
 from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference

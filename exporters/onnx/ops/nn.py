@@ -1,4 +1,4 @@
-"""Layers of torch.nn: products, norms, activations, samples of pictures, losses, experts."""
+"""Layers of torch.nn: products, norms, activations, losses, experts."""
 
 import math
 from collections.abc import Sequence
@@ -379,41 +379,6 @@ def _one_minus_erf(program: ProgramView, node: Node) -> Node:
     turned = insert(graph, scaled.target, args, like=scaled)
     erf = insert(graph, aten.erf.default, (turned,), like=node)
     return insert(graph, aten.rsub.Scalar, (erf, 1.0), like=node)
-
-
-# Samples of pictures
-
-FAR = 16384.0
-"""A place, with -1 and 1 at the edges of a picture, that lies outside one of any size, and that
-fp16 holds."""
-_SAMPLERS = (aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
-
-
-def _reaches_far(node: Node) -> bool:
-    """Whether places may lie anywhere, and those far off mean the same as those just outside."""
-    _, grid, _, padding = arguments(node)[:4]
-    is_held = grid.target is aten.clamp.default and tuple(grid.args[1:]) == (-FAR, FAR)
-    return padding in (0, 1) and not is_held
-
-
-refuse(
-    *_SAMPLERS,
-    when=lambda node: tuple(arguments(node)[2:4]) == (1, 2),
-    reason="halfway between two pixels ONNX Runtime reflects to another neighbor than torch",
-)
-
-
-@torch_form(
-    *_SAMPLERS,
-    when=lambda node: node.target is not aten.grid_sampler.default or _reaches_far(node),
-)
-def _sampled_near(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
-    """With zeros or the border around a picture, as far off as `FAR` all places are alike: beyond
-    1e12 ONNX Runtime (1.31) reads any pixel.
-    """
-    near = grid.clamp(-FAR, FAR) if padding in (0, 1) else grid
-    found: Tensor = aten.grid_sampler.default(x, near, mode, padding, aligned)
-    return found
 
 
 # What ONNX means otherwise

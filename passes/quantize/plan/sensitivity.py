@@ -35,7 +35,8 @@ from enginecast.passes.quantize.measure.calibration import (
     valid_rows,
 )
 from enginecast.passes.quantize.measure.quantizable import Tail, tail_of
-from enginecast.passes.quantize.measure.simulate import Rounding, static_spans
+from enginecast.passes.quantize.measure.simulate import Rounding
+from enginecast.passes.quantize.measure.spans import static_spans
 
 Choices = Mapping[Node, Sequence[LayerPlan]]
 """For each layer the forms that it may take, fastest first."""

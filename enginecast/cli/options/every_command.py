@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import Quiet, Verbose
+from enginecast.cli.options.from_fields import Quiet, Verbose
 from enginecast.cli.terminal.output import be_quiet, show_log
 from enginecast.errors import UsageError, first_line
 

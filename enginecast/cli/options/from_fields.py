@@ -13,7 +13,7 @@ from enginecast.capture.sources.huggingface.component_options import ComponentOp
 from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
-from enginecast.options import HEADINGS, Option, flag_of, options_of
+from enginecast.option_fields import HEADINGS, Option, flag_of, options_of
 
 
 def said(owner: type, name: str) -> Option:
