@@ -30,7 +30,7 @@ LEAVES = {
         "errors",
         "installation",
         "library_names",
-        "options",
+        "option_fields",
         "plugins",
         "printable",
         "version",
