@@ -90,7 +90,7 @@ def attempts_for(
         for attempt in every
         if (every is OF_SCRIPT or attempt.makes in takes)
         and (every is OF_SCRIPT or attempt.makes == "program" or may_be_script(options))
-        and not (attempt.is_hidden and options.fallback == "none")
+        and not (attempt.is_hidden and options.furthest == "none")
         and not (attempt.sizes == "fixed" and options.dynamic)
     )
 
@@ -98,7 +98,7 @@ def attempts_for(
 def may_be_script(options: ModelOptions) -> bool:
     """Whether an export may go on with the module itself."""
     # Of a module itself no calls in turn would be compared.
-    return options.fallback == "torchscript" and not options.task and not options.state
+    return options.furthest == "torchscript" and not options.task and not options.state
 
 
 class LeadsOnError(Exception):

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
@@ -27,6 +28,7 @@ from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,
     Covered,
+    accepted_branch,
     allowed,
     along_guards,
     choose_cases,
@@ -98,6 +100,8 @@ class OpenedModel:
     wanted: Wanted
     first: Call | None = None
     """Of the first case, where a run takes long."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of one without a program; those of others are in `captured`."""
 
     @property
     def symbols(self) -> Mapping[str, Range]:
@@ -216,7 +220,7 @@ def prepare(
             else:
                 example = sample(specs, example_sizes(specs), SEED)
                 captured = capture(
-                    *(source, specs, example, wanted, options.fallback, given),
+                    *(source, specs, example, wanted, options.furthest, given),
                     widens=attempt.widens,
                     is_hidden=attempt.is_hidden,
                 )
@@ -247,13 +251,22 @@ def prepare(
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
         more = list(source.notes)
+        for name, option in ({} if wanted else source.left_out).items():
+            more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:
             fixed = ", ".join(f"{name} {value}" for name, value in source.constants.items())
             more.append(f"part of the engine: {fixed}")
         doubles = tuple(_doubles(source, captured))
         if doubles:
             found = f"{doubles[0]} is float64"
-            more.append(f"the model computes in fp64 ({found}), and its engine does not")
+            text = f"the model computes in fp64 ({found}), and its engine does not"
+            more.append(Downgraded(text, "precision"))
+        if captured.guards:
+            reads = (guard.read for guard in captured.guards)
+            places = dict.fromkeys(f"{PurePath(read.file).name}:{read.line}" for read in reads)
+            text = "one path is in the engine, which refuses inputs that take another"
+            text = f"{text}: {', '.join(places)}"
+            more.append(Downgraded(text, "branch", "--fallback specialise", is_asked=True))
         if halves := in_halves(captured.program, is_whole=False if source.keeps_dtypes else None):
             captured = replace(captured, in_halves=structural_copy(captured.program))
             run_pipeline([KeepHalves()], captured.program, PassContext())
@@ -302,9 +315,10 @@ def _with_cases(
     notes, unverified = [*captured.notes], list[str]()
     # What no input shows is a problem, or where a user allows it, a note.
     unshown = notes if options.allow_unverified_branches else unverified
+    as_shown = accepted_branch if options.allow_unverified_branches else str
     if captured.unlike_eager:
         steps.say(captured.unlike_eager)
-        unshown.append(captured.unlike_eager)
+        unshown.append(as_shown(captured.unlike_eager))
     runs: Sequence[Sequence[Read]] = ()
     told, first = frozenset[str](), None
     if captured.guards:
@@ -329,7 +343,7 @@ def _with_cases(
         for line in (*covered.verified, *lines):
             steps.say(line)
         notes.extend(covered.verified)
-        unshown.extend(lines)
+        unshown.extend(map(as_shown, lines))
 
     by_eager = overlooked(runs, captured.decided)
     places = tuple(dict.fromkeys((*captured.branches, *by_eager)))

@@ -163,9 +163,17 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     reason = record.components["text_encoder"].reason
     assert reason == "a defect of enginecast: KeyError: 'wrong'"
     assert "unet stays eager: torch.export refused the model" in done.err
+    assert "component: unet stays eager: torch.export refused the model" in done.out
+    own = "--eager text_encoder --eager unet"
+    assert f"export again with {own} or --allow-fallback" in done.out
+    assert [each.consent for each in record.downgrades] == ["missing", "missing"]
     assert record.sizes == ((48, 48), (16, 32))
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
     assert ran.code == 0, ran.err
+    words = ("diffusers", "export", sd15, "-o", output, *SMALL, "--eager", "vae", "--overwrite")
+    done = cast(capsys, *words, "--allow-fallback", "--json")
+    assert done.code == 0, done.err
+    assert [each["consent"] for each in done.json["downgrades"]] == ["given", "given"]
     everything = (*EAGER, "--eager", "text_encoder", "--overwrite")
     done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, *everything)
     assert done.code == 0, done.err
