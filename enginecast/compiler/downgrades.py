@@ -26,8 +26,8 @@ def downgrades_of(notes: Iterable[str], request: ExportRequest) -> tuple[Downgra
         if not isinstance(note, Downgraded):
             continue
         is_accepted = request.allow_fallback or note.option in given
-        # A size that is narrowed again counts once.
-        about = note.option.partition("=")[0] if note.kind == "sizes" else ""
+        # A size that is narrowed again counts once, and so do passes, the user's last.
+        about = {"sizes": note.option.partition("=")[0], "passes": "all"}.get(note.kind)
         found[note.kind, about or str(note)] = Downgrade(
             kind=note.kind,
             text=str(note),

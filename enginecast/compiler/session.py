@@ -478,10 +478,8 @@ class ExportSession:
         request = self.request
         skips = bool(request.skip_modules_pattern or request.skip_modules_classes)
         asked = {"--pipeline": request.pipeline is not None, "--skip-modules-...": skips}
-        for option in (option for option, is_given in asked.items() if is_given):
-            text = (
-                f"{option} was not heeded: no passes run on an engine made from the module itself"
-            )
+        if given := " and ".join(option for option, is_given in asked.items() if is_given):
+            text = f"{given} did nothing: no passes run on what is made from the module itself"
             yield Downgraded(text, "passes", SCRIPTED, is_asked=True)
         for target in request.also:
             text = f"no engine for {target}, which needs a program of torch.export"
