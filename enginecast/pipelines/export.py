@@ -314,15 +314,14 @@ def _component(
                 example=recorded_of(called, ran, steps, found),
             )
             engines[entry or "forward"], downgrades = _engine(asked, steps)
-            found += [
-                msgspec.structs.replace(
-                    each,
-                    text=f"{called}: {each.text}",
-                    option=each.option if each.consent == "not needed" else f"--eager {name}",
-                    consent=each.consent if each.consent == "not needed" else consent,
-                )
-                for each in downgrades
-            ]
+            for each in downgrades:
+                # Options of `enginecast export` are none of a pipeline's.
+                text = f"{called}: {each.text.partition('; --dynamic')[0]}"
+                each = msgspec.structs.replace(each, text=text, option="")
+                if each.consent != "not needed":
+                    own = {"option": f"--eager {name}", "consent": consent}
+                    each = msgspec.structs.replace(each, **own)
+                found.append(each)
     except Exception as error:  # the others go on, whatever it is
         if isinstance(error, EnginecastError):
             reason = " ".join(part for part in (error.message, error.hint) if part)
