@@ -41,6 +41,7 @@ from enginecast.pipelines.record import (
     read_record,
     usable_record,
 )
+from enginecast.runtime.bundle.manifest import Downgrade
 
 SMALL = ("--height", 48, "--width", 48, "--steps", 2)
 EAGER = ("--eager", "unet", "--eager", "vae")
@@ -199,6 +200,26 @@ def test_a_rejected_pipeline_is_kept_beside(
     refused = cast(capsys, "diffusers", "run", tmp_path / "engines.rejected", *options)
     assert refused.code == 2
     assert "step 2: off" in refused.err
+
+
+def test_a_component_of_torchscript_needs_consent(
+    sd15: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered = Downgrade(kind="sizes", text="of 4; --dynamic x:0=4 fixes", consent="not needed")
+    script = Downgrade(kind="engine", text="no ONNX engine", option="--f", consent="given")
+    made = EngineOutcome(outcome="verified", error=0.0), (offered, script)
+    monkeypatch.setattr(exporting, "_engine", lambda *_: made)
+    monkeypatch.setattr(exporting, "_check", lambda *_: CheckOutcome(outcome="verified"))
+    words = ("diffusers", "export", sd15, "-o", tmp_path / "engines", *SMALL, *EAGER, "--json")
+    done = cast(capsys, *words)
+    assert done.code == 1
+    sizes, engine = done.json["downgrades"]
+    assert (sizes["text"], sizes["option"]) == ("text_encoder: of 4", "")
+    assert (engine["option"], engine["consent"]) == ("--eager text_encoder", "missing")
+    assert cast(capsys, *words, "--overwrite", "--allow-fallback").code == 0
 
 
 def no_index(folder: Path) -> None:
