@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from enginecast.doctor.checks import cpu_class
+from enginecast.runtime.device.machine import processor
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "torch",
@@ -32,6 +35,8 @@ def machine(commit: str | None = None, device: str = "cpu") -> dict[str, Any]:
         "commit": commit or git.stdout.strip() or None,
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
+        "processor": processor(),
+        "cpu_class": cpu_class(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "threads": torch.get_num_threads(),

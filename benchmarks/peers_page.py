@@ -14,7 +14,15 @@ TABLES = ("peers", "openvino", "vision")
 def shown(name: str) -> tuple[str, str, str]:
     """The line before a table, the table, and the line after it."""
     result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return f"<!-- {name}: begin -->\n", table(result), f"<!-- {name}: end -->\n"
+    made = f"{conditions(result)}\n\n{table(result)}"
+    return f"<!-- {name}: begin -->\n", made, f"<!-- {name}: end -->\n"
+
+
+def conditions(result: dict[str, Any]) -> str:
+    """What the figures hold for."""
+    processors = sorted({row["processor"] for row in result["rows"].values()})
+    kind = result["machine"].get("cpu_class") or "class not recorded"
+    return f"Random weights; CPU: {', '.join(processors)}, {kind}."
 
 
 def table(result: dict[str, Any]) -> str:

@@ -16,8 +16,9 @@ HEAD = """\
 # Models
 
 What the tests found for one tiny model of each family (`tests/support/family_text.py`,
-`tests/support/family_vision.py`): random seeded weights, norms with outlier channels. `make
-models` runs the tests and rewrites this page; nothing in it is written by hand.
+`tests/support/family_vision.py`): random seeded weights, norms with outlier channels; the
+class of the CPU is not recorded. `make models` runs the tests and rewrites this page; nothing in
+it is written by hand.
 
 * **inputs**: derived from `config.json` and `forward`; ranges are those of the engine.
 * **fused**: fusions in the engine, of those that the model's structure lets one expect.

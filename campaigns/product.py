@@ -12,7 +12,8 @@ from enginecast.cli.app import main
 
 def export(model: str, bundle: Path, options: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run `enginecast export`; its exit code, and what it printed as JSON."""
-    words = ["export", model, "-o", str(bundle), "--json", "--threads", "1", *options]
+    words = ["export", model, "-o", str(bundle), "--json", "--threads", "1", "--allow-fallback"]
+    words += options
     out, code = bundle.with_suffix(".json"), 0
     with out.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
         try:

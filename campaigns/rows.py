@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from enginecast.doctor.checks import cpu_class
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -50,6 +52,8 @@ class Store:
                 found["versions"][library] = version(library)
             except PackageNotFoundError:
                 continue
+        if self.libraries:
+            found["cpu"] = cpu_class()
         self.write(found, file or self.file)
 
     def write(self, found: Mapping[str, Any], file: Path) -> None:
@@ -58,8 +62,9 @@ class Store:
 
 
 def versions(found: Mapping[str, Any]) -> str:
-    """The line of a page that names the libraries."""
-    return ", ".join(f"{name} {number}" for name, number in found["versions"].items()) + "."
+    """The line of a page that names the libraries and the CPU."""
+    libraries = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    return f"{libraries}. CPU: {found.get('cpu') or 'class not recorded'}."
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

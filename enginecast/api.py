@@ -36,6 +36,7 @@ def compile(
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
     fallback: Fallback | None = None,
+    allow_fallback: bool = False,
     arch: str | None = None,
     also: Sequence[str] = (),
     target_options: Any = None,
@@ -58,13 +59,16 @@ def compile(
         values: ranges of inputs of integers, `NAME=MIN..MAX` each.
         fallback: how far a capture may go where torch.export refuses the model for its control
             flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
+        allow_fallback: publish an engine that lacks something that was asked for, such as one of
+            TorchScript; its manifest lists what (`downgrades`).
         options: weights, inputs, and what else is said of a model.
         steps: gets the progress.
 
     The other arguments are the fields of `enginecast.compiler.request.ExportRequest`.
 
     Raises:
-        VerificationError: the result does not agree with eager; nothing was published.
+        VerificationError: the result does not agree with eager, or lacks something that was asked
+            for; nothing was published.
         EnginecastError: see the tree in `enginecast.errors`.
     """
     options = options or ModelOptions()
@@ -94,10 +98,16 @@ def compile(
         example=example,
         threads=threads,
         overwrite=overwrite,
+        allow_fallback=allow_fallback,
         drop_guilty=drop_guilty,
         accept=tuple(accept),
     )
     done = export(request, steps)
+    if done.withheld:
+        raise VerificationError(
+            f"not what was asked for: {'; '.join(each.text for each in done.withheld)}",
+            hint=f"allow_fallback=True accepts it; the bundle is in {done.folder}.",
+        )
     if done.bundle is None:
         raise VerificationError(
             f"rejected: {'; '.join(done.report.verdict.reasons)}",

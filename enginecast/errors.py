@@ -14,7 +14,7 @@
     │   ├── CacheMissError         2   a text that an embedding cache does not hold
     │   └── CacheVersionError      2   an embedding cache that another version wrote
     ├── StoppedError               3   a run that was canceled, or took longer than it may
-    ├── VerificationError          1   the result does not agree with eager
+    ├── VerificationError          1   the result does not agree with eager, or lacks something
     ├── DefectError               70   a defect of a package that adds passes or targets
     │   └── PassDefectError       70   (above)
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
@@ -128,7 +128,7 @@ class CacheMissError(CacheError):
 
 
 class VerificationError(EnginecastError):
-    """The result does not agree with eager; nothing was published."""
+    """The result does not agree with eager, or lacks what was asked for; nothing was published."""
 
     exit_code = 1
 

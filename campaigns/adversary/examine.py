@@ -69,6 +69,7 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
                 options=ModelOptions(dynamic=case.dynamic, fallback=case.fallback),
                 example=case.inputs(),
                 threads=1,
+                allow_fallback=True,
             )
         )
     except EnginecastError as error:

@@ -71,6 +71,7 @@ def _export(case: Case, model: Model, bundle: Path, row: Row) -> None:
                 options=options,
                 example=example or None,
                 threads=1,
+                allow_fallback=True,
             )
         )
     except EnginecastError as error:

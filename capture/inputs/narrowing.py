@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.specs import (
     BATCH,
     SEQUENCE,
     DimSpec,
     InputSpec,
+    dim_place,
     named_dims,
     with_example_sizes,
 )
@@ -219,10 +221,11 @@ def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
         size = spec.dims[axis].given or _fixed_size(spec.dims[axis])
         dims = (*spec.dims[:axis], DimSpec.static(size), *spec.dims[axis + 1 :])
         changed = (*specs[:index], replace(spec, dims=dims), *specs[index + 1 :])
-        note = (
+        text = (
             f"dimension {axis} of {spec.name} is fixed at {size}: {because}; "
             f"--dynamic {spec.name}:{axis}=MIN..MAX lets it vary"
         )
+        note = Downgraded(text, "sizes", f"--dynamic {spec.name}:{axis}={size}")
         return Narrowed(with_example_sizes(changed), (note,))
     return None
 
@@ -348,21 +351,17 @@ def _of_sizes(dim: DimSpec, sizes: range) -> DimSpec:
     return replace(dim, minimum=sizes[0], maximum=sizes[-1], step=sizes.step)
 
 
-def _note(specs: tuple[InputSpec, ...], name: str, sizes: range, line: str) -> str:
+def _note(specs: tuple[InputSpec, ...], name: str, sizes: range, line: str) -> Downgraded:
     code = f"this model's code ({line})" if line else "this model's code"
-    place, dim = next(
-        (f"{spec.name}:{index}", dim)
-        for spec in specs
-        for index, dim in enumerate(spec.dims)
-        if dim.name == name
-    )
+    place, dim = dim_place(specs, name), named_dims(specs)[name]
     new = _of_sizes(dim, sizes).shown
-    if len(sizes) == 1:
-        return (
-            f"{name} is fixed at {new}: {code} cannot be captured with a size that varies; "
-            f"--dynamic {place}=K fixes another one"
-        )
-    return (
+    text = (
         f"{name} takes {new}, not {dim.shown}: at other sizes {code} takes another path; "
         f"--dynamic {place}={new} sets this range"
     )
+    if len(sizes) == 1:
+        text = (
+            f"{name} is fixed at {new}: {code} cannot be captured with a size that varies; "
+            f"--dynamic {place}=K fixes another one"
+        )
+    return Downgraded(text, "sizes", f"--dynamic {place}={new}")

@@ -167,6 +167,16 @@ def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
     }
 
 
+def dim_place(specs: Sequence[InputSpec], name: str) -> str:
+    """The first dimension of a name, as `--dynamic` has it: "x:1"."""
+    return next(
+        f"{spec.name}:{index}"
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == name
+    )
+
+
 def sums(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
     """The dimensions that are sums of others, by name."""
     return {str(dim.name): dim for spec in specs for dim in spec.dims if dim.parts}

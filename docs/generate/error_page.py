@@ -11,7 +11,7 @@ HEAD = f"""# Errors and exit codes
 | exit code | meaning |
 |---|---|
 | 0 | done; verified, or verified by emulation |
-| 1 | the result does not match eager: nothing was published, and the report is in `DIR.rejected`; or a check found damage or a culprit |
+| 1 | the result does not match eager, or [lacks what you asked for](downgrades.md): nothing was published, and the report, or the bundle, is in `DIR.rejected`; or a check found damage or a culprit |
 | 2 | bad input or usage |
 | 3 | this machine lacks a package, GPU, provider, disk space or memory; or a run was stopped |
 | {CRASHED} | a bug in enginecast; the traceback is on stderr |

@@ -109,6 +109,13 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing folder of engines.")
     ] = False,
+    allow_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--allow-fallback",
+            help="Exit with 0 even if components stay eager or become TorchScript.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -148,6 +155,7 @@ def export(
         arch=arch,
         threads=threads,
         overwrite=overwrite,
+        allow_fallback=allow_fallback,
     )
     console = progress(quiet)
     progressed = Progress(console)
@@ -258,6 +266,8 @@ def _values(given: list[str] | None) -> dict[str, Any]:
 
 
 def _show(done: "PipelineExport") -> None:
+    from enginecast.verification.report.tables import print_downgrades
+
     console = results()
     rows: list[tuple[str, ...]] = []
     for name, part in done.record.components.items():
@@ -268,9 +278,13 @@ def _show(done: "PipelineExport") -> None:
             reason = part.reason if part.outcome == "eager" else ""
             rows.append((name, part.kind, "eager", part.outcome, reason))
     print_table(console, ("component", "class", "precision", "outcome", "error"), rows)
-    for name in done.failed:
-        say(console, f"{name} stays eager: {done.record.components[name].reason}")
     _show_check(done.record.check)
+    print_downgrades(done.record.downgrades, console)
+    missing = [each for each in done.record.downgrades if each.consent == "missing"]
+    if missing:
+        own = " ".join(dict.fromkeys(each.option for each in missing))
+        say(console, "exit code 1: the engines lack something that was asked for")
+        say(console, f"to accept it: export again with {own} or --allow-fallback")
     say(console, str(done.folder))
 
 

@@ -1,5 +1,6 @@
 """`enginecast export`: make an engine, compare it with eager, publish a bundle."""
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,9 @@ GIVE_INPUTS = (
     " --allow-unverified-branches."
 )
 
-REPORTED = ("verdict", "precision", "pipeline", "emulation", "fusions", "notes", "layers")
+REPORTED = (
+    *("verdict", "precision", "pipeline", "emulation", "fusions", "notes", "downgrades", "layers"),
+)
 """What `--json` has of the report."""
 
 
@@ -91,21 +94,45 @@ def export(
 
 
 def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
-    """Everything but the notes that were shown when they were made; of quiet the verdict alone."""
-    from enginecast.verification.report.tables import print_report, print_verdict
+    """Everything but the notes that were shown when they were made; of quiet the verdict and what
+    the engine lacks.
+    """
+    from enginecast.verification.report.tables import (
+        print_downgrades,
+        print_report,
+        print_verdict,
+    )
 
     console, report = results(), done.report
     if quiet:
         print_verdict(report.verdict, report.floor_dtype, console, tables=False)
+        print_downgrades(report.downgrades, console)
     else:
         fresh = tuple(note for note in report.notes if note not in steps.shown)
         print_report(replace(report, notes=fresh), console)
     if done.bundle is not None:
         say(console, f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
         return
+    if done.withheld:
+        for line in _ways_out(done):
+            say(console, line)
+        return
     if any(reason.startswith("unverified branch") for reason in report.verdict.reasons):
         say(console, GIVE_INPUTS)
     say(console, f"nothing was published; the report is in {done.folder}")
+
+
+def _ways_out(done: "Export") -> list[str]:
+    """How to accept a bundle that was not published for what it lacks."""
+    target = done.folder.with_name(done.folder.name.removesuffix(".rejected"))
+    own = dict.fromkeys(each.option for each in done.withheld if each.option)
+    ways = [f"export again with {' '.join(own)} or --allow-fallback"]
+    if not target.exists():
+        ways.insert(0, shlex.join(("mv", str(done.folder), str(target))))
+    return [
+        f"not published, for it lacks what was asked for; the bundle is in {done.folder}",
+        f"to accept it: {', or '.join(ways)}",
+    ]
 
 
 def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:

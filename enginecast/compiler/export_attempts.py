@@ -89,7 +89,7 @@ def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) 
         for way in every
         if (every is OF_SCRIPT or way.makes in takes)
         and (every is OF_SCRIPT or way.makes == "program" or may_be_script(options))
-        and not (way.is_hidden and options.fallback == "none")
+        and not (way.is_hidden and options.furthest == "none")
         and not (way.sizes == "fixed" and options.dynamic)
     )
 
@@ -97,7 +97,7 @@ def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) 
 def may_be_script(options: ModelOptions) -> bool:
     """Whether an export may go on with the module itself."""
     # Of a module itself no calls in turn would be compared.
-    return options.fallback == "torchscript" and not options.task and not options.state
+    return options.furthest == "torchscript" and not options.task and not options.state
 
 
 class LeadsOnError(Exception):

@@ -98,13 +98,14 @@ class ModelOptions:
         bool, _exported("Verify on the longest texts even if the model is large.")
     ] = False
     fallback: Annotated[
-        "Fallback",
+        "Fallback | None",
         _planned(
             "How far to go if torch.export refuses: none, rewrite, specialise, torchscript.",
             "NAME",
             choices=("none", "rewrite", "specialise", "torchscript"),
         ),
-    ] = "torchscript"
+    ] = None
+    """None: as far as "torchscript", which then needs a user's consent."""
     component: ComponentOptions = DEFAULTS
     """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: Annotated[
@@ -135,6 +136,11 @@ class ModelOptions:
                 f"--state {self.state} does not go with --task {self.task}, whose state is the"
                 " cache"
             )
+
+    @property
+    def furthest(self) -> "Fallback":
+        """How far to go if torch.export refuses."""
+        return self.fallback or "torchscript"
 
 
 @dataclass(frozen=True)
@@ -251,6 +257,9 @@ class ExportRequest:
     overwrite: Annotated[bool, _exported("Replace an existing bundle.")] = False
     command: str = ""
     """The command line, for the report; empty: asked from Python."""
+    allow_fallback: Annotated[
+        bool, _exported("Publish even if the engine lacks something that was asked for.")
+    ] = False
     drop_guilty: Annotated[bool, _exported("Skip rewrites that lose too much accuracy.")] = False
     accept: Annotated[
         Sequence[str],

@@ -232,6 +232,13 @@ def outdated() -> MissingError | None:
     return MissingError(f"enginecast needs {found}", hint=f"pip install --upgrade {repair}")
 
 
+def cpu_class() -> str:
+    """This machine's vector instructions in a word: "AVX512-VNNI", "AVX2"; empty: unknown."""
+    found = cpu_features(Path("/proc/cpuinfo"))
+    width = next((name for name in ("avx512", "avx2") if found.get(name)), "")
+    return f"{width.upper()}{'-VNNI' if width and found['vnni'] else ''}"
+
+
 def cpu_features(cpuinfo: Path) -> dict[str, bool]:
     """Which of the features that matter an x86 CPU has; empty for other CPUs and systems."""
     if not cpuinfo.exists():

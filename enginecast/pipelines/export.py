@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from enginecast.capture.sources.calls.recording import Calls, Recorded, record
@@ -43,6 +44,7 @@ from enginecast.pipelines.record import (
     write_record,
 )
 from enginecast.pipelines.run import with_engines
+from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.device.machine import available
 
@@ -70,6 +72,8 @@ class PipelineRequest:
     arch: str | None = None
     threads: int | None = None
     overwrite: bool = False
+    allow_fallback: bool = False
+    """Whether components that stay eager, or are engines of TorchScript, are as asked."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class PipelineExport:
 
     @property
     def is_whole(self) -> bool:
-        return not self.failed and self.record.check.outcome != "rejected"
+        lacking = any(each.consent == "missing" for each in self.record.downgrades)
+        return not lacking and self.record.check.outcome != "rejected"
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class Rehearsal:
     dtype: torch.dtype
     sizes: tuple[tuple[int, int], ...]
     """Heights and widths that were recorded."""
+    fixed: str = ""
+    """Why there is one size alone; empty where there is another."""
 
 
 def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> PipelineExport:
@@ -145,8 +152,11 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         shutil.copy(folder.path / INDEX, staging.folder)
         for name in folder.parts.keys() - set(folder.models):
             folder.copy(name, staging.folder / name)
+        lacking: list[Downgrade] = []
+        if rehearsal.fixed:
+            lacking.append(Downgrade(kind="sizes", text=rehearsal.fixed, consent="not needed"))
         components = {
-            name: _component(folder, name, rehearsal, request, staging.folder, steps)
+            name: _component(folder, name, rehearsal, request, staging.folder, steps, lacking)
             for name in folder.models
         }
         with steps("compare the pipelines"):
@@ -158,6 +168,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
             sizes=rehearsal.sizes,
             components=components,
             check=check,
+            downgrades=tuple(lacking),
         )
         write_record(staging.folder, made)
         published = staging.publish_folders(rejected=check.outcome == "rejected")
@@ -191,19 +202,20 @@ def _rehearse(
                     hint="Nothing can be compared with them; run it in diffusers.",
                 )
         height, width = made.pictures.shape[-2:]
-        sizes = ((height, width), *_in_another_size(pipe, wish, height, width, steps))
+        others, fixed = _in_another_size(pipe, wish, height, width, steps)
+        sizes = ((height, width), *others)
     with with_noise(pipe):
         noisy = generate(pipe, wish)
     for name in folder.models:
         if _stays(folder, name, calls, request) is None:
             save_empty(getattr(pipe, name), output / name)
-    return Rehearsal(calls, first, made, noisy, dtype, sizes)
+    return Rehearsal(calls, first, made, noisy, dtype, sizes, fixed)
 
 
 def _in_another_size(
     pipe: Any, wish: Wish, height: int, width: int, steps: Steps
-) -> list[tuple[int, int]]:
-    """Run the pipeline in another size; in coarser steps where it wants that."""
+) -> tuple[list[tuple[int, int]], str]:
+    """Run the pipeline in another size; in coarser steps where it wants that. Or why it cannot."""
     why = "it is not a multiple of the pipeline's step"
     for times in (1, 2, 4):
         other = other_size(pipe, height, width, times)
@@ -214,9 +226,10 @@ def _in_another_size(
         except Exception as error:  # its components raise any kind
             why = first_line(error)
         else:
-            return [other]
-    steps.say(f"the size is fixed at {height} x {width}: {why}")
-    return []
+            return [other], ""
+    why = f"the size is fixed at {height} x {width}: {why}"
+    steps.say(why)
+    return [], why
 
 
 def _eager_dtype(folder: PipelineFolder, steps: Steps) -> torch.dtype:
@@ -278,8 +291,9 @@ def _component(
     request: PipelineRequest,
     output: Path,
     steps: Steps,
+    lacking: list[Downgrade],
 ) -> ComponentOutcome:
-    """Export a component, or copy it where it stays eager."""
+    """Export a component, or copy it where it stays eager; `lacking` gets what the engines lack."""
     kind, reason = folder.parts[name][1], _stays(folder, name, ran.calls, request)
     if reason is not None:
         folder.copy(name, output / name)
@@ -287,6 +301,8 @@ def _component(
     precision = request.precisions.get(name, request.precision)
     steps.say(f"{name}: {kind}, {precision}")
     engines: dict[str, EngineOutcome] = {}
+    found: list[Downgrade] = []
+    consent: Literal["given", "missing"] = "given" if request.allow_fallback else "missing"
     try:
         for called in _entries(name, ran.calls):
             entry = called.partition(".")[2]
@@ -295,9 +311,17 @@ def _component(
                 _asked(request, folder.path / name, precision),
                 output=output / name / (entry or "forward"),
                 options=ModelOptions(component=options),
-                example=recorded_of(called, ran, steps),
+                example=recorded_of(called, ran, steps, found),
             )
-            engines[entry or "forward"] = _engine(asked, steps)
+            engines[entry or "forward"], downgrades = _engine(asked, steps)
+            for each in downgrades:
+                # Options of `enginecast export` are none of a pipeline's.
+                text = f"{called}: {each.text.partition('; --dynamic')[0]}"
+                each = msgspec.structs.replace(each, text=text, option="")
+                if each.consent != "not needed":
+                    own = {"option": f"--eager {name}", "consent": consent}
+                    each = msgspec.structs.replace(each, **own)
+                found.append(each)
     except Exception as error:  # the others go on, whatever it is
         if isinstance(error, EnginecastError):
             reason = " ".join(part for part in (error.message, error.hint) if part)
@@ -307,17 +331,29 @@ def _component(
         steps.say(f"{name} stays eager: {reason}")
         shutil.rmtree(output / name)
         folder.copy(name, output / name)
+        text = f"{name} stays eager: {reason}"
+        lacking.append(
+            Downgrade(kind="component", text=text, option=f"--eager {name}", consent=consent)
+        )
         return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
+    lacking += found
     return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
 
 
-def recorded_of(called: str, ran: Rehearsal, steps: Steps) -> Recorded:
-    """The calls in both sizes, or those in one, where sizes are numbers of the call."""
+def recorded_of(
+    called: str, ran: Rehearsal, steps: Steps, lacking: list[Downgrade] | None = None
+) -> Recorded:
+    """The calls in both sizes, or those in one, where sizes are numbers of the call; which
+    `lacking` gets.
+    """
     try:
         return ran.calls[called]
     except UsageError as error:
         found = ran.first[called]
-        steps.say(f"{called}: the size is fixed: {error.message}")
+        text = f"{called}: the size is fixed: {error.message}"
+        steps.say(text)
+        if lacking is not None:
+            lacking.append(Downgrade(kind="sizes", text=text, consent="not needed"))
         return found
 
 
@@ -344,11 +380,13 @@ def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportReque
         arch=request.arch,
         max_error=request.max_error if precision in QUANTIZED else None,
         threads=request.threads,
+        allow_fallback=True,  # the record of the pipeline says what needs consent
     )
 
 
-def _engine(request: ExportRequest, steps: Steps) -> EngineOutcome:
-    """Export in the sizes that were recorded, and else in those of the first run alone.
+def _engine(request: ExportRequest, steps: Steps) -> tuple[EngineOutcome, tuple[Downgrade, ...]]:
+    """Export in the sizes that were recorded, and else in those of the first run alone; with what
+    the engine lacks.
 
     Raises:
         VerificationError: it does not agree with eager.
@@ -356,7 +394,9 @@ def _engine(request: ExportRequest, steps: Steps) -> EngineOutcome:
     recorded = request.example
     assert isinstance(recorded, Recorded)
 
-    def exported(dynamic: list[str], *notes: str, **options: Any) -> EngineOutcome:
+    def exported(
+        dynamic: list[str], *notes: str, **options: Any
+    ) -> tuple[EngineOutcome, tuple[Downgrade, ...]]:
         model = replace(request.options, dynamic=dynamic, **options)
         done = export(replace(request, options=model), Steps(steps.console))
         verdict = done.report.verdict
@@ -364,7 +404,9 @@ def _engine(request: ExportRequest, steps: Steps) -> EngineOutcome:
             raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
         assert done.bundle is not None  # it was not rejected
         plan = done.bundle.manifest.quantization
-        return engine_outcome(verdict, plan, (*notes, *done.report.notes))
+        sizes = (Downgrade(kind="sizes", text=each, consent="not needed") for each in notes)
+        outcome = engine_outcome(verdict, plan, (*notes, *done.report.notes))
+        return outcome, (*sizes, *done.report.downgrades)
 
     ranges, fixed = recorded.dynamic(), recorded.fixed()
     if ranges == fixed:

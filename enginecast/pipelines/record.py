@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from enginecast.errors import BundleError, EnginecastWarning
+from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.version import __version__
 
@@ -90,6 +91,8 @@ class PipelineRecord(Record, frozen=True, kw_only=True):
     """Heights and widths that were recorded; the engines are for those and what lies between."""
     components: dict[str, ComponentOutcome]
     check: CheckOutcome
+    downgrades: tuple[Downgrade, ...] = ()
+    """What the engines lack, and components that were to become engines and stay eager."""
 
 
 def versions() -> dict[str, str]:

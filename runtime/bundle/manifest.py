@@ -170,6 +170,18 @@ class Padding(Record, frozen=True, kw_only=True):
     """Why nothing is known of the others, by name."""
 
 
+class Downgrade(Record, frozen=True, kw_only=True):
+    """What engines lack of what was asked for, or of what an export offers by default."""
+
+    kind: Literal["engine", "passes", "precision", "sizes", "branch", "output", "component"]
+    text: str
+    option: str = ""
+    """What accepts it, or asks for just that, such as "--dynamic x:1=16"; empty: nothing does."""
+    consent: Literal["not needed", "given", "missing"]
+    """"not needed": it was only offered; "missing": it was asked for, and the bundle was kept as
+    `DIR.rejected`."""
+
+
 class State(Record, frozen=True, kw_only=True):
     """State between calls: an output that becomes an input of the next call."""
 
@@ -412,6 +424,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     """None: no input is a mask."""
     notes: tuple[str, ...] = ()
     """What a user of the engine should know, such as that its format is deprecated."""
+    downgrades: tuple[Downgrade, ...] = ()
+    """What the engines lack, a line each."""
     states: tuple[State, ...] = ()
     """Outputs that a caller feeds as inputs of the next call."""
     stepped: StepCheck | None = None

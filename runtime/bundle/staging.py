@@ -32,7 +32,7 @@ from enginecast.runtime.bundle.manifest import (
     Part,
     is_file_name,
 )
-from enginecast.runtime.bundle.manifest_json import encode
+from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import digest
 
 ABANDONED_SECONDS = 60
@@ -81,21 +81,42 @@ class Staging:
                 the disk failed. An old bundle is left unchanged.
         """
         with _disk_errors(f"publishing {self.target}"):
-            parts = _parts(self.folder)
-            inner = {part.name for part in parts}
-            files = []
-            for path in _regular_files(self.folder, inner):
-                _flush_file(path)
-                size, sha256 = path.stat().st_size, digest(path)
-                files.append(FileRecord(name=path.name, size=size, sha256=sha256))
-            path = self.folder / MANIFEST_NAME
-            path.write_bytes(
-                encode(msgspec.structs.replace(manifest, files=tuple(files), parts=parts))
-            )
-            _flush_file(path)
-            flush_folder(self.folder)
+            self._seal(manifest)
             self._swap_in(self.target, replace=self._overwrite)
         return self.target
+
+    def withhold(self, manifest: Manifest, names: Sequence[str]) -> Path:
+        """The same as `TARGET.rejected`, replacing an older one: a bundle that lacks something
+        that was asked for.
+
+        Args:
+            names: of the report files that an earlier rejection may have left there.
+
+        Raises:
+            BundleError: see `publish` and `reject`.
+        """
+        rejected = self.target.with_name(f"{self.target.name}.rejected")
+        with _disk_errors(f"writing {rejected}"):
+            require = partial(_require_reports, rejected, names)
+            require()
+            self._seal(manifest)
+            _swap_in(self.folder, rejected, require, replace=True)
+            flush_folder(rejected.parent)
+        return rejected
+
+    def _seal(self, manifest: Manifest) -> None:
+        """Flush every file, and list them in the manifest, which is written last."""
+        parts = _parts(self.folder)
+        inner = {part.name for part in parts}
+        files = []
+        for path in _regular_files(self.folder, inner):
+            _flush_file(path)
+            size, sha256 = path.stat().st_size, digest(path)
+            files.append(FileRecord(name=path.name, size=size, sha256=sha256))
+        path = self.folder / MANIFEST_NAME
+        path.write_bytes(encode(msgspec.structs.replace(manifest, files=tuple(files), parts=parts)))
+        _flush_file(path)
+        flush_folder(self.folder)
 
     def publish_folders(self, *, rejected: bool = False) -> Path:
         """Flush every file, in folders within the folder, too, and give it its final name;
@@ -367,8 +388,8 @@ def _holds(target: Path, marker: str) -> bool | None:
 
 
 def _require_reports(rejected: Path, names: Sequence[str]) -> None:
-    """Refuse to delete a folder that is not an older set of reports."""
-    if not os.path.lexists(rejected):
+    """Refuse to delete what is not an older set of reports, or a bundle that was withheld."""
+    if not os.path.lexists(rejected) or _is_withheld(rejected):
         return
     foreign = not rejected.is_dir() or rejected.is_symlink()
     others = [] if foreign else sorted({path.name for path in rejected.iterdir()} - set(names))
@@ -378,6 +399,15 @@ def _require_reports(rejected: Path, names: Sequence[str]) -> None:
             f"{rejected}: expected the reports of an earlier rejection, but it {what}",
             hint="Move it away; the reports of the rejected engine go there.",
         )
+
+
+def _is_withheld(folder: Path) -> bool:
+    """Whether a folder is a bundle that lacks what was asked for, without a user's consent."""
+    try:
+        manifest = decode((folder / MANIFEST_NAME).read_bytes())
+    except (OSError, BundleError):
+        return False
+    return any(each.consent == "missing" for each in manifest.downgrades)
 
 
 def _parts(folder: Path) -> tuple[Part, ...]:

@@ -320,7 +320,7 @@ def test_a_dimension_that_became_constant_is_named() -> None:
 def test_a_narrowed_range_is_recorded() -> None:
     inputs, notes = check_shapes(automatic(Bounded(), (4, 6), 0, 1), two_dims((4, 6)))
     assert inputs[0].dims[0].maximum == 9
-    assert "batch was asked for as 1..64" in notes[0]
+    assert "batch was to be 1..64" in notes[0]
 
 
 class Writes(nn.Module):

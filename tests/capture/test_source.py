@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import bert_config, perturb, t5_config, tiny_bert, tiny_llama, tiny_t5
+from models import bert_config, llama_config, perturb, t5_config, tiny_bert, tiny_llama, tiny_t5
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
@@ -139,6 +139,22 @@ def test_a_head_that_the_class_lacks_is_left_out(tmp_path: Path) -> None:
     stored = {f"bert.{name}": tensor for name, tensor in load_file(file).items()}
     save_file({**stored, "cls.seq_relationship.bias": torch.zeros(2)}, file)
     assert "embeddings.word_embeddings.weight" in open_source(str(tmp_path)).weights()
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "left_out"),
+    [
+        ("LlamaForCausalLM", {}, {"the KV cache": "--task text-generation"}),
+        ("LlamaForCausalLM", {"use_cache": False}, {}),
+        ("LlamaModel", {}, {}),
+    ],
+)
+def test_a_cache_that_is_no_output_is_named(
+    tmp_path: Path, model: str, changes: dict[str, bool], left_out: dict[str, str]
+) -> None:
+    config = {**llama_config().to_dict(), "architectures": [model], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert open_source(str(tmp_path), random_weights=0).left_out == left_out
 
 
 def test_shards_are_read_through_their_index(folder: Path) -> None:

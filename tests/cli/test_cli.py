@@ -64,7 +64,16 @@ def test_export_has_the_options_that_are_promised(capsys: Capture) -> None:
     for option in (
         *("--output", "--target", "--precision", "--pipeline", "--skip-modules-pattern"),
         *("--skip-modules-classes", "--inputs", "--prompts", "--dynamic", "--random-weights"),
-        *("--device", "--arch", "--fallback", "--overwrite", "--allow-code", "--quiet", "-v"),
+        *(
+            "--device",
+            "--arch",
+            "--fallback",
+            "--allow-fallback",
+            "--overwrite",
+            "--allow-code",
+            "--quiet",
+            "-v",
+        ),
     ):
         assert option in shown
     for command in ("verify", "run"):

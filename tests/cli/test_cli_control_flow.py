@@ -184,8 +184,12 @@ def test_unverified_branches(folder: Path, capsys: Capture) -> None:
         capsys, "export", "flow_cli:secret", "-o", "bundle", "--allow-unverified-branches", "-q"
     )
     assert ran.code == 0
-    notes = json.loads((folder / "bundle" / "manifest.json").read_text(encoding="utf-8"))["notes"]
-    assert any("unverified branch" in note and place("secret") in note for note in notes)
+    manifest = json.loads((folder / "bundle" / "manifest.json").read_text(encoding="utf-8"))
+    [lacking] = manifest["downgrades"]
+    assert lacking["text"] in manifest["notes"]
+    assert "unverified branch" in lacking["text"]
+    assert place("secret") in lacking["text"]
+    assert (lacking["kind"], lacking["consent"]) == ("branch", "given")
     assert "unverified branch" in cast(capsys, "inspect", "bundle").out
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import json_schemas
 import pytest
 import torch
+from exports import cast
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.script_file import open_script_file, sniff
 from enginecast.cli.app import app
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, SourceError, UsageError
+from enginecast.errors import CaptureError, SourceError, UsageError, VerificationError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -210,12 +211,33 @@ def test_both_paths_of_a_script_reach_its_engine(folder: Path, tmp_path: Path) -
     assert taken == {False, True}
 
 
-def test_a_script_with_branches_is_not_converted_unwatched(folder: Path, tmp_path: Path) -> None:
+def test_a_script_with_branches_is_not_converted_unwatched(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs = ("--inputs", str(folder / "branch.safetensors"), "--allow-code")
-    found = json.loads(
-        run("export", str(folder / "branch.pt"), "-o", str(tmp_path / "b"), "--json", *inputs)
-    )
-    assert "has a branch or loop" in json.dumps(found)
+    words = ("export", str(folder / "branch.pt"), "-o", str(tmp_path / "b"), *inputs, "--no-speed")
+    kept = tmp_path / "b.rejected"
+    for _ in range(2):  # the second one replaces the first
+        done = cast(capsys, *words)
+        assert done.code == 1
+        assert (
+            f"mv {kept} {tmp_path / 'b'}, or export again with --fallback torchscript" in done.out
+        )
+    found = cast(capsys, *words, "--json").json
+    assert (found["bundle"], found["rejected"]) == (None, str(kept))
+    [lacking] = [each for each in found["downgrades"] if each["consent"] == "missing"]
+    assert "has a branch or loop" in lacking["text"]
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(VerificationError, match="not what was asked for: no ONNX engine") as caught:
+        enginecast.compile(
+            str(folder / "branch.pt"),
+            tmp_path / "b",
+            options=ModelOptions(inputs=folder / "branch.safetensors", allow_code=True),
+        )
+    assert "allow_fallback=True accepts it" in caught.value.hint
+    done = cast(capsys, *words, "--allow-fallback")
+    assert done.code == 0
+    assert "(accepted)" in done.out
     assert (tmp_path / "b" / "model.ts.pt").exists()
 
 

@@ -429,10 +429,18 @@ def test_where_export_refuses_a_hybrid_becomes_an_onnx_engine(
 
 
 @pytest.mark.usefixtures("no_rewrite")
-def test_without_an_onnx_form_it_becomes_a_torchscript_engine_and_says_so(tmp_path: Path) -> None:
+def test_without_an_onnx_form_it_becomes_a_torchscript_engine_and_needs_consent(
+    tmp_path: Path,
+) -> None:
     done = made_of("WhileNorm", tmp_path / "while.bundle", "onnxruntime")
     assert done.report.target == "torchscript"
+    assert done.bundle is None
+    assert done.folder == tmp_path / "while.bundle.rejected"
     manifest = manifest_of(done.folder)
+    assert [(each.kind, each.consent) for each in done.withheld] == [("engine", "missing")]
+    assert manifest.downgrades == done.report.downgrades
+    with enginecast.load(done.folder, allow_code=True) as engine:  # it is whole, to be renamed
+        assert engine.manifest.engines[0].verdict.outcome == "verified"
     assert manifest.engines[0].target == "torchscript"
     assert "no ONNX engine: torch's legacy ONNX exporter refuses" in manifest.capture[-1].reason
     assert any("--allow-code to run" in line for line in text_of(done).splitlines())

@@ -53,6 +53,8 @@ def test_inputs_of_another_path_are_refused(tmp_path: Path) -> None:
     assert [output.name for output in manifest.outputs] == ["output_0"]
     assert [guard.value for guard in manifest.guards] == ["True", "2"]  # not that on weights
     assert all("test_specialise.py:" in guard.place for guard in manifest.guards)
+    [lacking] = [each for each in manifest.downgrades if each.kind == "branch"]
+    assert (lacking.option, lacking.consent) == ("--fallback specialise", "given")
     with load(bundle.root) as engine:
         for rows in (1, 3, 7):
             outputs = engine.run(feeds(rows, 1.0, 2))

@@ -41,6 +41,7 @@ from enginecast.pipelines.record import (
     read_record,
     usable_record,
 )
+from enginecast.runtime.bundle.manifest import Downgrade
 
 SMALL = ("--height", 48, "--width", 48, "--steps", 2)
 EAGER = ("--eager", "unet", "--eager", "vae")
@@ -164,9 +165,17 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     reason = record.components["text_encoder"].reason
     assert reason == "a defect of enginecast: KeyError: 'wrong'"
     assert "unet stays eager: torch.export refused the model" in done.err
+    assert "component: unet stays eager: torch.export refused the model" in done.out
+    own = "--eager text_encoder --eager unet"
+    assert f"export again with {own} or --allow-fallback" in done.out
+    assert [each.consent for each in record.downgrades] == ["missing", "missing"]
     assert record.sizes == ((48, 48), (16, 32))
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
     assert ran.code == 0, ran.err
+    words = ("diffusers", "export", sd15, "-o", output, *SMALL, "--eager", "vae", "--overwrite")
+    done = cast(capsys, *words, "--allow-fallback", "--json")
+    assert done.code == 0, done.err
+    assert [each["consent"] for each in done.json["downgrades"]] == ["given", "given"]
     everything = (*EAGER, "--eager", "text_encoder", "--overwrite")
     done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, *everything)
     assert done.code == 0, done.err
@@ -192,6 +201,26 @@ def test_a_rejected_pipeline_is_kept_beside(
     refused = cast(capsys, "diffusers", "run", tmp_path / "engines.rejected", *options)
     assert refused.code == 2
     assert "step 2: off" in refused.err
+
+
+def test_a_component_of_torchscript_needs_consent(
+    sd15: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered = Downgrade(kind="sizes", text="of 4; --dynamic x:0=4 fixes", consent="not needed")
+    script = Downgrade(kind="engine", text="no ONNX engine", option="--f", consent="given")
+    made = EngineOutcome(outcome="verified", error=0.0), (offered, script)
+    monkeypatch.setattr(exporting, "_engine", lambda *_: made)
+    monkeypatch.setattr(exporting, "_check", lambda *_: CheckOutcome(outcome="verified"))
+    words = ("diffusers", "export", sd15, "-o", tmp_path / "engines", *SMALL, *EAGER, "--json")
+    done = cast(capsys, *words)
+    assert done.code == 1
+    sizes, engine = done.json["downgrades"]
+    assert (sizes["text"], sizes["option"]) == ("text_encoder: of 4", "")
+    assert (engine["option"], engine["consent"]) == ("--eager text_encoder", "missing")
+    assert cast(capsys, *words, "--overwrite", "--allow-fallback").code == 0
 
 
 def no_index(folder: Path) -> None:

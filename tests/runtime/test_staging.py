@@ -9,15 +9,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import bundles
 import pytest
 from exports import cast
 from faults.campaign import environment, lacks_own_disks
+from msgspec.structs import replace
 
 from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import staging as staging_module
+from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.bundle.staging import require_space, stage, write_file
 
@@ -305,6 +307,23 @@ def test_reject_replaces_nothing_but_reports(tmp_path: Path) -> None:
         staging.reject(REPORTS)
     assert names(tmp_path) == ["out.rejected"]
     assert names(tmp_path / "out.rejected") == ["thesis.tex"]
+
+
+def test_a_withheld_bundle_is_whole_and_is_replaced_like_reports(tmp_path: Path) -> None:
+    def withheld(text: str, consent: Literal["given", "missing"]) -> Path:
+        lacking = Downgrade(kind="engine", text=text, consent=consent)
+        with stage(tmp_path / "out") as staging:
+            bundles.write_engine(staging.folder)
+            manifest = replace(bundles.manifest(), downgrades=(lacking,))
+            return staging.withhold(manifest, REPORTS)
+
+    rejected = withheld("first", "missing")
+    assert withheld("second", "missing") == rejected == tmp_path / "out.rejected"
+    assert open_bundle(rejected).manifest.downgrades[0].text == "second"
+    withheld("accepted", "given")  # such as one that a user has moved there
+    with pytest.raises(BundleError, match="expected the reports of an earlier rejection"):
+        withheld("third", "missing")
+    assert open_bundle(rejected).manifest.downgrades[0].text == "accepted"
 
 
 def test_require_space_gives_the_figures(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, Literal, NotRequired, TypedDict
 
 from enginecast.runtime.bundle.manifest import (
+    Downgrade,
     Fusion,
     Guard,
     Quantization,
@@ -136,6 +137,7 @@ class Export(TypedDict):
     emulation: Emulation | None
     fusions: list[Fusion]
     notes: list[str]
+    downgrades: list[Downgrade]
     layers: list[str]
     nodes: int
     ops: dict[str, int]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginecast.runtime.bundle.manifest import Fusion, Verdict
+from enginecast.runtime.bundle.manifest import Downgrade, Fusion, Verdict
 from enginecast.verification.emulate.data import Emulation
 
 SCHEMA_VERSION = 2
@@ -210,6 +210,8 @@ class Report:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Step -> peak bytes of memory that no file backs; 0 if the system does not report it."""
     notes: tuple[str, ...] = ()
+    downgrades: tuple[Downgrade, ...] = ()
+    """What the engines lack of what was asked for, or offered."""
     layers: tuple[str, ...] = ()
     """What the engine consists of, as its runtime reports it: fusions that were kept, dtypes."""
     others: Mapping[str, Verdict] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from enginecast.verification.report.drawing import in_layers
 from enginecast.verification.report.plan_picture import plan_picture
 from enginecast.verification.report.strip import block_of, color_of, strip_of
 from enginecast.verification.report.tables import (
+    downgrade_line,
     fusions_table,
     modules_table,
     outputs_table,
@@ -67,7 +68,9 @@ def _environment() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({"bytes": size, "digits": _digits, "times": times})
+    environment.filters.update(
+        {"bytes": size, "digits": _digits, "downgrade_line": downgrade_line, "times": times}
+    )
     functions: tuple[Callable[..., Any], ...] = (
         *(color_of, in_layers, most_telling, plan_picture, spent_by, strip_of, verdict_line),
         *(fusions_table, modules_table, outputs_table, passes_table, plan_table, weights_table),

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from enginecast.runtime.bundle.manifest import Fusion, OutputVerdict, Verdict
+from enginecast.runtime.bundle.manifest import Downgrade, Fusion, OutputVerdict, Verdict
 from enginecast.verification.emulate.data import Emulation, StoredValues, WeightLoss, tightest
 from enginecast.verification.metrics import BEYOND, times
 from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
@@ -46,7 +46,9 @@ class ReportTable:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print the verdict and, where there are any, the tables of passes and fusions."""
+    """Print the verdict and, where there are any, the tables of passes and fusions; last, what the
+    engine lacks.
+    """
     print_verdict(report.verdict, report.floor_dtype, console)
     for target, verdict in report.others.items():
         _print_line(f"{target}: {verdict_line(verdict, report.floor_dtype)}", console)
@@ -56,8 +58,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_table(fusions_table(report.fusions), console)
     if report.emulation is not None:
         print_emulation(report.emulation, console)
-    for line in (*report.layers, *report.notes):
+    lacking = {each.text for each in report.downgrades}
+    for line in (*report.layers, *(note for note in report.notes if note not in lacking)):
         _print_line(line, console)
+    print_downgrades(report.downgrades, console)
 
 
 def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: bool = True) -> None:
@@ -68,6 +72,18 @@ def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: boo
     _print_line(verdict_line(verdict, dtype), console, "bold red" if is_rejected else "bold green")
     for reason in verdict.reasons[1:] if is_rejected else verdict.reasons:
         _print_line(f"  {reason}", console)
+
+
+def print_downgrades(downgrades: Sequence[Downgrade], console: Console) -> None:
+    """Print a line for each thing that an engine lacks."""
+    for each in downgrades:
+        _print_line(downgrade_line(each), console, "yellow")
+
+
+def downgrade_line(found: Downgrade) -> str:
+    """What an engine lacks, in a line: "sizes: x_1 is fixed at 16: ..."."""
+    is_accepted = found.consent == "given"
+    return f"{found.kind}: {found.text}{' (accepted)' if is_accepted else ''}"
 
 
 def print_emulation(emulation: Emulation, console: Console) -> None:

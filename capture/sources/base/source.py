@@ -66,6 +66,11 @@ class Source(ABC):
     takes_file: bool = True
     """Whether a user's file of tensors may give its inputs."""
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """What the model returns by default and an engine does not, with the option for it."""
+        return {}
+
     def parts(self) -> Mapping[str, "Source"]:
         """The parts of the model that are engines of their own, by the folders of their bundles."""
         return {}

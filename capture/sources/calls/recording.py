@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.calls import Call, call_of, left_out, with_tensors
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.errors import UsageError
 
 METHODS = ("encode", "decode")
@@ -85,8 +86,11 @@ class Recorded:
         """Sentences on dimensions that vary together in a way that engines cannot follow."""
         shown = {sizes: _shown(places[0]) for sizes, places in self._varying.items()}
         return tuple(
-            f"{shown[sizes]} and {' and '.join(shown[factor] for factor in factors)} are fixed:"
-            " they vary together in a way that --dynamic cannot say"
+            Downgraded(
+                f"{shown[sizes]} and {' and '.join(shown[factor] for factor in factors)} are fixed:"
+                " they vary together in a way that --dynamic cannot say",
+                "sizes",
+            )
             for sizes, factors in self._tied.items()
         )
 

@@ -184,6 +184,18 @@ class HuggingFaceSource(Source):
         return dict(self._elements)
 
     @property
+    def left_out(self) -> Mapping[str, str]:
+        config = self.config
+        decodes = getattr(config, "is_encoder_decoder", False) or getattr(
+            config, "is_decoder", True
+        )
+        asks = read_json(self.folder / CONFIG_FILE).get("use_cache", True)
+        # `read_config` switches the cache off.
+        if asks and decodes and hasattr(config, "use_cache") and self.model_class.can_generate():
+            return {"the KV cache": "--task text-generation"}
+        return {}
+
+    @property
     def in_memory(self) -> bool:
         return self.seed is not None
 

@@ -22,7 +22,15 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.numbers import int_oo
 
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, sums, with_sums
+from enginecast.capture.inputs.downgraded import Downgraded
+from enginecast.capture.inputs.specs import (
+    DimSpec,
+    InputSpec,
+    dim_place,
+    named_dims,
+    sums,
+    with_sums,
+)
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.explain import place_of
 from enginecast.errors import CaptureError
@@ -117,9 +125,15 @@ def check_shapes(
         low, high = max(low, asked.minimum), min(high, asked.maximum)
         kept[name] = replace(asked, minimum=low, maximum=high)
         if (low, high) != (asked.minimum, asked.maximum):
+            wanted = "was asked for as" if asked.asked else "was to be"
             notes.append(
-                f"{name} was asked for as {asked.minimum}..{asked.maximum}, "
-                f"the model takes {low}..{high}"
+                Downgraded(
+                    f"{name} {wanted} {asked.minimum}..{asked.maximum}, "
+                    f"the model takes {low}..{high}",
+                    "sizes",
+                    f"--dynamic {dim_place(specs, name)}={kept[name].shown}",
+                    is_asked=asked.asked,
+                )
             )
     inputs = (
         replace(spec, dims=tuple(kept.get(dim.name, dim) for dim in spec.dims)) for spec in specs

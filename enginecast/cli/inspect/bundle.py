@@ -12,7 +12,7 @@ from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.verification.report.files import HTML_NAME, JSON_NAME, read_report
 from enginecast.verification.report.layout import print_table
-from enginecast.verification.report.tables import print_report
+from enginecast.verification.report.tables import downgrade_line, print_report
 from enginecast.verification.verdict import verdict_line
 
 
@@ -100,7 +100,9 @@ def _capture(manifest: Manifest) -> list[str]:
         for guard in manifest.guards
     ]
     held += [f"refuses sizes without {check.condition}" for check in manifest.size_checks]
-    return [*tried, *held, *_padding(manifest.padding), *manifest.notes]
+    lacking = {each.text: downgrade_line(each) for each in manifest.downgrades}
+    notes = (note for note in manifest.notes if note not in lacking)
+    return [*tried, *held, *_padding(manifest.padding), *notes, *lacking.values()]
 
 
 def _padding(found: Padding | None) -> list[str]:

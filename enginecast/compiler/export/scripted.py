@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.cover.branches import Unverified, find_predicates
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.statements import sizes_decide
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.narrowing import fix
-from enginecast.capture.inputs.specs import named_dims, sizes_of
+from enginecast.capture.inputs.specs import dim_place, named_dims, sizes_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.sources.base.source import Source
@@ -31,7 +32,7 @@ from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.engines.checks import Criteria
 from enginecast.compiler.engines.lower_and_run import run_engine, unsealed
-from enginecast.compiler.prepare.cases import SEED, choose_cases, cover_branches
+from enginecast.compiler.prepare.cases import SEED, accepted_branch, choose_cases, cover_branches
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.prepare.reference import in_turn
@@ -54,6 +55,9 @@ from enginecast.verification.eager.make_reference import edge_reference, make_re
 from enginecast.verification.eager.outputs import fp64_outputs
 from enginecast.verification.reference import Reference
 
+SCRIPTED = "--fallback torchscript"
+"""The option that asks for an engine of the module itself, where no program can be captured."""
+
 
 class SizesDecideError(CaptureError):
     """Code asks whether it is TorchScript, and sizes vary beyond those that were compared."""
@@ -75,20 +79,20 @@ def prepare_script(
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given, settled = input_specs(source, options.inputs, options.dynamic)
     specs, values = fit_values(source, specs, given or source.example())
-    for note in (*settled, *values):
-        steps.say(note)
+    notes: list[str] = []
+    notes += [*settled, *values]
     if fixed:
         narrowed = fix(specs, tuple(named_dims(specs)))
         assert narrowed is not None  # the caller asks only where the user asked for no size
         specs = narrowed.specs
-        for note in narrowed.notes:
-            steps.say(f"{note}: {fixed}")
+        notes += [
+            note.with_reason(fixed) for note in narrowed.notes if isinstance(note, Downgraded)
+        ]
     eager = Eager(source.eager())
     specs, refused = fix_refused(eager, specs)
-    for note in refused:
-        steps.say(note)
     specs, said = of_module(eager.module, specs, options.values)
-    for note in said:
+    notes += [*refused, *said]
+    for note in notes:
         steps.say(note)
     parameters = sum(source.weight_elements().values())
     work = 0 if options.thorough else parameters
@@ -104,6 +108,13 @@ def prepare_script(
     # The ranges are those that the cases span.
     sizes = [sizes_of(specs, case.inputs) for case in cases]
     spans = {name: [each[name] for each in sizes] for name in sizes[0]}
+    for name, dim in named_dims(specs).items():
+        compared = replace(dim, minimum=min(spans[name]), maximum=max(spans[name]))
+        if compared != dim:
+            option = f"--dynamic {dim_place(specs, name)}={compared.shown}"
+            text = f"{name} takes {compared.shown}, not {dim.shown}: others were not compared"
+            notes.append(Downgraded(text, "sizes", option, is_asked=dim.asked))
+            steps.say(notes[-1])
     specs = tuple(
         replace(
             spec,
@@ -116,7 +127,8 @@ def prepare_script(
         )
         for spec in specs
     )
-    return OpenedModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
+    wanted = parse_wanted(options.outputs, options.hidden_states)
+    return OpenedModel(source, specs, cases, wanted, notes=tuple(notes))
 
 
 def reference_of_script(
@@ -318,12 +330,14 @@ class ScriptEngines:
                 self.steps.log(line)
             self._refuse_questions(made)
             suspects[:] = [suspect.place.resolved for suspect in made.suspects]
-            problems: tuple[str, ...] = ()
-            if not self.request.options.allow_unverified_branches:
-                # Not compared on both paths: branches that are scripted, and those that are baked.
-                problems = self.explored.unseen(made.held, made.unscripted)
+            # Not compared on both paths: branches that are scripted, and those that are baked.
+            problems = self.explored.unseen(made.held, made.unscripted)
             note = f"{DEPRECATION}: a later torch may not load this engine"
-            engine = self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
+            notes = [note]
+            if self.request.options.allow_unverified_branches:
+                notes += map(accepted_branch, problems)
+                problems = ()
+            engine = self._engine(made, TorchScript(), "a TorchScript engine", notes, problems)
             if engine.verdict.outcome != "rejected":
                 is_asked = self.config.target == engine.config.target
                 return engine if is_asked else self._or_onnx(engine, made)
@@ -380,12 +394,17 @@ class ScriptEngines:
                     f"the TorchScript module has {found}, and which paths the verification takes"
                     " there is not known: --allow-unverified-branches converts it all the same"
                 )
+            unknown = "which paths of the TorchScript module the verification takes is not known"
             onnx = self._engine(
                 made,
                 target_of(self.config.target),
                 "an ONNX engine, by torch's legacy exporter",
-                f"{DEPRECATION}: this engine was made with it and with torch's legacy ONNX"
-                " exporter; running it needs neither",
+                [
+                    f"{DEPRECATION}: this engine was made with it and with torch's legacy ONNX"
+                    " exporter; running it needs neither",
+                    *([accepted_branch(unknown)] if count else []),
+                    Downgraded("no passes ran on what is made from the module itself", "passes"),
+                ],
             )
         except EnginecastError as error:
             reason = error.message
@@ -396,16 +415,25 @@ class ScriptEngines:
             if not rejected:
                 return onnx
             reason = " ".join(onnx.verdict.reasons[0].split())
-        self.steps.say(
+        note = Downgraded(
             f"no ONNX engine ({reason}): this becomes a TorchScript engine, which needs torch, and"
-            " --allow-code to run"
+            " --allow-code to run",
+            "engine",
+            SCRIPTED,
+            is_asked=True,
         )
+        self.steps.say(note)
         [taken] = engine.rungs
         taken = replace(taken, reason=f"{taken.reason}; no ONNX engine: {reason}")
-        return replace(engine, rungs=(taken,))
+        return replace(engine, rungs=(taken,), notes=(*engine.notes, note))
 
     def _engine(
-        self, made: Hybrid, target: Target, how: str, note: str, problems: tuple[str, ...] = ()
+        self,
+        made: Hybrid,
+        target: Target,
+        how: str,
+        notes: Sequence[str],
+        problems: tuple[str, ...] = (),
     ) -> Candidate:
         """Write an engine, run it over all cases and judge it."""
         config = replace(self.config, target=target.name)
@@ -443,7 +471,7 @@ class ScriptEngines:
             reference=self.reference,
             runs=(run,),
             rungs=(Rung("torchscript", "taken", how),),
-            notes=(*made.notes, note),
+            notes=(*made.notes, *notes),
             program=made.module.code,
             artifacts=(artifact,),
             manifest=manifest,

@@ -6,10 +6,11 @@ tried again, and after what, stands in `ways`.
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
@@ -35,6 +36,7 @@ from enginecast.compiler.engines.lower_and_run import (
 from enginecast.compiler.engines.rewrite import Rewritten, rewrite, without_vnni
 from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
+    SCRIPTED,
     ScriptEngines,
     SizesDecideError,
     explore,
@@ -54,6 +56,7 @@ from enginecast.compiler.prepare.open_model import given_plan, input_specs, open
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.publication.bundle import Candidate, Export, Measure, publish
+from enginecast.compiler.publication.downgrades import other_dtypes
 from enginecast.compiler.publication.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
@@ -116,7 +119,8 @@ def export(
                 steps.say(f"{part.name}:")
                 with stage(staging.folder / name) as inner:
                     made = ExportSession(request, config, part, inner, steps).candidate()
-                    parts[name] = publish(made, request, inner, steps)
+                    # What it lacks, the whole lacks, and needs consent for.
+                    parts[name] = publish(made, replace(request, allow_fallback=True), inner, steps)
                 if parts[name].bundle is None:
                     # Its reports are written again, where users look for them.
                     shutil.rmtree(parts[name].folder)
@@ -161,14 +165,15 @@ class ExportSession:
             if not guesses:
                 return None
             options = replace(options, dynamic=(*options.dynamic, *guesses))
-            notes = (
+            text = (
                 f"sizes are fixed at those of the example ({', '.join(guesses)}): where they vary,"
-                f" {before.in_all_sizes}",
+                f" {before.in_all_sizes}"
             )
+            notes = (Downgraded(text, "sizes", f"--dynamic {','.join(guesses)}"),)
             if before.last.sizes != "example":
                 self.steps.say(notes[0])
         if way.makes == "script":
-            return self._of_module(way, before, options)
+            return self._of_module(way, before, options, notes)
         if not way.widens:
             self.steps.say(
                 f"rewritten for more sizes, the model does not become an engine: {before.why}"
@@ -288,6 +293,7 @@ class ExportSession:
             rewritten.sites(),
         )
         notes += [note for engine in rewritten.engines for note in engine.notes]
+        notes += other_dtypes(model, manifest)
         in_turn = next((run.in_turn for run in runs if run.in_turn), None)
         if in_turn is not None:
             manifest, note = task.with_result(manifest, in_turn)
@@ -295,6 +301,11 @@ class ExportSession:
         for name, part in self.parts.items():
             line = verdict_line(part.report.verdict, part.report.floor_dtype)
             notes.append(f"{name}: {line}")
+            notes += (
+                Downgraded(f"{name}: {each}", each.kind, each.option, is_asked=each.is_asked)
+                for each in part.candidate.notes
+                if isinstance(each, Downgraded)
+            )
         return replace(
             judged,
             reference=runs[0].reference or judged.reference,
@@ -395,8 +406,13 @@ class ExportSession:
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"
 
-    def _of_module(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
+    def _of_module(
+        self, way: Way, before: Before, options: ModelOptions, notes: tuple[str, ...]
+    ) -> Candidate:
         """An engine of the module itself: scripted where it branches, traced elsewhere.
+
+        Args:
+            notes: what a user should know besides.
 
         Raises:
             LoweringError: it was to be quantized, which passes do to programs alone.
@@ -409,7 +425,7 @@ class ExportSession:
         if way.sizes == "fixed":
             self.steps.log("again, with fixed sizes")
         try:
-            engine = self._of_script(way, before, options)
+            engine = self._of_script(way, before, options, notes)
         except (CaptureError, LoweringError, VerificationError) as error:
             said: EnginecastError = error
             if refused is not None:
@@ -427,7 +443,9 @@ class ExportSession:
         manifest = with_field(engine.manifest, capture=describe_rungs(rungs))
         return replace(engine, rungs=rungs, manifest=manifest)
 
-    def _of_script(self, way: Way, before: Before, options: ModelOptions) -> Candidate:
+    def _of_script(
+        self, way: Way, before: Before, options: ModelOptions, notes: tuple[str, ...]
+    ) -> Candidate:
         if self.config.quantized:
             raise LoweringError(
                 f"{self.config.quantized} needs a program of torch.export, and this engine would be"
@@ -446,18 +464,32 @@ class ExportSession:
         model = prepare_script(self.source, options, self.steps, fixed=fixed)
         with self.steps("paths"):
             model, explored = explore(model, must)
-        config = replace(self.config, pipeline="")
+        config = replace(self.config, pipeline="", also=())
+        notes = (*notes, *model.notes, *self._not_done())
         with self.steps("reference"):
             branches = options.allow_unverified_branches
-            reference, notes = reference_of_script(model, config.precision, branches=branches)
+            reference, more = reference_of_script(model, config.precision, branches=branches)
             reference = self._accepting(reference)
         engine = ScriptEngines(
             model, reference, config, self.request, self.staging, self.steps, explored, must
         ).best()
-        notes = (*engine.notes, *explored.verified, *notes)
+        notes = (*engine.notes, *notes, *explored.verified, *more)
         assert engine.manifest is not None  # the engine was written
-        manifest = with_field(engine.manifest, capture=describe_rungs(engine.rungs), notes=notes)
+        plain = tuple(map(str, notes))
+        manifest = with_field(engine.manifest, capture=describe_rungs(engine.rungs), notes=plain)
         return replace(engine, notes=notes, manifest=manifest)
+
+    def _not_done(self) -> Iterator[Downgraded]:
+        """What was asked for, and needs a program of torch.export."""
+        request = self.request
+        skips = bool(request.skip_modules_pattern or request.skip_modules_classes)
+        asked = {"--pipeline": request.pipeline is not None, "--skip-modules-...": skips}
+        if given := " and ".join(option for option, is_given in asked.items() if is_given):
+            text = f"{given} did nothing: no passes run on what is made from the module itself"
+            yield Downgraded(text, "passes", SCRIPTED, is_asked=True)
+        for target in request.also:
+            text = f"no engine for {target}, which needs a program of torch.export"
+            yield Downgraded(text, "engine", SCRIPTED, is_asked=True)
 
 
 def _refuse_caught(source: Source, error: EnginecastError) -> None:

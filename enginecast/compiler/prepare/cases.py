@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import (
     MARKED,
     Case,
@@ -244,6 +245,16 @@ def telling_outputs(outputs: Mapping[str, Tensor]) -> set[str]:
     }
 
 
+UNVERIFIED = "--allow-unverified-branches"
+INPUTS = "--inputs FILE"
+"""Options that accept a path that no input took, and that bring inputs for it."""
+
+
+def accepted_branch(text: str) -> Downgraded:
+    """A note on a path that was not compared with eager, which a user allowed."""
+    return Downgraded(text, "branch", UNVERIFIED, is_asked=True)
+
+
 @dataclass(frozen=True)
 class Covered:
     """Verification inputs that take both paths of each branch, where such inputs were found."""
@@ -270,7 +281,10 @@ def cover_branches(
     """Run the model in fp32 to find inputs for the branch paths that `cases` do not take."""
     found = cover(source.eager(), specs, cases, places, SEED, settled)
     verified = [f"both paths verified: {', '.join(found.verified)}"] if found.verified else []
-    verified += [f"in a library, so it does not reject the engine: {u}" for u in found.in_libraries]
+    verified += [
+        Downgraded(f"in a library, so it does not reject the engine: {each}", "branch", INPUTS)
+        for each in found.in_libraries
+    ]
     inputs = tuple(widened(spec, found.cases) for spec in specs)
     return Covered(inputs, (*cases, *found.cases), tuple(verified), found.unverified)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
@@ -27,6 +28,7 @@ from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
     Covered,
+    accepted_branch,
     allowed,
     along_guards,
     choose_cases,
@@ -91,6 +93,8 @@ class OpenedModel:
     wanted: Wanted
     first: Call | None = None
     """Of the first case, where a run takes long."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of one without a program; those of others are in `captured`."""
 
     @property
     def symbols(self) -> Mapping[str, Range]:
@@ -207,7 +211,7 @@ def prepare(
         with steps("capture"):
             captured = capture(
                 *(source, specs, sample(specs, example_sizes(specs), SEED), wanted),
-                *(options.fallback, given),
+                *(options.furthest, given),
                 widens=way.widens,
                 is_hidden=way.is_hidden,
                 watch=watch,
@@ -229,13 +233,22 @@ def prepare(
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
         more = list(source.notes)
+        for name, option in ({} if wanted else source.left_out).items():
+            more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:
             fixed = ", ".join(f"{name} {value}" for name, value in source.constants.items())
             more.append(f"part of the engine: {fixed}")
         doubles = tuple(_doubles(source, captured))
         if doubles:
             found = f"{doubles[0]} is float64"
-            more.append(f"the model computes in fp64 ({found}), and its engine does not")
+            text = f"the model computes in fp64 ({found}), and its engine does not"
+            more.append(Downgraded(text, "precision"))
+        if captured.guards:
+            reads = (guard.read for guard in captured.guards)
+            places = dict.fromkeys(f"{PurePath(read.file).name}:{read.line}" for read in reads)
+            text = "one path is in the engine, which refuses inputs that take another"
+            text = f"{text}: {', '.join(places)}"
+            more.append(Downgraded(text, "branch", "--fallback specialise", is_asked=True))
         widened = (run.sites for run in captured.runs if isinstance(run.pass_, WidenHalves))
         lines = {f"{site.note} at {site.source or site.node}" for site in chain(*widened)}
         if lines:
@@ -280,9 +293,10 @@ def _with_cases(
     notes, unverified = [*captured.notes], list[str]()
     # What no input shows is a problem, or where a user allows it, a note.
     unshown = notes if options.allow_unverified_branches else unverified
+    as_shown = accepted_branch if options.allow_unverified_branches else str
     if captured.unlike_eager:
         steps.say(captured.unlike_eager)
-        unshown.append(captured.unlike_eager)
+        unshown.append(as_shown(captured.unlike_eager))
     runs: Sequence[Sequence[Read]] = ()
     told, first = frozenset[str](), None
     if captured.guards:
@@ -307,7 +321,7 @@ def _with_cases(
         for line in (*covered.verified, *lines):
             steps.say(line)
         notes.extend(covered.verified)
-        unshown.extend(lines)
+        unshown.extend(map(as_shown, lines))
 
     by_eager = overlooked(runs, captured.decided)
     places = tuple(dict.fromkeys((*captured.branches, *by_eager)))

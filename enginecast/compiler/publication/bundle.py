@@ -16,6 +16,7 @@ from enginecast.compiler.engines.rewrite import Rewritten
 from enginecast.compiler.export_attempts import Tried
 from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import OpenedModel
+from enginecast.compiler.publication.downgrades import downgrades_of
 from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
@@ -26,7 +27,7 @@ from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.plan.file import write_plan
-from enginecast.runtime.bundle.manifest import Fusion, Manifest, Verdict
+from enginecast.runtime.bundle.manifest import Downgrade, Fusion, Manifest, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
 from enginecast.verification.bisect.culprit import Bisection
@@ -91,6 +92,7 @@ class Candidate:
         left_out: tuple[str, ...] = (),
         timing: "Timing | None" = None,
         size: int = 0,
+        downgrades: tuple[Downgrade, ...] = (),
     ) -> Report:
         """The report, for people and programs.
 
@@ -114,7 +116,8 @@ class Candidate:
             left_out=left_out,
             seconds=dict(steps.seconds),
             memory=dict(steps.memory),
-            notes=self.notes,
+            notes=tuple(map(str, self.notes)),
+            downgrades=downgrades,
             layers=self.runs[0].layers,
             others=self.others,
             speed="" if speed is None else str(speed),
@@ -156,12 +159,20 @@ class Export:
     candidate: Candidate
     report: Report
     bundle: Bundle | None
-    """None if the export was rejected."""
+    """None if the export was rejected, or lacks what was asked for."""
     folder: Path
-    """Folder of the bundle, or of the rejection's reports next to the bundle's path."""
+    """Folder of the bundle; or, next to its path, of the rejection's reports, or of a bundle that
+    lacks what was asked for."""
     size: int = 0
     """Size of graph and weights in bytes."""
     speed: Speed | None = None
+
+    @property
+    def withheld(self) -> tuple[Downgrade, ...]:
+        """Why a bundle that agrees with eager was not published: what it lacks, without consent."""
+        is_rejected = self.report.verdict.outcome == "rejected"
+        lacking = (each for each in self.report.downgrades if each.consent == "missing")
+        return () if is_rejected else tuple(lacking)
 
     @property
     def ops(self) -> Mapping[str, int]:
@@ -186,11 +197,14 @@ def publish(
     steps: Steps,
     measure: Measure | None = None,
 ) -> Export:
-    """Publish the bundle, or reject it and leave only reports next to the bundle's path."""
+    """Publish the bundle, or reject it and leave only reports next to the bundle's path; a bundle
+    that lacks what was asked for is left there whole.
+    """
+    downgrades = downgrades_of(candidate.notes, request)
     machine = examine()
     origin = origin_of(machine, request.command, candidate.model.source.fingerprint())
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
-        report = candidate.report(steps, origin)
+        report = candidate.report(steps, origin, downgrades=downgrades)
         _write_reports(candidate, report, request, staging.folder, steps, machine)
         return Export(candidate, report, None, staging.reject(REPORTS))
     files = [name for artifact in candidate.artifacts for name in artifact.files]
@@ -205,7 +219,7 @@ def publish(
         reference = replace(candidate.reference, floor=floor)
         left_out = write_reference(staging.folder / REFERENCE_NAME, reference)
         first = sum(sizes[name] for name in candidate.artifacts[0].files)
-        report = candidate.report(steps, origin, left_out, timing, first)
+        report = candidate.report(steps, origin, left_out, timing, first, downgrades)
         _write_reports(candidate, report, request, staging.folder, steps, machine)
         candidate.model.source.write_beside(staging.folder)
         engines = tuple(
@@ -223,11 +237,19 @@ def publish(
                 reasons={**padding.reasons, **leaks},
             )
         manifest = msgspec.structs.replace(
-            candidate.manifest, engines=engines, fusion=candidate.fusions, padding=padding
+            candidate.manifest,
+            engines=engines,
+            fusion=candidate.fusions,
+            padding=padding,
+            downgrades=downgrades,
         )
+        size = sum(sizes.values())
+        if any(each.consent == "missing" for each in downgrades):
+            folder = staging.withhold(manifest, REPORTS)
+            return Export(candidate, report, None, folder, size, timing.speed)
         folder = staging.publish(manifest)
         bundle = open_bundle(folder, check="size")
-        return Export(candidate, report, bundle, folder, sum(sizes.values()), timing.speed)
+        return Export(candidate, report, bundle, folder, size, timing.speed)
 
 
 def _write_reports(
@@ -247,6 +269,7 @@ def _write_reports(
     asked: dict[str, Any] = {"model": model.source.name, "threads": request.threads}
     asked |= {"drop_guilty": request.drop_guilty, "accept": tuple(request.accept), "seed": SEED}
     asked |= asdict(candidate.config) | asdict(request.options)
+    asked |= {"fallback": request.options.furthest, "allow_fallback": request.allow_fallback}
     verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
     times = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
     sections: list[Section] = [

@@ -136,7 +136,7 @@ def describe_program(
             SizeCheck(condition=check.condition, place=check.place)
             for check in captured.size_checks
         ),
-        notes=captured.notes,
+        notes=tuple(map(str, captured.notes)),
         padding=_describe_padding(model),
         quantization=quantization,
         passes=tuple(

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from torch import Tensor, nn
 
+from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import (
     EDGE_WORK,
     Case,
@@ -27,6 +28,7 @@ from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
     count_elements,
+    dim_place,
     named_dims,
     ranges_of,
     with_sums,
@@ -124,16 +126,15 @@ def judge_sizes(source: Source, captured: Captured, wanted: Wanted) -> Captured:
             [name] = changed
             before, size = ranges[name], other.sizes[name]
             ranges[name] = _without(before, size, dims[name])
-            notes.append(
-                f"{name} takes {_shown(ranges[name])}, not {_shown(before)}: at {size} {code} "
-                f"{does}"
-            )
+            new = _shown(ranges[name])
+            text = f"{name} takes {new}, not {_shown(before)}: at {size} {code} {does}"
+            option = f"--dynamic {dim_place(captured.inputs, name)}={new}"
+            notes.append(Downgraded(text, "sizes", option))
         else:
             _refuse_without_example(other, dims, why)
             checks.append(SizeCheck(other.condition, other.place))
-            notes.append(
-                f"the engine takes only sizes with {other.condition}: at others {code} {does}"
-            )
+            text = f"the engine takes only sizes with {other.condition}: at others {code} {does}"
+            notes.append(Downgraded(text, "sizes"))
     return replace(
         captured,
         inputs=with_sums([_narrowed(spec, ranges) for spec in captured.inputs]),
