@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from enginecast.errors import UsageError
 from enginecast.passes.ir.spec import PassSpec, Value
 
+PrecisionName = Literal[
+    "fp32", "fp16", "bf16", "mixed", "int8", "fp8", "int8-storage", "int4-storage", "fp8-storage"
+]
+"""What a preset is called."""
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 
 _CLEAN = "canonicalize,exact-position-buckets"

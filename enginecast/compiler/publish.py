@@ -163,6 +163,11 @@ class Export:
     """Size of graph and weights in bytes."""
     speed: Speed | None = None
 
+    def __repr__(self) -> str:
+        """What became of it, and where."""
+        what = self.bundle or self.report.verdict
+        return f"Export({str(self.folder)!r}: {what})"
+
     @property
     def ops(self) -> Mapping[str, int]:
         """Op counts of the first engine; empty if nothing was lowered."""

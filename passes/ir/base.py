@@ -10,6 +10,18 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.fx import Graph, GraphModule
 
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.public import listing
+
+__all__ = [
+    "GraphPass",
+    "Pass",
+    "PassContext",
+    "ProgramView",
+    "Promise",
+    "Site",
+    "SiteKey",
+]
+__dir__ = listing(__all__)
 
 Promise = Literal["exact", "reordered", "precision"]
 """The accuracy that a pass promises: `exact`: bit-equal outputs; `reordered`: the same fp32
@@ -100,6 +112,11 @@ class PassContext:
     """The user's quantization plan; a planning pass checks it instead of making its own."""
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
+
+    def __repr__(self) -> str:
+        """How much there is of each."""
+        plan = "" if self.plan is None else f", a plan of {self.plan.format}"
+        return f"PassContext({len(self.calibration)} inputs, {len(self.skip)} skipped{plan})"
 
 
 @dataclass(frozen=True)

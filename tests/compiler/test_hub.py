@@ -15,9 +15,10 @@ import pytest
 from exports import Exports, cast
 from models import add_tokenizer, tiny_bert
 
+import enginecast
 from enginecast.capture.sources.hub import FILES, is_hub_name, model_name
 from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import BundleError, SourceError
+from enginecast.errors import BundleError, MissingError, SourceError
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 
@@ -143,6 +144,15 @@ def test_a_bundle_is_downloaded_on_request_alone(
     with pytest.raises(BundleError, match="it does not exist") as caught:
         load(NAME)
     assert "download=True" in caught.value.hint
+
+
+def test_python_asks_the_hub_on_request_alone(exports: Exports, tmp_path: Path) -> None:
+    """Here it may not be asked at all: HF_HUB_OFFLINE is set."""
+    for download, error in ((False, SourceError), (True, MissingError)):
+        with pytest.raises(error, match=NAME):
+            enginecast.export(NAME, tmp_path / "bundle", download=download)
+        with pytest.raises(error, match=NAME):
+            enginecast.verify(exports("t5").folder, model=NAME, download=download)
 
 
 def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> None:
