@@ -10,8 +10,9 @@ if __name__ != "enginecast.cache":
         "import enginecast.cache, not cache: the bare name is a second copy of every class"
     )
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from enginecast.public import importing, listing
 
 if TYPE_CHECKING:
     from enginecast.cache.read.cached_encoder import CachedEncoder as CachedEncoder
@@ -24,25 +25,29 @@ if TYPE_CHECKING:
     from enginecast.cache.read.reader import open_cache as open_cache
     from enginecast.cache.read.text_variants import Variants as Variants
 
+_READ = "enginecast.cache.read"
 _WHERE = {
-    "CachedEncoder": "read.cached_encoder",
-    "EmbeddingCache": "read.reader",
-    "ShardShuffle": "read.datasets",
-    "Variants": "read.text_variants",
-    "as_dataset": "read.datasets",
-    "as_huggingface": "read.datasets",
-    "collate": "read.datasets",
-    "open_cache": "read.reader",
-    "require_frozen": "read.guard",
+    "CachedEncoder": f"{_READ}.cached_encoder:CachedEncoder",
+    "EmbeddingCache": f"{_READ}.reader:EmbeddingCache",
+    "ShardShuffle": f"{_READ}.datasets:ShardShuffle",
+    "Variants": f"{_READ}.text_variants:Variants",
+    "as_dataset": f"{_READ}.datasets:as_dataset",
+    "as_huggingface": f"{_READ}.datasets:as_huggingface",
+    "collate": f"{_READ}.datasets:collate",
+    "open_cache": f"{_READ}.reader:open_cache",
+    "require_frozen": f"{_READ}.guard:require_frozen",
 }
-__all__ = list(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'enginecast.cache' has no attribute {name!r}")
-    return getattr(import_module(f"enginecast.cache.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__ = [
+    "CachedEncoder",
+    "EmbeddingCache",
+    "ShardShuffle",
+    "Variants",
+    "as_dataset",
+    "as_huggingface",
+    "collate",
+    "open_cache",
+    "require_frozen",
+]
+__dir__ = listing(__all__)
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _WHERE)

@@ -3,37 +3,51 @@
 The public names load on first use, so that a server which only runs engines never imports torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from enginecast.installation import needing
+from enginecast.public import importing, listing
 from enginecast.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from enginecast import cache as cache
+    from enginecast import errors as errors
+    from enginecast import passes as passes
+    from enginecast import runtime as runtime
+    from enginecast import testing as testing
     from enginecast.api import compile as compile
+    from enginecast.api import export as export
     from enginecast.api import record as record
     from enginecast.compiler.verify.bundle import verify_bundle as verify
     from enginecast.pipelines.attach import attach as attach
     from enginecast.runtime.load import load as load
 
-__all__ = ["__version__", "attach", "compile", "load", "record", "verify"]
-
 _WHERE = {
-    "attach": ("enginecast.pipelines.attach", "attach"),
-    "compile": ("enginecast.api", "compile"),
-    "load": ("enginecast.runtime.load", "load"),
-    "record": ("enginecast.api", "record"),
-    "verify": ("enginecast.compiler.verify.bundle", "verify_bundle"),
+    "attach": "enginecast.pipelines.attach:attach",
+    "cache": "enginecast.cache",
+    "compile": "enginecast.api:compile",
+    "errors": "enginecast.errors",
+    "export": "enginecast.api:export",
+    "load": "enginecast.runtime.load:load",
+    "passes": "enginecast.passes",
+    "record": "enginecast.api:record",
+    "runtime": "enginecast.runtime",
+    "testing": "enginecast.testing",
+    "verify": "enginecast.compiler.verify.bundle:verify_bundle",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'enginecast' has no attribute {name!r}")
-    module, attribute = _WHERE[name]
-    with needing(f"enginecast.{name}"):
-        return getattr(import_module(module), attribute)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__ = [
+    "__version__",
+    "attach",
+    "cache",
+    "compile",
+    "errors",
+    "export",
+    "load",
+    "passes",
+    "record",
+    "runtime",
+    "testing",
+    "verify",
+]
+__dir__ = listing(__all__)
+if not TYPE_CHECKING:  # so that type checkers know the names above, and no others
+    __getattr__ = importing(__name__, _WHERE)

@@ -1,82 +1,146 @@
-"""The Python API's `compile`: an export as one call."""
+"""The Python API's `export`: an export as one call."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
-from enginecast.capture.sources.calls.recording import Recorded
+from enginecast.capture.inputs.calls import call_of
+from enginecast.capture.inputs.dynamic_shapes import Dynamic, dynamic_texts
+from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.sources.calls.recording import Recorded, require_one
 from enginecast.capture.sources.calls.recording import record as record
+from enginecast.capture.sources.factory import arguments_of
+from enginecast.capture.sources.huggingface.hub import fetch, is_hub_name
 from enginecast.capture.tracing.attempt import Fallback
-from enginecast.compiler.export.session import export
+from enginecast.compiler.export import session
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
-from enginecast.exporters.registry import DEFAULT
+from enginecast.exporters.registry import DEFAULT, TargetName
+from enginecast.passes.presets import PrecisionName
 from enginecast.runtime.bundle.reader import Bundle
 
+Example = Tensor | Sequence[Any] | Mapping[str, Any] | Recorded
+"""The inputs of a module, in one of the forms that `export` takes."""
 
-def compile(
+
+def export(
     model: str | os.PathLike[str] | nn.Module,
     output: str | os.PathLike[str],
     *,
-    example: Mapping[str, Any] | Recorded | None = None,
-    target: str = DEFAULT,
-    precision: str | None = None,
+    example: Example | None = None,
+    target: TargetName = DEFAULT,
+    precision: PrecisionName | None = None,
     pipeline: str | None = None,
-    device: str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
     drop_guilty: bool = False,
     accept: Sequence[str] = (),
-    dynamic: Sequence[str] = (),
+    dynamic: Dynamic = (),
     values: Sequence[str] = (),
     fallback: Fallback | None = None,
     allow_fallback: bool = False,
     arch: str | None = None,
-    also: Sequence[str] = (),
+    also: Sequence[TargetName] = (),
     target_options: Any = None,
     max_error: float | str | None = None,
     plan: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
+    download: bool = False,
 ) -> Bundle:
-    """Export a model and publish the bundle.
+    """Export a model: make an engine, compare it with eager, and publish the bundle.
 
     Args:
-        example: inputs by name, for a module: tensors, and dicts, lists, tuples and dataclasses of
-            them, which become inputs called `NAME_KEY`; numbers are part of the engine.  Or what
-            `enginecast.record` kept of the module's calls.
+        model: a module, of which a copy is taken; a Hugging Face folder; that of a diffusion
+            component; `package.module:factory`; or a `.pt2` or TorchScript file.
+        output: the bundle's folder; it must not exist, unless `overwrite`.
+        example: the inputs of a module, of any sizes and of the dtypes that it takes: one tensor;
+            a tuple or list of arguments by position; or a dict of them by name. An argument may be
+            a dict, list, tuple or dataclass of tensors, which become inputs called `NAME_KEY`;
+            numbers are part of the engine. Or what `enginecast.record` kept of the module's calls.
+        target: what runs the engine. A target of another package has its own name.
+        precision: of the preset pipeline: "mixed" is fp16 with the residual stream in fp32;
+            "int8" and "fp8" quantize weights and activations, "...-storage" the weights alone.
+            None: "fp32", or what `pipeline` or `plan` says.
+        pipeline: the passes to run instead of a preset, as text: "canonicalize,fuse-rms-norm".
+        device: what the engine is for. None: the CPU, or a GPU for a precision that no CPU has.
+        threads: threads within an operator while the engine is verified; None: all cores.
+        overwrite: replace a bundle that is there.
         outputs: names of the outputs that the engine gives, in order; empty: all.
-        hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
-        accept: errors to accept although they are larger than the floor allows, `OUTPUT`,
-            `OUTPUT/CASE` or one of them with a bound, `score=2e-5`; the verdict lists them.
-        dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX[/STEP]` each, as on the command line.
-        values: ranges of inputs of integers, `NAME=MIN..MAX` each.
-        fallback: how far a capture may go where torch.export refuses the model for its control
-            flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
+        hidden_states: indices of hidden states that are outputs, too: -2 is `hidden_states.-2`.
+        drop_guilty: leave out the rewrites that lose too much accuracy, instead of rejecting.
+        accept: errors to accept although they are larger than the floor allows: `OUTPUT`,
+            `OUTPUT/CASE`, or one of them with a bound, `score=2e-5`. The verdict lists them.
+        dynamic: dimensions that vary. As on the command line, texts such as "x:1=1..512",
+            "x:2=8..128/8" (multiples of 8), "x:0=4" (fixed) and "y:0=rows:1..64" (named). Or as
+            for torch.export: for each input, by name or position, a dict from dimension to size or
+            a tuple of all sizes: `{"x": {0: Dim("rows", max=64)}}`. A size is a `Dim`, a multiple
+            of one, `Dim.DYNAMIC`, `Dim.AUTO` (narrowed to what the code takes), a number, a text
+            that follows the `=` above, or None (the example's). Without an end it is that of
+            the default range: 1 to 64, or to the example's size if that is larger. Dimensions of
+            which nothing is said vary as they do by default.
+        values: ranges of integer inputs, "NAME=MIN..MAX" each.
+        fallback: how far to go where torch.export refuses the model's control flow; None: as
+            `options` say, which is "torchscript" by default.
         allow_fallback: publish an engine that lacks something that was asked for, such as one of
             TorchScript; its manifest lists what (`downgrades`).
-        options: weights, inputs, and what else is said of a model.
+        arch: GPU architecture, such as "sm90"; None: this machine's, where it matters.
+        also: targets of further engines in the bundle, made from the same program.
+        target_options: an instance of the target's own options, such as `TensorRTOptions`.
+        max_error: limit for quantization: a relative L2 error of a row of an output, 0.02, or a
+            least cosine, "cos=0.997". None: the precision's default.
+        plan: a file with a quantization plan (JSON), instead of one that is made here.
+        options: weights, files of inputs and what else is said of a model.
         steps: gets the progress.
+        download: fetch a model that is named OWNER/NAME from the Hugging Face Hub, where there is
+            no such folder: safetensors, configs and tokenizers, never code. False: nothing is
+            fetched.
 
-    The other arguments are the fields of `enginecast.compiler.request.ExportRequest`.
+    Returns:
+        The published bundle; `bundle.root` is its folder.
 
     Raises:
         VerificationError: the result does not agree with eager, or lacks something that was asked
             for; nothing was published.
+        UsageError: an argument does not fit; the message names it.
+        SourceError: the model or the example cannot be read.
+        CaptureError: torch.export refuses the model; the message has the line.
+        MissingError: this machine lacks a package or a device.
         EnginecastError: see the tree in `enginecast.errors`.
+
+    Examples:
+        >>> import enginecast, torch
+        >>> from torch.export import Dim
+        >>> model = torch.nn.Linear(8, 2)
+        >>> bundle = enginecast.export(
+        ...     model,
+        ...     "linear.bundle",
+        ...     example=torch.randn(3, 8),
+        ...     dynamic={"input": {0: Dim("rows", max=32)}},
+        ... )
+        >>> bundle
+        Bundle('...linear.bundle': Linear, onnxruntime fp32 verified, ...)
+        >>> bundle.manifest.symbols
+        {'rows': (1, 32)}
     """
+    require_one(example)
     options = options or ModelOptions()
-    dynamic = dynamic or options.dynamic
+    ranges = _ranges(model, example, dynamic or options.dynamic)
     if isinstance(example, Recorded):  # whose calls say how other dimensions vary
-        dynamic = (*dynamic, *example.dynamic(dynamic))
+        ranges = (*ranges, *example.dynamic(ranges))
+    if not isinstance(model, nn.Module):
+        model = os.fspath(model)
+        model = str(fetch(model)) if download and is_hub_name(model) else model
     request = ExportRequest(
-        model if isinstance(model, nn.Module) else os.fspath(model),
+        model,
         output,
         target=target,
         precision=precision,
@@ -91,7 +155,7 @@ def compile(
             options,
             outputs=outputs or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
-            dynamic=dynamic,
+            dynamic=ranges,
             values=values or options.values,
             fallback=fallback or options.fallback,
         ),
@@ -102,7 +166,7 @@ def compile(
         drop_guilty=drop_guilty,
         accept=tuple(accept),
     )
-    done = export(request, steps)
+    done = session.export(request, steps)
     if done.withheld:
         raise VerificationError(
             f"not what was asked for: {'; '.join(each.text for each in done.withheld)}",
@@ -114,3 +178,21 @@ def compile(
             hint=f"The report is in {done.folder}.",
         )
     return done.bundle
+
+
+compile = export
+"""The first name of `export`, which stays."""
+
+
+def _ranges(model: object, example: Example | None, dynamic: Dynamic) -> tuple[str, ...]:
+    """What varies, in the words of `--dynamic`."""
+    if isinstance(example, Recorded):
+        specs = from_example(example.example, of_pipeline=True)
+        return dynamic_texts(dynamic, example.call, specs)
+    if not isinstance(model, nn.Module) or example is None:
+        return dynamic_texts(dynamic)
+    name = type(model).__name__
+    call, tensors = call_of(arguments_of(example, name, model.forward), name)
+    config = getattr(model, "config", None)
+    config = config if isinstance(config, PreTrainedConfig) else None
+    return dynamic_texts(dynamic, call, from_example(tensors, config) if tensors else ())

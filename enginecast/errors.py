@@ -24,6 +24,30 @@ A message names the file or field, what was expected and what was got; `hint` sa
 
 from typing import Any, ClassVar
 
+from enginecast.public import listing
+
+__all__ = [
+    "BundleError",
+    "CacheError",
+    "CacheMissError",
+    "CacheVersionError",
+    "CaptureError",
+    "DefectError",
+    "EnginecastError",
+    "EnginecastWarning",
+    "InputError",
+    "LoweringError",
+    "MissingError",
+    "PassDefectError",
+    "PassError",
+    "SourceError",
+    "SpecError",
+    "StoppedError",
+    "UsageError",
+    "VerificationError",
+]
+__dir__ = listing(__all__)
+
 LONGEST = 20_000
 """Characters of a message: a name of a file that somebody made may have millions."""
 

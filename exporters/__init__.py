@@ -8,3 +8,18 @@ if __name__ != "enginecast.exporters":
     raise ImportError(
         "import enginecast.exporters, not exporters: the bare name is a second copy of every class"
     )
+
+from typing import TYPE_CHECKING
+
+from enginecast.public import importing, listing
+
+if TYPE_CHECKING:
+    from enginecast.exporters.target import Artifact as Artifact
+    from enginecast.exporters.target import LoweringRequest as LoweringRequest
+    from enginecast.exporters.target import Target as Target
+
+_TARGET = "enginecast.exporters.target"
+__all__ = ["Artifact", "LoweringRequest", "Target"]
+__dir__ = listing(__all__)
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, {name: f"{_TARGET}:{name}" for name in __all__})

@@ -1,6 +1,6 @@
 """The registry of targets: ours by name, those of other packages by entry point."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from enginecast.errors import UsageError
 from enginecast.plugins import Registry
@@ -15,7 +15,9 @@ TARGETS = {
     "openvino": "enginecast.exporters.openvino.target:OpenVINO",
     "torchscript": "enginecast.exporters.torchscript.target:TorchScript",
 }
-DEFAULT = next(iter(TARGETS))
+TargetName = Literal["onnxruntime", "tensorrt", "aotinductor", "openvino", "torchscript"]
+"""For type checkers, which do not know the targets of other packages."""
+DEFAULT: TargetName = "onnxruntime"
 """What an engine is made for when nobody says it."""
 REGISTRY = Registry("target", "enginecast.targets", TARGETS, UsageError)
 

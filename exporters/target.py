@@ -15,16 +15,25 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.passes.presets import FUSIONS, QUANTIZED, computed_dtype, preset
+from enginecast.public import listing
 from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.session import PROVIDERS, Session
+
+__all__ = [
+    "Artifact",
+    "LoweringRequest",
+    "ScriptRequest",
+    "Target",
+]
+__dir__ = listing(__all__)
 
 
 @dataclass(frozen=True)
 class LoweringRequest:
     """What is to be lowered, and how the engine will be called."""
 
-    program: ExportedProgram
+    program: ExportedProgram = field(repr=False)
     """After the passes of `Target.lowering`; left as it is."""
     folder: Path
     """Where the files go; it exists."""
@@ -54,11 +63,11 @@ class LoweringRequest:
 class ScriptRequest:
     """A hybrid of script and trace that is to be lowered: what torch.export refused."""
 
-    module: torch.jit.ScriptModule
+    module: torch.jit.ScriptModule = field(repr=False)
     """As `capture.torchscript.script.hybrid` made it."""
     folder: Path
     """Where the files go; it exists."""
-    example: Mapping[str, Tensor]
+    example: Mapping[str, Tensor] = field(repr=False)
     """Inputs by name, in order."""
     outputs: Sequence[str]
     """Names of the outputs, in order."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from enginecast.errors import UsageError
 from enginecast.passes.ir.spec import PassSpec, Value
@@ -11,6 +12,10 @@ JUDGED = "canonicalize-writes"
 CAPTURED = "drop-idle-draws,bind-weights,functionalize,lift-constants"
 """What every capture ends with.  `keep-outputs` and `widen-halves` follow where they are needed."""
 
+PrecisionName = Literal[
+    "fp32", "fp16", "bf16", "mixed", "int8", "fp8", "int8-storage", "int4-storage", "fp8-storage"
+]
+"""What a preset is called."""
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 
 _CLEAN = "canonicalize,exact-position-buckets"

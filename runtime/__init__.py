@@ -4,30 +4,32 @@ Its folders: `bundle`, `sessions`, `device`, `values`. It imports `enginecast.er
 torch until an engine that needs it is opened.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from enginecast.runtime.batcher import Batcher as Batcher
-    from enginecast.runtime.generation import Generator as Generator
-    from enginecast.runtime.generation import generate as generate
-    from enginecast.runtime.stepping import Stepper as Stepper
-
 if __name__ != "enginecast.runtime":
     raise ImportError(
         "import enginecast.runtime, not runtime: the bare name is a second copy of every class"
     )
 
+from typing import TYPE_CHECKING
+
+from enginecast.public import importing, listing
+
+if TYPE_CHECKING:
+    from enginecast.runtime.batcher import Batcher as Batcher
+    from enginecast.runtime.engine import Engine as Engine
+    from enginecast.runtime.engine import Outputs as Outputs
+    from enginecast.runtime.generation import Generator as Generator
+    from enginecast.runtime.generation import generate as generate
+    from enginecast.runtime.stepping import Stepper as Stepper
 
 _WHERE = {
-    "Batcher": "batcher",
-    "Generator": "generation",
-    "Stepper": "stepping",
-    "generate": "generation",
+    "Batcher": "enginecast.runtime.batcher:Batcher",
+    "Engine": "enginecast.runtime.engine:Engine",
+    "Generator": "enginecast.runtime.generation:Generator",
+    "Outputs": "enginecast.runtime.engine:Outputs",
+    "Stepper": "enginecast.runtime.stepping:Stepper",
+    "generate": "enginecast.runtime.generation:generate",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"enginecast.runtime.{_WHERE[name]}"), name)
+__all__ = ["Batcher", "Engine", "Generator", "Outputs", "Stepper", "generate"]
+__dir__ = listing(__all__)
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _WHERE)

@@ -47,6 +47,14 @@ class Batcher:
     Raises:
         UsageError: an argument does not fit, or the engine's inputs or outputs have no batch that
             could be joined.
+
+    Examples:
+        >>> import enginecast, numpy
+        >>> from enginecast.runtime import Batcher
+        >>> with enginecast.load("linear.bundle") as engine, Batcher(engine) as batcher:
+        ...     future = batcher.submit({"input": numpy.zeros((1, 8), "float32")})
+        ...     future.result()["output_0"].shape
+        (1, 2)
     """
 
     def __init__(
@@ -81,6 +89,14 @@ class Batcher:
         ]
         for worker in self._workers:
             worker.start()
+
+    def __repr__(self) -> str:
+        """The engine, and the limits."""
+        state = ", closed" if self._closing else ""
+        return (
+            f"Batcher({str(self._engine.folder)!r}, {self._engine.backend}: at most {self._most}"
+            f" rows, after {self._delay * 1000:g} ms{state})"
+        )
 
     @property
     def joins(self) -> bool | None:
@@ -124,8 +140,12 @@ class Batcher:
     def run(self, feeds: Mapping[str, Any], *, timeout: float | None = None) -> Outputs:
         """Run a request, and wait for its outputs.
 
+        Args:
+            feeds: as `submit` takes them.
+            timeout: seconds to wait at most; None: any time.
+
         Raises:
-            StoppedError: it took longer than `timeout` seconds, or too many wait already.
+            StoppedError: it took longer than `timeout`, or too many wait already.
             EnginecastError: as `Engine.run`.
         """
         future = self.submit(feeds)
@@ -138,6 +158,9 @@ class Batcher:
     async def run_async(self, feeds: Mapping[str, Any]) -> Outputs:
         """`run` for an event loop; a task that is canceled takes its request out of the queue.
 
+        Args:
+            feeds: as `submit` takes them.
+
         Raises:
             EnginecastError: as `run`.
         """
@@ -147,6 +170,10 @@ class Batcher:
 
     def encode(self, texts: str | Sequence[str], *, timeout: float | None = None) -> Encoded:
         """Run a request of texts; see `Engine.encode`.
+
+        Args:
+            texts: one, or several.
+            timeout: seconds to wait at most; None: any time.
 
         Raises:
             EnginecastError: as `Engine.encode` and `run`.

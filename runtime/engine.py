@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -17,6 +18,7 @@ from enginecast.errors import (
     UsageError,
     VerificationError,
 )
+from enginecast.public import described, some
 from enginecast.runtime.bundle.manifest import (
     TOKENIZER_NAME,
     EngineRecord,
@@ -44,7 +46,12 @@ MOST_SMALL = 256
 
 
 class Outputs(dict[str, Any]):
-    """The outputs of a run by name, with the backend that computed them; otherwise a plain dict."""
+    """The outputs of a run by name, with the backend that computed them; otherwise a plain dict.
+
+    Args:
+        values: arrays or tensors by name.
+        backend: what computed them, as `load`'s `prefer` calls it.
+    """
 
     backend: str
     """As `load`'s `prefer` calls it: "onnxruntime-cpu"."""
@@ -53,12 +60,23 @@ class Outputs(dict[str, Any]):
         super().__init__(values)
         self.backend = backend
 
+    def __repr__(self) -> str:
+        """The backend, and names, dtypes and shapes."""
+        named = ", ".join(f"{name} {described(value)}" for name, value in self.items())
+        return f"{type(self).__name__}({self.backend}: {named})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Outputs, (dict(self), self.backend)
 
 
 class Encoded(Outputs):
-    """The outputs of texts, with an `attention_mask` that marks the rows of tokens."""
+    """The outputs of texts, with an `attention_mask` that marks the rows of tokens.
+
+    Args:
+        values: arrays by name.
+        backend: what computed them.
+        truncated: how many texts were cut.
+    """
 
     truncated: int
     """How many texts were cut to the longest that the model takes."""
@@ -72,9 +90,10 @@ class Encoded(Outputs):
 
 
 class Engine:
-    """An engine of a bundle, loaded.  Use it as a context manager, or call `close`.
+    """An engine of a bundle, loaded.  Made by `enginecast.load`.
 
-    `run` may be called from several threads at once, and awaited as `run_async`.
+    Use it as a context manager, or call `close`.  `run` may be called from several threads at once,
+    and awaited as `run_async`.
     """
 
     def __init__(
@@ -118,8 +137,8 @@ class Engine:
 
     def __repr__(self) -> str:
         """Target, precision and verdict, and the signature with its ranges."""
-        inputs = ", ".join(_shown(one, self.manifest) for one in self.inputs)
-        outputs = ", ".join(_shown(one, self.manifest) for one in self.outputs)
+        inputs = some(_shown(one, self.manifest) for one in self.inputs)
+        outputs = some(_shown(one, self.manifest) for one in self.outputs)
         state = ", closed" if self._session is None else ""
         record = self._record
         return (
@@ -127,13 +146,31 @@ class Engine:
             f" {record.verdict.outcome}{state}: {inputs} -> {outputs})"
         )
 
-    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **inputs: Any) -> Outputs:
-        """Run the engine on inputs by name: `engine(input_ids=ids, attention_mask=mask)`.
+    def __call__(self, *feeds: Any, **inputs: Any) -> Outputs:
+        """Run the engine on inputs by position, by name, or both.
+
+        Args:
+            feeds: the inputs in the order of `inputs`, which is that of the model's arguments;
+                those that come by name are left out. Or one mapping of inputs by name.
+            inputs: by name, each as `run` takes them.
+
+        Returns:
+            The outputs by name: tensors of torch where one of the inputs is such a tensor, and
+            numpy arrays else. Tensors are on the GPU where one of the inputs is.
 
         Raises:
-            InputError: as `run`, or an input was given twice.
+            InputError: as `run`; or an input was given twice, or there are too many.
+
+        Examples:
+            >>> import enginecast, numpy, torch
+            >>> engine = enginecast.load("linear.bundle")
+            >>> engine(numpy.zeros((3, 8), "float32"))
+            Outputs(onnxruntime-cpu: output_0 float32 [3, 2])
+            >>> engine(input=torch.zeros(3, 8))["output_0"].shape
+            torch.Size([3, 2])
         """
-        return self.run(by_name(feeds, inputs))
+        given = arranged([one.name for one in self.inputs], feeds, inputs)
+        return as_given(given, self.run(given, as_dlpack=among_gpu(given)), self.outputs)
 
     @property
     def folder(self) -> Path:
@@ -237,6 +274,13 @@ class Engine:
             StoppedError: it was canceled, or took longer than `timeout`.
             UsageError: the engine is closed or was loaded before a fork, zeros were asked for where
                 they cannot be given, or the engine cannot be stopped.
+
+        Examples:
+            >>> import enginecast, numpy
+            >>> with enginecast.load("linear.bundle") as engine:
+            ...     found = engine.run({"input": numpy.zeros((3, 8), "float32")}, timeout=10)
+            >>> found["output_0"].dtype, found.backend
+            (dtype('float32'), 'onnxruntime-cpu')
         """
         options = (outputs, as_dlpack, check_finite, pad_rows)
         return self._limited(feeds, None, timeout, *options)
@@ -316,6 +360,13 @@ class Engine:
             BundleError: the tokenizer is missing or damaged.
             UsageError: the engine generates text.
             EnginecastError: as `run`.
+
+        Examples:
+            >>> import enginecast
+            >>> with enginecast.load("t5.bundle") as engine:
+            ...     encoded = engine.encode(["a red fox", "rain"])
+            >>> encoded["last_hidden_state"].shape[0], encoded.truncated
+            (2, 0)
         """
         from enginecast.runtime.prompts import join, require_rows
 
@@ -490,13 +541,52 @@ class Engine:
         return found
 
 
-def by_name(feeds: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call, from a mapping and from keyword arguments; none may be given twice."""
-    given = feeds or {}
-    twice = sorted(given.keys() & inputs.keys())
-    if twice:
+def arranged(
+    names: Sequence[str], feeds: Sequence[Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The inputs of a call by name.
+
+    Args:
+        names: in the order of positions.
+        feeds: by position, or one mapping by name.
+        inputs: by keyword.
+    """
+    if len(feeds) == 1 and (feeds[0] is None or isinstance(feeds[0], Mapping)):
+        given = dict(feeds[0] or {})
+    elif len(feeds) <= len(names):
+        given = dict(zip(names, feeds, strict=False))
+    else:
+        known = ", ".join(names)
+        raise InputError(
+            f"inputs: expected at most {len(names)} by position, {known}, got {len(feeds)}"
+        )
+    if any(isinstance(each, str) for each in feeds):
+        raise InputError("inputs: got text, expected tensors", hint="Texts go to `engine.encode`.")
+    if twice := sorted(given.keys() & inputs.keys()):
         raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
     return {**given, **inputs}
+
+
+def _tensors(feeds: Mapping[str, Any]) -> list[Any]:
+    """The inputs that are tensors of torch, which is not imported for it."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return [] if kind is None else [each for each in feeds.values() if isinstance(each, kind)]
+
+
+def among_gpu(feeds: Mapping[str, Any]) -> bool:
+    """Whether one of the inputs is a tensor of torch on a GPU."""
+    return any(tensor.is_cuda for tensor in _tensors(feeds))
+
+
+def as_given(feeds: Mapping[str, Any], outputs: Outputs, specs: Sequence[Output]) -> Outputs:
+    """The outputs as tensors of torch where one of the inputs is such a tensor."""
+    if not _tensors(feeds):
+        return outputs
+    from enginecast.runtime.device.torch_values import from_any
+
+    bools = {spec.name for spec in specs if spec.dtype == "bool"}
+    made = {n: from_any(value, is_bool=n in bools) for n, value in outputs.items()}
+    return Outputs(made, outputs.backend)
 
 
 def _shown(spec: Input | Output, manifest: Manifest) -> str:

@@ -365,6 +365,15 @@ def generate(
 
     Warns:
         EnginecastWarning: the model's generation config asks for more, such as `num_beams`.
+
+    Examples:
+        >>> import enginecast, numpy
+        >>> from enginecast.runtime import generate
+        >>> prompts = numpy.array([[5, 7, 11]])
+        >>> with enginecast.load("llama.bundle") as engine:
+        ...     tokens = generate(engine, prompts, max_new_tokens=4)
+        >>> tokens[:, :3].tolist()
+        [[5, 7, 11]]
     """
     decoder = Decoder(engine)
     own = decoder.generation
@@ -606,11 +615,23 @@ class Generator:
 
     Args:
         engine: of a bundle that was exported with `--task text-generation`.
+
+    Examples:
+        >>> import enginecast, torch
+        >>> from enginecast.runtime import Generator
+        >>> model = Generator(enginecast.load("llama.bundle"))
+        >>> model.generate(torch.tensor([[5, 7, 11]]), max_new_tokens=4)[:, :3]
+        tensor([[ 5,  7, 11]])
     """
 
     def __init__(self, engine: Engine) -> None:
         generation_of(engine)
         self.engine = engine
+
+    def __repr__(self) -> str:
+        """The model, and the engine."""
+        model = self.engine.manifest.model.name
+        return f"Generator({str(self.engine.folder)!r}, {self.engine.backend}: {model})"
 
     def generate(
         self,

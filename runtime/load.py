@@ -79,11 +79,12 @@ def load(
     tuned: bool | Settings = True,
     pad_rows: PadRows = "exact",
     max_runs: int | None = None,
+    download: bool = False,
 ) -> Engine:
     """Load the engine of a bundle that suits this device best, or the first one preferred.
 
     Args:
-        path: the bundle's folder.
+        path: the bundle's folder; with `download` also OWNER/NAME, or OWNER/NAME@REVISION.
         prefer: backends, such as ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]: the first of
             them that the bundle has an engine for, and that runs here; None: the one that suits
             `providers` or `device`, and another only where this CPU would compute it wrong.  See
@@ -110,10 +111,17 @@ def load(
         pad_rows: what calls give for rows of padding: see `Engine.run`.
         max_runs: how many calls run at once, each of which takes memory for its own values; others
             wait.  None: any number.
+        download: fetch a bundle of the Hugging Face Hub that `path` names, where there is no such
+            folder: the files that its manifest lists, once for each revision; with HF_HUB_OFFLINE=1
+            what was fetched before. False: nothing is fetched, and no network is used.
+
+    Returns:
+        The engine; use it as a context manager, or call `close`.
 
     Raises:
-        BundleError: the bundle is damaged, or holds no engine that may be loaded.
-        MissingError: this machine cannot run the engine, or any of those preferred.
+        BundleError: the bundle is missing or damaged, or holds no engine that may be loaded.
+        MissingError: this machine cannot run the engine, or any of those preferred; or the hub
+            cannot be reached.
         UsageError: an argument does not fit.
 
     Warns:
@@ -122,6 +130,13 @@ def load(
             the bundle is taken; a preferred backend does not run here: why, and what is tried
             instead; or the engine was tuned on another machine or for another bundle, and runs as
             by default (once).
+
+    Examples:
+        >>> import enginecast, numpy
+        >>> with enginecast.load("linear.bundle", require="verified", threads=1) as engine:
+        ...     outputs = engine(numpy.ones((2, 8), "float32"))
+        >>> outputs["output_0"].shape
+        (2, 2)
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"threads: expected 1..{MOST_THREADS}, got {threads}")
@@ -132,6 +147,7 @@ def load(
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
     if trust is not None and check != "full":
         raise UsageError("trust: a signature is for digests; leave check at full")
+    path = _fetched(path) if download else path
     asked = _Asked(
         require, allow_code, trust, threads, cuda_graphs, check, tuned, pad_rows, max_runs
     )
@@ -158,8 +174,24 @@ def load(
     return engine
 
 
+def _fetched(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The folder of a bundle of the hub; what is no such name stays as it is."""
+    from enginecast.runtime.bundle.hub import fetch_bundle, is_hub_name
+
+    name = os.fspath(path)
+    return fetch_bundle(name) if is_hub_name(name.partition("@")[0]) else path
+
+
 def _opened(path: str | os.PathLike[str], asked: _Asked, *, beside: bool = False) -> Bundle:
-    bundle = open_bundle(path, check=asked.check, beside=beside)
+    try:
+        bundle = open_bundle(path, check=asked.check, beside=beside)
+    except BundleError as error:
+        from enginecast.runtime.bundle.hub import is_hub_name
+
+        if not is_hub_name(os.fspath(path).partition("@")[0]):
+            raise
+        hint = "From the Hugging Face Hub: load(..., download=True)."
+        raise BundleError(error.message, hint=hint) from error
     if asked.trust is not None:
         from enginecast.runtime.bundle.signature import require_signature
 

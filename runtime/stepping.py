@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginecast.errors import BundleError, InputError, UsageError
+from enginecast.public import described, some
 from enginecast.runtime.bundle.manifest import STATE_NAME
 from enginecast.runtime.bundle.tensor_files import read_tensors
-from enginecast.runtime.engine import Engine, Outputs, by_name
+from enginecast.runtime.engine import Engine, Outputs, arranged, as_given
 from enginecast.runtime.values.arrays import Array
 
 
@@ -19,6 +20,15 @@ class Stepper:
     Raises:
         UsageError: the engine has no state.
         BundleError: the file that holds its start is missing or damaged.
+
+    Examples:
+        >>> import enginecast, numpy
+        >>> from enginecast.runtime import Stepper
+        >>> step = Stepper(enginecast.load("stream.bundle"))
+        >>> chunk = numpy.ones((1, 4, 9), "float32")
+        >>> first, second = step(chunk)["y"], step(chunk)["y"]
+        >>> bool((first == second).all())
+        False
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -39,13 +49,27 @@ class Stepper:
         self._pairs = {state.input: state.output for state in engine.manifest.states}
         self._start = dict(self.state)
 
-    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **inputs: Any) -> Outputs:
-        """Run the engine on the other inputs by name: `step(x=chunk)`.
+    def __repr__(self) -> str:
+        """The engine, and the state that the next call is fed."""
+        state = some(f"{name} {described(array)}" for name, array in self.state.items())
+        return f"Stepper({str(self.engine.folder)!r}, {self.engine.backend}: {state})"
+
+    def __call__(self, *feeds: Any, **inputs: Any) -> Outputs:
+        """Run the engine on the other inputs, by position or by name: `step(chunk)`.
+
+        Args:
+            feeds: the inputs but the state, in their order; or one mapping of them by name.
+            inputs: by name.
+
+        Returns:
+            As `run`; tensors of torch where one of the inputs is such a tensor.
 
         Raises:
-            EnginecastError: as `run`, or an input was given twice.
+            EnginecastError: as `run`; or an input was given twice, or there are too many.
         """
-        return self.run(by_name(feeds, inputs))
+        names = [one.name for one in self.engine.inputs if one.name not in self._pairs]
+        given = arranged(names, feeds, inputs)
+        return as_given(given, self.run(given), self.engine.outputs)
 
     def run(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
         """Run the engine on the other inputs.

@@ -15,3 +15,8 @@ if __name__ != "enginecast.verification":
         "import enginecast.verification, not verification: "
         "the bare name is a second copy of every class"
     )
+
+from enginecast.public import listing
+
+__all__: list[str] = []  # `enginecast.verify` is public, and what it is made of is not
+__dir__ = listing(__all__)

@@ -48,6 +48,14 @@ class CachedEncoder(nn.Module):
 
     Raises:
         CacheError: there is no such cache or encoder.
+
+    Examples:
+        >>> import torch
+        >>> from enginecast.cache import CachedEncoder
+        >>> encoder = CachedEncoder("captions.cache", dtype=torch.bfloat16)
+        >>> ids = torch.tensor(encoder.cache.by_text("a red fox").ids)
+        >>> encoder(ids[None]).last_hidden_state.dtype
+        torch.bfloat16
     """
 
     def __init__(
@@ -178,13 +186,28 @@ class CachedEncoder(nn.Module):
             ) from error
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Nothing to do for False; there is nothing that could learn."""
+        """Nothing to do for False; there is nothing that could learn.
+
+        Args:
+            requires_grad: False.
+
+        Raises:
+            UsageError: it is True.
+        """
         if requires_grad:
             _refuse("requires_grad_(True)", "it has no weights, so nothing in it can be trained")
         return self
 
     def save_pretrained(self, *places: Any, **options: Any) -> NoReturn:
-        """Refuse: a cache has outputs, not weights."""
+        """Refuse: a cache has outputs, not weights.
+
+        Args:
+            places: ignored.
+            options: ignored.
+
+        Raises:
+            UsageError: always.
+        """
         _refuse("save_pretrained", "it has no weights; the cache's folder is what to keep")
 
     def extra_repr(self) -> str:

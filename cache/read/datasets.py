@@ -21,6 +21,7 @@ from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import EncoderSpec, OutputSpec, pad_rows
 from enginecast.errors import UsageError
 from enginecast.installation import required
+from enginecast.public import some
 from enginecast.runtime.device.torch_values import as_tensor, to_host
 from enginecast.runtime.values.arrays import Array
 
@@ -42,6 +43,9 @@ class CachedDataset(Dataset[Item]):
         """uint8 [items, 16]"""
         self.texts = texts
         """As they were asked for; None: those of the cache."""
+
+    def __repr__(self) -> str:
+        return f"CachedDataset({len(self):,} items of {self.cache})"
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -97,6 +101,7 @@ def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> Cac
     the dtype in which it is stored, bfloat16 too.
 
     Args:
+        cache: an open one.
         texts: an item for each, which has the text as it is here, although the cache may know
             another of the same token ids; None: the entries of the cache in the order of their
             numbers.
@@ -104,6 +109,12 @@ def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> Cac
     Raises:
         UsageError: one of `texts` is not text; says which.
         CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
+
+    Examples:
+        >>> from enginecast.cache import as_dataset, open_cache
+        >>> dataset = as_dataset(open_cache("captions.cache"), ["a red fox"])
+        >>> dataset[0]["last_hidden_state"].ndim
+        2
     """
     if texts is None:
         keys = [cache.key_at(number) for number in range(len(cache))]
@@ -131,6 +142,10 @@ class Collate:
 
     spec: EncoderSpec
     length: int | None
+
+    def __repr__(self) -> str:
+        outputs = some(one.name for one in self.spec.outputs)
+        return f"Collate({outputs}, to {self.length or 'the longest text'})"
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
         if isinstance(items, Items):
@@ -182,6 +197,14 @@ def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
 
     Raises:
         UsageError: `length` does not fit a cache of whole rows.
+
+    Examples:
+        >>> from enginecast.cache import as_dataset, collate, open_cache
+        >>> from torch.utils.data import DataLoader
+        >>> cache = open_cache("captions.cache")
+        >>> loader = DataLoader(as_dataset(cache), 2, collate_fn=collate(cache.spec))
+        >>> next(iter(loader))["last_hidden_state"].shape[0]
+        2
     """
     if spec.rows == "all" and length not in (None, spec.max_length):
         raise UsageError(
@@ -198,6 +221,15 @@ class ShardShuffle(Sampler[int]):
         dataset: of which items are drawn, each once.
         shards: how many are mixed; the more, the better the shuffle and the more is read at random.
         seed: with the epoch it gives the order; see `set_epoch`.
+
+    Raises:
+        UsageError: `shards` is below 1.
+
+    Examples:
+        >>> from enginecast.cache import ShardShuffle, as_dataset, open_cache
+        >>> dataset = as_dataset(open_cache("captions.cache"))
+        >>> sorted(ShardShuffle(dataset, seed=7)) == list(range(len(dataset)))
+        True
     """
 
     def __init__(self, dataset: CachedDataset, *, shards: int = 4, seed: int = 0) -> None:
@@ -208,11 +240,19 @@ class ShardShuffle(Sampler[int]):
         self._seed = seed
         self._epoch = 0
 
+    def __repr__(self) -> str:
+        count = len(self)
+        return f"ShardShuffle({count:,} items, {self._shards} shards at a time, seed {self._seed})"
+
     def __len__(self) -> int:
         return len(self._items_of)
 
     def set_epoch(self, epoch: int) -> None:
-        """Each epoch has its own order."""
+        """Each epoch has its own order.
+
+        Args:
+            epoch: its number, from 0.
+        """
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -265,6 +305,7 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
     read, by its text.
 
     Args:
+        cache: an open one.
         dataset: one with a column of texts; None: one of the cache's texts is made.
         column: of the texts.
 
@@ -278,6 +319,12 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
             When an item is read: its text is None.
         CacheMissError: when an item is read: its text is not in the cache.
         MissingError: `datasets` is not installed.
+
+    Examples:
+        >>> from enginecast.cache import as_huggingface, open_cache
+        >>> dataset = as_huggingface(open_cache("captions.cache"))
+        >>> sorted(dataset[0])
+        ['attention_mask', 'caption', 'input_ids', 'last_hidden_state']
     """
     with required("datasets", "as_huggingface", "cache"):
         import datasets

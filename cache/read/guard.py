@@ -81,6 +81,14 @@ def require_frozen(
             embeddings, other weights than the cache's, or dropout in training mode; the tokenizer
             makes other ids.
         UsageError: what is given as optimizer is none.
+
+    Examples:
+        >>> import torch
+        >>> from enginecast.cache import CachedEncoder, require_frozen
+        >>> head = torch.nn.Linear(8, 2)
+        >>> cached = CachedEncoder("captions.cache")
+        >>> require_frozen(cached, optimizer=torch.optim.SGD(head.parameters())).compared
+        ('optimizer: it holds nothing of the CachedEncoder',)
     """
     look = _Look(cached.cache if isinstance(cached, CachedEncoder) else cached)
     if model is not None:

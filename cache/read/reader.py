@@ -24,6 +24,7 @@ from enginecast.cache.store.records import read_failures
 from enginecast.cache.store.shard import Entry, shortened
 from enginecast.cache.store.spec import About, EncoderSpec, Keys
 from enginecast.errors import CacheError, CacheMissError, UsageError
+from enginecast.public import some
 from enginecast.runtime.values.arrays import Array
 
 Check = Literal["first", "always", "never"]
@@ -51,13 +52,27 @@ class Query:
 
 
 class EmbeddingCache:
-    """The entries of one encoder.  Made by `open_cache`."""
+    """The entries of one encoder.  Made by `open_cache`.
+
+    Examples:
+        >>> from enginecast.cache import open_cache
+        >>> cache = open_cache("captions.cache")
+        >>> cache.by_text("a red fox").outputs["last_hidden_state"].dtype
+        dtype('float32')
+        >>> cache.missing(["a red fox", "a text that is not there"])
+        ['a text that is not there']
+    """
 
     def __init__(self, encodings: Encodings, *, check: Check) -> None:
         self.encodings = encodings
         self.index: Index = open_index(encodings)
         self._check = check
         self._whole: dict[Path, Array] = {}
+
+    def __repr__(self) -> str:
+        """The encoder, how many entries there are, and what each holds."""
+        outputs = some(f"{one.name} {one.dtype} of {one.width}" for one in self.spec.outputs)
+        return f"EmbeddingCache({str(self.path)!r}: {len(self):,} entries; {outputs})"
 
     @property
     def path(self) -> Path:
@@ -79,7 +94,10 @@ class EmbeddingCache:
         return len(self.index)
 
     def by_row(self, number: int) -> Entry:
-        """The entry of a number; 0 to `len` - 1, in the order of the shards.
+        """The entry of a number.
+
+        Args:
+            number: 0 to `len` - 1, in the order of the shards.
 
         Raises:
             IndexError: there is no such entry.
@@ -114,6 +132,9 @@ class EmbeddingCache:
 
         A text that is too long is cut, as by a fill with truncation.
 
+        Args:
+            text: as it would be given to the encoder's pipeline.
+
         Raises:
             UsageError: it is not text.
             CacheMissError: there is no such entry; says why.
@@ -122,11 +143,18 @@ class EmbeddingCache:
         return self.look_up(self._queries(require_texts([text], "text")))[0]
 
     def look_up(self, queries: Sequence[Query]) -> list[Entry]:
-        """The entries of texts that are given by token ids; raises as `by_ids` does."""
+        """The entries of texts that are given by token ids; raises as `by_ids` does.
+
+        Args:
+            queries: one for each entry.
+        """
         return self._entries([self._find(one) for one in queries])
 
     def get_many(self, asked: Sequence[int | bytes | str]) -> list[Entry]:
         """Entries by number, key or text, read in the order in which they lie in the shards.
+
+        Args:
+            asked: numbers (int), keys (bytes of 16) and texts (str), in any order.
 
         Raises:
             IndexError: there is no entry of a number.
@@ -140,12 +168,19 @@ class EmbeddingCache:
         return self._entries(list(found))
 
     def keys_of(self, texts: Sequence[str]) -> list[bytes]:
-        """The keys of the entries of texts; raises as `by_text` does."""
+        """The keys of the entries of texts, of 16 bytes each; raises as `by_text` does.
+
+        Args:
+            texts: one for each key.
+        """
         queries = self._queries(require_texts(texts))
         return [self._key(self._find(one)) for one in queries]
 
     def missing(self, texts: Sequence[str]) -> list[str]:
         """Those of some texts that have no entry, in their order; to know why, ask for one.
+
+        Args:
+            texts: as `by_text` takes them.
 
         Raises:
             UsageError: one is not text.
@@ -158,7 +193,11 @@ class EmbeddingCache:
         return not self.missing(require_texts([text], "text"))
 
     def key_at(self, number: int) -> bytes:
-        """The key of the entry of a number."""
+        """The key of an entry, 16 bytes.
+
+        Args:
+            number: of the entry.
+        """
         return self._key(self._at(number))
 
     def texts(self) -> Iterator[str]:
@@ -173,7 +212,12 @@ class EmbeddingCache:
         return len(self) - before
 
     def locate(self, tokens: Array, sequence: int | None = None) -> Location | None:
-        """Where the entry of token ids is, see `Query`; None: nowhere."""
+        """Where the entry of token ids is; None: nowhere.
+
+        Args:
+            tokens: int64 [tokens], see `Query`.
+            sequence: length of the row that they came in; None: they came bare.
+        """
         spec = self.spec
         if len(tokens) > spec.max_length:
             return None
@@ -186,11 +230,19 @@ class EmbeddingCache:
         return location if np.array_equal(self.ids_at(location), tokens) else None
 
     def ids_at(self, location: Location) -> Array:
-        """int32 [tokens] of an entry, without padding."""
+        """int32 [tokens] of an entry, without padding.
+
+        Args:
+            location: of the entry.
+        """
         return self.index.shards[location.shard].ids(location.text)
 
     def text_at(self, location: Location) -> str:
-        """The text of an entry."""
+        """The text of an entry.
+
+        Args:
+            location: of the entry.
+        """
         return self.index.shards[location.shard].text(location.text)
 
     def _key(self, location: Location) -> bytes:
@@ -260,6 +312,11 @@ def open_cache(
     Raises:
         CacheError: there is no such cache or encoder, or it is damaged.
         UsageError: no such `check`.
+
+    Examples:
+        >>> from enginecast.cache import open_cache
+        >>> open_cache("captions.cache")
+        EmbeddingCache('...captions.cache...': 3 entries; last_hidden_state float32 of ...)
     """
     if check not in ("first", "always", "never"):
         raise UsageError(f"check: expected first, always or never, got {check!r}")

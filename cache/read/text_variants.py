@@ -33,6 +33,12 @@ class Variants:
 
     Raises:
         UsageError: a value that does not fit.
+
+    Examples:
+        >>> from enginecast.cache import Variants
+        >>> plan = Variants(count=2, shuffle_tags=True, keep_first=1)
+        >>> plan.choose("fox, red, snow", epoch=0, index=5) in plan.of("fox, red, snow")
+        True
     """
 
     count: int = 1
@@ -57,7 +63,11 @@ class Variants:
             raise UsageError("count: texts do not vary without shuffle_tags or tag_dropout")
 
     def of(self, text: str) -> list[str]:
-        """What to fill of a text: its variants, each once, and the empty text if it is dropped."""
+        """What to fill of a text: its variants, each once, and the empty text if it is dropped.
+
+        Args:
+            text: a caption, or tags with separators between them.
+        """
         found = self._varied(text)
         return list(dict.fromkeys([*found, ""])) if self.dropout else found
 
@@ -65,6 +75,8 @@ class Variants:
         """The variant to train on: the same for the same seed, epoch and index, in any process.
 
         Args:
+            text: the same that `of` was given.
+            epoch: number of the epoch.
             index: of the item in its dataset.
         """
         random = _random(self.seed, "choose", text, epoch, index)

@@ -35,6 +35,7 @@ import xxhash
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.spec import KEY_BYTES, EncoderSpec, OutputSpec, fingerprint
 from enginecast.errors import CacheError
+from enginecast.public import described, some
 from enginecast.runtime.bundle.tensor_files import MAX_HEADER
 from enginecast.runtime.values.arrays import BFLOAT16, Array
 
@@ -73,6 +74,11 @@ class Entry:
     text: str
     ids: Array
     outputs: Mapping[str, Array]
+
+    def __repr__(self) -> str:
+        """The text, how many tokens it has, and the outputs."""
+        outputs = some(f"{name} {described(array)}" for name, array in self.outputs.items())
+        return f"Entry({shortened(self.text)}: {len(self.ids)} tokens; {outputs})"
 
 
 class Tensor(NamedTuple):

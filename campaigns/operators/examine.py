@@ -15,6 +15,7 @@ from torch import Tensor
 
 import enginecast
 from enginecast.errors import EnginecastError, InputError
+from enginecast.passes.presets import PrecisionName
 from operators.samples import DTYPES, NOT_ASKED, PRECISIONS, REALS, Call, Calls, Inside, calls
 
 Outcome = Literal[
@@ -124,8 +125,9 @@ def examine(
     rows = [
         Row(name, reason=NOT_ASKED.get(name, ""), inside="float32" in columns) for name in names
     ]
-    for precision in dict.fromkeys(PRECISIONS.get(column, "fp32") for column in columns):
-        chosen = [column for column in columns if PRECISIONS.get(column, "fp32") == precision]
+    usual: PrecisionName = "fp32"
+    for precision in dict.fromkeys(PRECISIONS.get(column, usual) for column in columns):
+        chosen = [column for column in columns if PRECISIONS.get(column, usual) == precision]
         found = {
             row.name: {} if row.reason else {column: calls(row.name, column) for column in chosen}
             for row in rows
@@ -140,7 +142,7 @@ def _examine(
     rows: Sequence[Row],
     found: Mapping[str, Mapping[str, list[Call]]],
     folder: Path,
-    precision: str,
+    precision: PrecisionName,
 ) -> None:
     started = time.process_time()
     every = [call for row in rows for each in found[row.name].values() for call in each]
@@ -173,7 +175,7 @@ def _verified(samples: int) -> Cell:
     return Cell("verified", "", samples, samples)
 
 
-def _by_dtype(found: Sequence[Call], folder: Path, precision: str) -> Cell:
+def _by_dtype(found: Sequence[Call], folder: Path, precision: PrecisionName) -> Cell:
     folder.mkdir()
     together = export(found, _new(folder), precision)
     if together.outcome == "verified" or len(found) == 1:
@@ -188,7 +190,11 @@ def _by_dtype(found: Sequence[Call], folder: Path, precision: str) -> Cell:
 
 
 def export(
-    found: Sequence[Call], folder: Path, precision: str = "fp32", *, in_all_sizes: bool = False
+    found: Sequence[Call],
+    folder: Path,
+    precision: PrecisionName = "fp32",
+    *,
+    in_all_sizes: bool = False,
 ) -> Cell:
     """Export a module of these calls, and judge what was published.
 

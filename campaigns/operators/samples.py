@@ -12,6 +12,8 @@ from operator_database import OPERATORS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from enginecast.passes.presets import PrecisionName
+
 DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "float32": (torch.float32, 3),
     "float16": (torch.float32, 2),
@@ -22,7 +24,7 @@ DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "complex64": (torch.complex64, 1),
 }
 """Column of the table -> its dtype, and how many samples of it are tried."""
-PRECISIONS: Mapping[str, str] = {"float16": "fp16"}
+PRECISIONS: Mapping[str, PrecisionName] = {"float16": "fp16"}
 """Column -> the precision of its engines, where that is not the dtype of the samples."""
 REALS = ("float32", "float16")
 """Columns of real numbers."""

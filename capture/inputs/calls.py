@@ -209,14 +209,14 @@ def _mapped(
     value: Any, change: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()
 ) -> Any:
     """The same containers, with other leaves; `change` gets the path of each."""
-    items = _items(value)
+    items = items_of(value)
     if items is None:
         return change(path, value)
     return _rebuilt(value, [_mapped(item, change, (*path, key)) for key, item in items.items()])
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    items = _items(value)
+    items = items_of(value)
     if items is None:
         yield path, value
         return
@@ -224,7 +224,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield from _leaves(item, (*path, key))
 
 
-def _items(value: Any) -> dict[str, Any] | None:
+def items_of(value: Any) -> dict[str, Any] | None:
     """What a container holds, by name; None for anything else."""
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}

@@ -59,6 +59,12 @@ def given_prompts(path: Path) -> list[str]:
         ) from error
 
 
+class GuessedRange(str):
+    """A text of `--dynamic` whose range nobody asked for: it is narrowed to the sizes that the
+    model's code takes, as a default one is.
+    """
+
+
 @dataclass(frozen=True)
 class DynamicOption:
     """One option, parsed: sizes for dimension `dim` of `input`."""
@@ -72,6 +78,8 @@ class DynamicOption:
     """As the user wrote it, for messages."""
     step: int = 1
     symbol: str = ""
+    is_guess: bool = False
+    """See `GuessedRange`."""
 
     @property
     def is_static(self) -> bool:
@@ -108,7 +116,8 @@ def parse_dynamic(text: str) -> DynamicOption:
     if step < 1 or minimum % step or maximum % step:
         raise UsageError(f"--dynamic {text}: expected MIN and MAX that are multiples of STEP")
     place = match["input"], int(match["dim"])
-    return DynamicOption(*place, minimum, maximum, text.strip(), step, match["symbol"] or "")
+    symbol, is_guess = match["symbol"] or "", isinstance(text, GuessedRange)
+    return DynamicOption(*place, minimum, maximum, text.strip(), step, symbol, is_guess)
 
 
 def apply_dynamic(
@@ -239,7 +248,7 @@ def _changed(
             # What may be empty stays so.
             minimum=option.minimum if dim.name is None or dim.minimum else 0,
             maximum=option.maximum,
-            asked=True,
+            asked=not option.is_guess,
             step=option.step,
         )
         dims[index] = replace(dims[index], size=dims[index].fit(dim.size))

@@ -30,13 +30,13 @@ from enginecast.errors import SourceError
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 HALVES = frozenset({torch.float16, torch.bfloat16})
-RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example_kwargs)."
+RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example)."
 
 
 class FactorySource(Source):
     """A module that the user's own code built."""
 
-    def __init__(self, name: str, module: nn.Module, example: Mapping[str, Any] | Recorded) -> None:
+    def __init__(self, name: str, module: nn.Module, example: Any) -> None:
         module = as_written(module, name)
         if isinstance(example, Recorded):
             example.require(module)
@@ -44,7 +44,7 @@ class FactorySource(Source):
             self.recorded = example.by_name
             self.notes = example.notes
         else:
-            call, tensors = call_of(arguments_of(example, name), name)
+            call, tensors = call_of(arguments_of(example, name, module.forward), name)
         self.name = name
         self.call = None if call.is_plain else call
         self.model_class = type(module)
@@ -199,8 +199,11 @@ def copy_sharing_weights(module: nn.Module) -> nn.Module:
     return copy_module(module, memo)
 
 
-def take_module(module: nn.Module, example: Mapping[str, Any] | Recorded) -> FactorySource:
+def take_module(module: nn.Module, example: Any) -> FactorySource:
     """A copy of a module: the caller's keeps its mode and its gradients.
+
+    Args:
+        example: recorded calls, or what `arguments_of` takes.
 
     Raises:
         SourceError: see `as_written`, `arguments_of` and `call_of`.
@@ -225,18 +228,43 @@ def open_factory(text: str) -> FactorySource:
     return FactorySource(text, module, example)
 
 
-def arguments_of(example: object, name: str) -> Mapping[str, Any]:
-    """The arguments of an example.
+def arguments_of(example: object, name: str, forward: Callable[..., Any]) -> Mapping[str, Any]:
+    """The arguments of an example by name, in the order of `forward`.
+
+    Args:
+        example: arguments by name; a tuple or list of them by position; or one tensor, which is the
+            first; None: none.
+        name: of the model.
+        forward: what takes them.
 
     Raises:
-        SourceError: they are not given by name.
+        SourceError: it is something else, or `forward` does not take them.
     """
-    if not isinstance(example, Mapping) or not all(isinstance(key, str) for key in example):
+    if isinstance(example, Tensor):
+        example = (example,)
+    elif example is None:
+        example = {}
+    parameters = inspect.signature(forward).parameters
+    if isinstance(example, Mapping) and all(isinstance(key, str) for key in example):
+        order = [each for each in parameters if each in example]
+        return {each: example[each] for each in dict.fromkeys((*order, *example))}
+    if not isinstance(example, (tuple, list)):
         raise SourceError(
-            f"{name}: the example is {_kind(example)}, expected keyword arguments by name",
+            f"{name}: the example is {_kind(example)}, expected a tensor, a tuple or list of the"
+            " arguments, or a dict of them by name",
             hint=RETURNS,
         )
-    return example
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in parameters.values() if each.kind in positional]
+    if len(example) > len(names):
+        raise SourceError(
+            f"{name}: the example has {len(example)} arguments, and forward takes {len(names)} by"
+            f" position{': ' if names else ''}{', '.join(names)}",
+            hint="A forward with *args needs a module around it that names them."
+            if any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+            else "A list that is one argument stands in a tuple: ([a, b],).",
+        )
+    return dict(zip(names, example, strict=False))
 
 
 def _find(text: str) -> Callable[[], Any]:

@@ -3,7 +3,6 @@ TorchScript file.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def open_source(
     *,
     random_weights: int | None = None,
     allow_code: bool = False,
-    example: Mapping[str, Any] | Recorded | None = None,
+    example: Any = None,
     component: ComponentOptions = DEFAULTS,
 ) -> Source:
     """Open a MODEL argument: the one place that looks at what it is.
@@ -34,7 +33,8 @@ def open_source(
             `.pt2` file, a file of TorchScript, or a module, of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
-        example: inputs by name, for a module; or recorded calls, for a folder, too.
+        example: inputs, for a module, as `arguments_of` takes them; or recorded calls, for a
+            folder, too.
         component: for a folder.
 
     Raises:
@@ -50,7 +50,7 @@ def open_source(
     if isinstance(model, nn.Module):
         from enginecast.capture.sources.factory import take_module
 
-        return take_module(model, example or {})
+        return take_module(model, example)
     path = Path(model)
     if is_folder:
         found = _open_folder(path, random_weights, component)
@@ -79,7 +79,8 @@ def open_source(
     if is_hub_name(model):
         raise SourceError(
             f"{model!r} is not a model here: no such folder",
-            hint=f"From the Hugging Face hub: --download, or {download_line(model)}",
+            hint="From the Hugging Face hub: --download (download=True in Python), or"
+            f" {download_line(model)}",
         )
     raise SourceError(
         f"{model!r} is not a model: "

@@ -27,7 +27,6 @@ from enginecast.verification.accepted_excess import parse_accept
 if TYPE_CHECKING:
     from torch import nn
 
-    from enginecast.capture.sources.calls.recording import Recorded
     from enginecast.capture.tracing.attempt import Fallback
     from enginecast.exporters.target import Target
     from enginecast.passes.ir.base import Pass
@@ -248,8 +247,8 @@ class ExportRequest:
     """An instance of the target's own `options`, such as `TensorRTOptions`; None: the defaults."""
     options: ModelOptions = field(default_factory=ModelOptions)
     """Weights, inputs, dynamic dimensions."""
-    example: "Mapping[str, Any] | Recorded | None" = None
-    """Inputs by name, or recorded calls, for a module."""
+    example: Any = None
+    """Inputs, by name or by position, or recorded calls, for a module."""
     threads: Annotated[int | None, _exported("Threads per operator.", "N", least=1, most=4096)] = (
         None
     )

@@ -28,6 +28,7 @@ from enginecast.pipelines.engine_component import (
 )
 from enginecast.pipelines.generate import Wish, generate
 from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
+from enginecast.public import some
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 from enginecast.runtime.device.versions import library_of
@@ -38,7 +39,9 @@ StrPath = str | os.PathLike[str]
 
 
 class Replaced(dict[str, nn.Module]):
-    """The components that engines replaced, by name.  As a context, it puts them back at its end.
+    """The components that engines replaced, by name.  Made by `attach`.
+
+    As a context, it puts them back at its end.
 
     Their memory is free once nobody holds them, this object included.
     """
@@ -49,6 +52,11 @@ class Replaced(dict[str, nn.Module]):
         super().__init__(components)
         self._pipe = pipe
         self._manifests = manifests
+
+    def __repr__(self) -> str:
+        """Names and classes of the components."""
+        named = some(f"{name}: {type(each).__name__}" for name, each in self.items())
+        return f"Replaced({named})"
 
     def check(self, **asked: Any) -> CheckOutcome:
         """Compare the pipeline of engines with the eager one: latents after each step, pictures.
@@ -111,8 +119,11 @@ def attach(
         pipe: a pipeline of diffusers.
         engines: a folder with a folder for each component; or bundles by component, and by method
             where one has two: {"unet": "unet.bundle", "vae.decode": "decoder.bundle"}.
-
-    `prefer`, `allow_code`, `threads` and `check` are those of `enginecast.load`.
+        prefer: backends, the wanted one first, as `enginecast.load` has them; None: the one for the
+            device that the pipeline is on.
+        allow_code: open engines that run code when they are loaded, whoever made them.
+        threads: threads within one operator; None: as many as were tuned, or as there are cores.
+        check: "full" compares the digest of every file, "size" only the sizes.
 
     Returns:
         The components that were replaced; `put_back()` puts them back.
@@ -124,6 +135,21 @@ def attach(
 
     Warns:
         EnginecastWarning: engines were made with another version of diffusers or transformers.
+
+    Examples:
+        >>> import enginecast, torch
+        >>> from types import SimpleNamespace
+        >>> head = torch.nn.Linear(8, 2)
+        >>> pipe = SimpleNamespace(head=head, components={"head": head})  # or one of diffusers
+        >>> with enginecast.record(pipe) as calls:
+        ...     _ = pipe.head(torch.randn(3, 8))
+        >>> bundle = enginecast.export(head, "part.bundle", example=calls["head"])
+        >>> replaced = enginecast.attach(pipe, {"head": bundle.root})
+        >>> replaced
+        Replaced(head: Linear)
+        >>> pipe.head(torch.randn(3, 8)).shape  # of the engine
+        torch.Size([3, 2])
+        >>> replaced.put_back()
     """
     components: Mapping[str, Any] | None = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):

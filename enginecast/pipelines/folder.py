@@ -141,7 +141,7 @@ def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
     if isinstance(name, (list, tuple)) or any(path.glob("*.py")):
         raise SourceError(
             f"{file}: the pipeline needs code from its own repository, which is not run",
-            hint="Load it in Python; `enginecast.record` and `enginecast.compile` take its models.",
+            hint="Load it in Python; `enginecast.record` and `enginecast.export` take its models.",
         )
     with quiet_diffusers():
         kind = getattr(diffusers, name, None) if isinstance(name, str) else None

@@ -138,7 +138,7 @@ def generate(pipe: Any, wish: Wish, output_type: str = "pt") -> Made:
             raise UsageError(
                 f"{type(pipe).__name__}: {error}",
                 hint="A pipeline that needs images is exported in Python: `enginecast.record` and"
-                " `enginecast.compile`."
+                " `enginecast.export`."
                 if "image" in known
                 else "",
             ) from error

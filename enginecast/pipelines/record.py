@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from enginecast.errors import BundleError, EnginecastWarning
+from enginecast.public import some
 from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.version import __version__
@@ -77,6 +78,11 @@ class CheckOutcome(Record, frozen=True, kw_only=True):
     """In dB; None: the pictures are equal, or the check was not run."""
     worst: str = ""
     parts_at: str | None = None
+
+    def __repr__(self) -> str:
+        """The outcome, and what is wrong."""
+        wrong = f": {some(self.reasons, 1)}" if self.reasons else ""
+        return f"CheckOutcome({self.outcome}, {len(self.steps)} steps{wrong})"
 
 
 class PipelineRecord(Record, frozen=True, kw_only=True):

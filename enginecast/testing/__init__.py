@@ -11,6 +11,7 @@ Holds: helpers that the tests of this repository and of other packages share. Be
 `enginecast.reduce` alone imports it, whose scripts are tests.
 """
 
+from enginecast.public import listing
 from enginecast.testing.captured import Captured as Captured
 from enginecast.testing.captured import Function as Function
 from enginecast.testing.captured import capture as capture
@@ -58,3 +59,4 @@ __all__ = [
     "targets",
     "trace",
 ]
+__dir__ = listing(__all__)

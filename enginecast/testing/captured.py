@@ -13,6 +13,7 @@ from enginecast.passes.captured.functionalize import Functionalize
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import input_names
 from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.public import described, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,11 @@ class Captured:
     """Functionalized, as every pass sees it; no pass alters it."""
     inputs: tuple[Tensor, ...]
     """Those that it was captured with."""
+
+    def __repr__(self) -> str:
+        """The module, how many nodes it has, and the inputs."""
+        inputs, nodes = some(map(described, self.inputs)), len(self.program.graph.nodes)
+        return f"Captured({type(self.module).__name__}: {inputs}; {nodes} nodes)"
 
     def named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """Inputs by the names that the program has for them."""
@@ -49,9 +55,16 @@ def capture(
     """Capture a module, or a function of tensors.
 
     Args:
+        module: it is put into eval mode.
         inputs: an example of its arguments, in order.
         dynamic: the dimensions of every input that vary: {0: torch.export.Dim("batch", max=8)};
             or a sequence with those of each input.
+
+    Examples:
+        >>> import torch
+        >>> from enginecast.testing import capture
+        >>> capture(torch.nn.Linear(8, 2), torch.randn(3, 8))
+        Captured(Linear: float32 [3, 8]; 5 nodes)
     """
     whole = module if isinstance(module, nn.Module) else Function(module)
     return Captured(whole, trace(whole, *inputs, dynamic=dynamic), inputs)
@@ -62,7 +75,13 @@ def trace(
     *inputs: Tensor,
     dynamic: Mapping[int, Any] | Sequence[Mapping[int, Any]] | None = None,
 ) -> ExportedProgram:
-    """The program of a module alone, functionalized; see `capture`."""
+    """The program of a module alone, functionalized; see `capture`.
+
+    Args:
+        module: as `capture` takes it.
+        inputs: as `capture` takes them.
+        dynamic: as `capture` takes it.
+    """
     each = [dynamic] * len(inputs) if isinstance(dynamic, Mapping) else dynamic
     shapes: Any = tuple(map(dict, each)) if each else None
     if shapes and isinstance(module, Function):

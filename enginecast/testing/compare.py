@@ -35,10 +35,18 @@ def compare(outcome: Outcome, cases: Sequence[Tensor | tuple[Tensor, ...]] = ())
     in that dtype, up to `enginecast.verification.floor.LIMIT`.
 
     Args:
+        outcome: of `run_passes`.
         cases: more inputs, each one tensor or a tuple of them; of other sizes and ranges of values.
 
     Raises:
         AssertionError: with what differs and where.
+
+    Examples:
+        >>> import torch
+        >>> from enginecast.testing import capture, compare, run_passes
+        >>> captured = capture(torch.nn.RMSNorm(8), torch.randn(3, 8))
+        >>> compare(run_passes(captured, "canonicalize"), [torch.zeros(3, 8)]).failure
+        ''
     """
     return Comparison(outcome.captured, cases).check(outcome)
 
@@ -47,6 +55,7 @@ class Comparison:
     """The same for several outcomes of one captured module: eager and fp64 run once.
 
     Args:
+        captured: of `capture`.
         cases: inputs besides those of the capture; see `compare`.
     """
 
@@ -61,8 +70,14 @@ class Comparison:
         ]
         self._references: dict[str, Reference] = {}
 
+    def __repr__(self) -> str:
+        return f"Comparison({self.captured}, {len(self.cases)} cases)"
+
     def check(self, outcome: Outcome) -> PassCheck:
         """Fail unless the passes kept their promise; see `compare`.
+
+        Args:
+            outcome: of the captured module.
 
         Raises:
             AssertionError: with what differs and where.
@@ -134,13 +149,24 @@ class Comparison:
 
 
 def outputs(program: ExportedProgram, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """What a program returns, as a flat tuple."""
+    """What a program returns, as a flat tuple.
+
+    Args:
+        program: to run.
+        inputs: in order.
+    """
     with torch.no_grad():
         return _tensors(program.module(check_guards=False)(*inputs))
 
 
 def same_bits(left: ExportedProgram, right: ExportedProgram, *inputs: Tensor) -> bool:
-    """Whether two programs return equal tensors of equal dtypes; each gets inputs of its own."""
+    """Whether two programs return equal tensors of equal dtypes; each gets inputs of its own.
+
+    Args:
+        left: one program.
+        right: the other one.
+        inputs: of both, in order.
+    """
     pairs = zip(
         outputs(left, *(t.clone() for t in inputs)),
         outputs(right, *(t.clone() for t in inputs)),
@@ -150,7 +176,12 @@ def same_bits(left: ExportedProgram, right: ExportedProgram, *inputs: Tensor) ->
 
 
 def relative_error(found: Tensor, reference: Tensor) -> float:
-    """Root mean square of the error over that of the reference."""
+    """Root mean square of the error over that of the reference.
+
+    Args:
+        found: any shape and float dtype.
+        reference: of the same shape.
+    """
     difference = (found.double() - reference.double()).square().mean().sqrt()
     return float(difference / reference.double().square().mean().sqrt())
 

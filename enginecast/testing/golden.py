@@ -13,6 +13,10 @@ def check_golden(path: Path, text: str) -> None:
 
     GOLDEN=accept in the environment writes the file instead: read its diff before you commit it.
 
+    Args:
+        path: of the file.
+        text: what it should hold, such as `Outcome.diff`.
+
     Raises:
         AssertionError: the text differs.
     """

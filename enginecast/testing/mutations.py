@@ -35,6 +35,9 @@ class Mutant:
     """In words: "silu_default (aten.silu.default): its result is off by 1%"."""
     program: ExportedProgram
 
+    def __repr__(self) -> str:
+        return f"Mutant({self.fault})"
+
 
 @dataclass(frozen=True)
 class MutationReport:
@@ -44,6 +47,9 @@ class MutationReport:
     """The faults that failed it."""
     survived: tuple[str, ...]
     """Those that it did not notice."""
+
+    def __repr__(self) -> str:
+        return f"MutationReport({len(self.noticed)} noticed, {len(self.survived)} survived)"
 
 
 def check_mutations(
@@ -56,6 +62,7 @@ def check_mutations(
     """Fail unless a comparison notices every fault that is put into the rewritten program.
 
     Args:
+        outcome: of `run_passes`.
         check: the comparison, which raises AssertionError; None: `compare` on `cases`.
         cases: as `compare` has them.
         most: mutants that are tried, spread over the places.
@@ -82,7 +89,11 @@ def check_mutations(
 
 
 def mutants(outcome: Outcome) -> Iterator[Mutant]:
-    """The rewritten program, once with each fault."""
+    """The rewritten program, once with each fault.
+
+    Args:
+        outcome: of `run_passes`.
+    """
     for node in _changed(outcome):
         for fault, edit in _faults(node):
             program = structural_copy(outcome.program)

@@ -11,6 +11,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.ir.text import diff_ir, print_ir
 from enginecast.passes.registry import build
+from enginecast.public import some
 from enginecast.testing.captured import Captured
 
 Passes = str | Pass | Sequence[Pass]
@@ -25,6 +26,11 @@ class Outcome:
     program: ExportedProgram
     runs: tuple[PassRun, ...]
     """What each pass did, in order."""
+
+    def __repr__(self) -> str:
+        """The passes, and how many places each rewrote."""
+        ran = some(f"{run.pass_.name} rewrote {run.rewritten}" for run in self.runs)
+        return f"Outcome({type(self.captured.module).__name__}: {ran})"
 
     @property
     def sites(self) -> list[Site]:
@@ -56,11 +62,19 @@ def run_passes(captured: Captured, passes: Passes, context: PassContext | None =
     """Run passes on a copy of a captured program, with the checks that every export makes.
 
     Args:
+        captured: of `capture`; it stays as it is.
         passes: a spec, a pass, or several.
         context: what they may know besides; None: the inputs of the capture, for calibration.
 
     Raises:
         PassDefectError: a pass raised, or left a program that is not valid.
+
+    Examples:
+        >>> import torch
+        >>> from enginecast.testing import capture, run_passes
+        >>> captured = capture(lambda x: x.reshape(3, 8) * 2, torch.randn(3, 8))
+        >>> run_passes(captured, "canonicalize")
+        Outcome(Function: canonicalize rewrote 1)
     """
     if context is None:
         context = PassContext(calibration=(captured.named(captured.inputs),))
@@ -71,7 +85,13 @@ def run_passes(captured: Captured, passes: Passes, context: PassContext | None =
 def run_on(
     program: ExportedProgram, passes: Passes, context: PassContext
 ) -> tuple[ExportedProgram, list[PassRun]]:
-    """A copy of a program after passes, and what each did; see `run_passes`."""
+    """A copy of a program after passes, and what each did; see `run_passes`.
+
+    Args:
+        program: it stays as it is.
+        passes: a spec, a pass, or several.
+        context: what they may know besides.
+    """
     if isinstance(passes, str):
         chosen: Sequence[Pass] = build(passes)
     else:
@@ -81,7 +101,11 @@ def run_on(
 
 
 def targets(program: ExportedProgram) -> list[str]:
-    """The ops of a program in order: `add.Tensor`."""
+    """The ops of a program in order: `add.Tensor`.
+
+    Args:
+        program: to look at.
+    """
     return [
         str(node.target).removeprefix("aten.")
         for node in program.graph.nodes
@@ -90,20 +114,38 @@ def targets(program: ExportedProgram) -> list[str]:
 
 
 def count(program: ExportedProgram, *names: str) -> int:
-    """How many nodes call one of these ops; a name without overload means all overloads."""
+    """How many nodes call one of some ops.
+
+    Args:
+        program: to look at.
+        names: such as "add.Tensor"; "add" means all overloads.
+    """
     return sum(t in names or t.partition(".")[0] in names for t in targets(program))
 
 
 def reasons(sites: Sequence[Site]) -> list[str]:
-    """Why sites were left alone."""
+    """Why sites were left alone.
+
+    Args:
+        sites: of a pass.
+    """
     return [site.reason for site in sites if not site.rewritten]
 
 
 def notes(sites: Sequence[Site]) -> list[str]:
-    """The notes of the rewritten sites."""
+    """The notes of the rewritten sites.
+
+    Args:
+        sites: of a pass.
+    """
     return [site.note for site in sites if site.rewritten]
 
 
 def diff(before: ExportedProgram, after: ExportedProgram) -> str:
-    """What differs between two programs, as a diff of the IR."""
+    """What differs between two programs, as a diff of the IR.
+
+    Args:
+        before: one program.
+        after: the other one.
+    """
     return diff_ir(print_ir(before), print_ir(after))

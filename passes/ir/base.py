@@ -10,6 +10,18 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.fx import Graph, GraphModule
 
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.public import listing
+
+__all__ = [
+    "GraphPass",
+    "Pass",
+    "PassContext",
+    "ProgramView",
+    "Promise",
+    "Site",
+    "SiteKey",
+]
+__dir__ = listing(__all__)
 
 Promise = Literal["exact", "reordered", "precision"]
 """The accuracy that a pass promises: `exact`: bit-equal outputs; `reordered`: the same fp32
@@ -102,6 +114,11 @@ class PassContext:
     """The calibration input that marks valid rows; None: every row counts."""
     weights: Mapping[str, Tensor] | None = None
     """Those of a program that was traced without them; None: the program has its own."""
+
+    def __repr__(self) -> str:
+        """How much there is of each."""
+        plan = "" if self.plan is None else f", a plan of {self.plan.format}"
+        return f"PassContext({len(self.calibration)} inputs, {len(self.skip)} skipped{plan})"
 
 
 @dataclass(frozen=True)

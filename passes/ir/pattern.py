@@ -38,6 +38,24 @@ from enginecast.passes.ir.match import (
     real_users,
 )
 from enginecast.passes.ir.traits import Trait, has, is_identity
+from enginecast.public import listing
+
+__all__ = [
+    "ANYTHING",
+    "Match",
+    "NoMatch",
+    "Number",
+    "Pattern",
+    "Value",
+    "casts",
+    "either",
+    "identities",
+    "op",
+    "pattern",
+    "repeat",
+    "through",
+]
+__dir__ = listing(__all__)
 
 Reason = str | Callable[[Node], str]
 """Why a node does not match; in a text, {op} is the op that was found."""

@@ -9,6 +9,12 @@ from torch.fx import Node
 from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext, Site
 from enginecast.passes.ir.source import module_path, source_line
+from enginecast.public import listing
+
+__all__ = [
+    "SiteLog",
+]
+__dir__ = listing(__all__)
 
 SKIPPED = "left alone on request"
 """The reason of a site that `PassContext.skip` names."""

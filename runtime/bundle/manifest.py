@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from enginecast.public import some
+
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 STATE_NAME = "state.safetensors"
@@ -315,6 +317,11 @@ class Verdict(Record, frozen=True, kw_only=True):
     excesses: tuple[Excess, ...] = ()
     """Errors beyond their limits; of an engine that was not rejected, each was accepted."""
 
+    def __repr__(self) -> str:
+        """The outcome, where it was reached, and what is wrong."""
+        wrong = f": {some(self.reasons, 1)}" if self.reasons else ""
+        return f"Verdict({self.outcome}, {self.where.provider}, {len(self.cases)} cases{wrong})"
+
     @property
     def accepted(self) -> tuple[Excess, ...]:
         """The errors that a user accepted by name."""
@@ -438,6 +445,12 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Every file of the bundle but the manifest."""
     parts: tuple[Part, ...] = ()
     """Bundles that are folders of this one; they have none themselves."""
+
+    def __repr__(self) -> str:
+        """The model, the signature's names and the engines."""
+        inputs, outputs = (some(each.name for each in of) for of in (self.inputs, self.outputs))
+        engines = some(each.target for each in self.engines)
+        return f"Manifest({self.model.name}: {inputs} -> {outputs}; {engines})"
 
     @property
     def asked_precision(self) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from enginecast.errors import BundleError
+from enginecast.public import some
 from enginecast.runtime.bundle.directory import Directory, State, changed, resolved
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -48,6 +49,15 @@ class Bundle:
     """Problems of files whose digests are still being computed."""
     parts: Mapping[str, "Bundle"] = field(default_factory=dict, compare=False)
     """The bundles within it, by name."""
+
+    def __repr__(self) -> str:
+        """Folder, model, engines and size."""
+        engines = some(
+            f"{one.target} {self.manifest.asked_precision} {one.verdict.outcome}"
+            for one in self.manifest.engines
+        )
+        size = sum(file.size for file in self.manifest.files) / 1e6
+        return f"Bundle({str(self.root)!r}: {self.manifest.model.name}, {engines}, {size:.3g} MB)"
 
     def require_whole(self) -> None:
         """Wait for digests that are computed in the background, and refuse what is damaged."""

@@ -32,6 +32,21 @@ def as_tensor(array: Array) -> Any:
     return torch.from_numpy(array)
 
 
+def from_any(value: Any, *, is_bool: bool = False) -> Any:
+    """A tensor that shares the memory of an array, or of what has `__dlpack__`.
+
+    Args:
+        is_bool: whether it holds booleans, which ONNX Runtime hands out as uint8.
+    """
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    if isinstance(value, np.ndarray):
+        return as_tensor(value)
+    tensor = from_dlpack(value)
+    return tensor.view(torch.bool) if is_bool else tensor
+
+
 def to_host(value: Any) -> Array:
     """A tensor as an array in CPU memory."""
     import torch

@@ -7,12 +7,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from enginecast.public import listing
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
+
+__all__ = [
+    "PROVIDERS",
+    "NodeTimes",
+    "Session",
+    "Stop",
+]
+__dir__ = listing(__all__)
 
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),

@@ -279,4 +279,4 @@ def test_the_public_names() -> None:
     for name in cache_package.__all__:
         assert getattr(cache_package, name).__name__ == name
     with pytest.raises(AttributeError, match=r"'enginecast\.cache' has no attribute 'nothing'"):
-        _ = cache_package.nothing
+        _ = cache_package.nothing  # type: ignore[attr-defined]

@@ -1,14 +1,19 @@
-"""`--dynamic` options."""
+"""`--dynamic` options, and what torch.export has for them."""
+
+from typing import Any
 
 import pytest
 import torch
 from models import t5_config, vit_config
+from torch.export import Dim
 
+from enginecast.capture.inputs.calls import call_of
 from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
+from enginecast.capture.inputs.dynamic_shapes import dynamic_texts
 from enginecast.capture.inputs.examples import verification_inputs
-from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.inputs.given import GuessedRange, apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
 from enginecast.errors import UsageError
 
 pytestmark = pytest.mark.all_sizes
@@ -145,3 +150,93 @@ def test_names_that_do_not_fit(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         applied((InputSpec("x", "tensor", torch.float32, dims),), *texts)
     assert message in refused.value.message
+
+
+ROWS, SMALL = Dim("rows"), Dim("rows", min=2, max=8)
+EXAMPLE: dict[str, Any] = {
+    "x": torch.zeros(3, 8),
+    "pair": {"a": torch.zeros(5, 8), "b": [torch.zeros(70, 4)]},
+}
+
+
+def said(dynamic: Any, example: Any = EXAMPLE) -> tuple[str, ...]:
+    """What `--dynamic` would have; a default batch of `x` is called so."""
+    call, tensors = call_of(example, "model")
+    return dynamic_texts(dynamic, call, from_example(tensors))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "texts"),
+    [
+        ("x:0=1..4", ("x:0=1..4",)),
+        (["x:0=1..4", "x:1=8"], ("x:0=1..4", "x:1=8")),
+        ({"x": {0: ROWS}}, ("x:0=rows:1..64",)),
+        ({"x": {0: SMALL}}, ("x:0=rows:2..8",)),
+        ({"x": (SMALL, None)}, ("x:0=rows:2..8", "x:1=8")),
+        ({"x": [4, "wide:1..8"]}, ("x:0=4", "x:1=wide:1..8")),
+        ({"x": {-1: Dim.DYNAMIC(max=9)}}, ("x:1=1..9",)),
+        ({"x": {1: Dim.DYNAMIC}}, ("x:1=1..64",)),
+        ({"x": {0: Dim.AUTO, 1: Dim.AUTO}}, ("x:1=1..64",)),
+        ({"x": None}, ("x:0=3", "x:1=8")),
+        ({"x": {1: Dim.STATIC}}, ("x:1=8",)),
+        ({"x": {1: 4 * Dim("q", max=3)}}, ("x:1=q:4..12/4",)),
+        ({"x": {1: 8 * Dim("q")}}, ("x:1=q:8..64/8",)),
+        (({0: SMALL}, {"a": {0: SMALL}}), ("x:0=rows:2..8", "pair_a:0=rows:2..8")),
+        ({"pair": {"b": [{0: ROWS}]}}, ("pair_b_0:0=rows:1..70",)),
+        ({"pair_b_0": {1: Dim("batch", max=6)}}, ("pair_b_0:1=dim_batch:1..6",)),
+        ({"x": {}, "pair": {}}, ()),
+    ],
+)
+def test_shapes_as_torch_export_has_them(dynamic: Any, texts: tuple[str, ...]) -> None:
+    assert said(dynamic) == texts
+    assert [parse_dynamic(text).text for text in said(dynamic)] == list(texts)
+
+
+def test_one_tensor_needs_no_name() -> None:
+    assert said({0: SMALL}, {"x": torch.zeros(3, 8)}) == ("x:0=rows:2..8",)
+
+
+def test_an_automatic_range_is_a_guess() -> None:
+    (text,) = said({"x": {1: Dim.AUTO}})
+    assert isinstance(text, GuessedRange)
+    (x,) = apply_dynamic(from_example({"x": EXAMPLE["x"]}), [parse_dynamic(text)])
+    assert (x.dims[1].asked, x.dims[1].sizes) == (False, range(1, 65))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        (5, "dynamic: got a int"),
+        ({"y": {0: ROWS}}, "no input 'y'; expected one of x, pair"),
+        ({"pair": {"c": {0: ROWS}}}, "dynamic: pair: no input 'c'; expected one of a, b"),
+        (({0: ROWS}, {}, {0: ROWS}), "shapes of 3 inputs, expected 2: x, pair"),
+        ({"x": {2: ROWS}}, "dynamic: x: no dimension 2; expected 0 to 1"),
+        ({"x": [ROWS]}, "dynamic: x: got 1 dimensions, expected 2"),
+        ({"x": {0: 2.5}}, "dynamic: x:0: got 2.5"),
+        ({"x": 3}, "dynamic: x: got 3"),
+        ({"x": {0: ROWS + 1}}, "dynamic: x:0: rows . 1: a size can be a multiple"),
+        ({"x": {0: ROWS, 1: 2 * ROWS}}, "dynamic: x:1: 2.rows, and x:0 is Dim.'rows'"),
+        ({"x": {0: ROWS, 1: SMALL}}, "dynamic: x:0: rows has other ends elsewhere"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(dynamic: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        said(dynamic)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "found"),
+    [
+        ({"ids": {1: Dim("tokens", max=9)}}, ("ids:1=tokens:1..9",)),
+        ({"ids": {0: Dim.AUTO}}, ()),
+        ({"ids": {1: ROWS}}, "has no largest size, and this model comes without an example"),
+        ({"ids": [SMALL, None]}, "None is the size of an example, and this model comes without"),
+        (({0: SMALL},), "expected inputs by name"),
+    ],
+)
+def test_shapes_without_an_example(dynamic: Any, found: Any) -> None:
+    if isinstance(found, tuple):
+        assert dynamic_texts(dynamic) == found
+        return
+    with pytest.raises(UsageError, match=found):
+        dynamic_texts(dynamic)

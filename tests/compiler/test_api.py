@@ -1,8 +1,9 @@
-"""The Python API: compile, load, verify; and engines where torch cannot be imported."""
+"""The Python API: export, load, verify; and engines where torch cannot be imported."""
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,26 @@ from exports import Exports
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 from torch import nn
+from torch.export import Dim
 
 import enginecast
+from enginecast.capture.sources.factory import arguments_of
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.weights.finite import require_finite_module
 from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import BundleError, UsageError, VerificationError
+from enginecast.errors import (
+    BundleError,
+    CaptureError,
+    InputError,
+    SourceError,
+    UsageError,
+    VerificationError,
+)
 from enginecast.runtime.bundle.manifest_json import decode
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device.torch_values import from_any
 
 
 class Small(nn.Module):
@@ -56,6 +68,114 @@ def test_the_three_verbs(tmp_path: Path) -> None:
         enginecast.compile(module, bundle.root, example=example())
     again = enginecast.compile(module, bundle.root, example=example(), overwrite=True)
     assert again.manifest.outputs == bundle.manifest.outputs
+
+
+class Two(nn.Module):
+    """Takes tensors by position, one of them in a dict."""
+
+    def forward(
+        self, x: torch.Tensor, pair: dict[str, torch.Tensor], scale: float = 2.0
+    ) -> dict[str, torch.Tensor]:
+        return {"sum": x + scale * pair["a"].sum(), "half": pair["b"] > 0}
+
+
+ARGUMENTS = torch.randn(3, 6), {"a": torch.randn(5), "b": torch.randn(4, 4)}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shapes = ({0: Dim("rows", max=9)}, {"a": (Dim.AUTO,)})
+    folder = tmp_path_factory.mktemp("two") / "bundle"
+    return enginecast.export(Two(), folder, example=ARGUMENTS, dynamic=shapes).root
+
+
+def test_an_engine_takes_positions_and_names_of_arrays_and_tensors(two: Path) -> None:
+    with enginecast.load(two) as engine:
+        assert [(each.name, each.shape[0]) for each in engine.inputs] == [
+            ("x", "rows"),
+            ("pair_a", "pair_a_0"),
+            ("pair_b", 4),
+        ]
+        x, (a, b) = ARGUMENTS[0], ARGUMENTS[1].values()
+        wanted = Two()(*ARGUMENTS)
+        feeds = {"x": x.numpy(), "pair_a": a.numpy(), "pair_b": b.numpy()}
+        arrays = [
+            engine(feeds),
+            engine(*feeds.values()),
+            engine(x.numpy(), **dict([*feeds.items()][1:])),
+        ]
+        for found in (*arrays, engine.run({"x": x, "pair_a": a, "pair_b": b})):
+            assert type(found["sum"]) is np.ndarray
+            np.testing.assert_allclose(found["sum"], wanted["sum"].numpy(), rtol=1e-5)
+        for found in (engine(x, a, b), engine(x, a.numpy(), pair_b=b.numpy())):
+            assert torch.allclose(found["sum"], wanted["sum"], rtol=1e-5)
+            assert torch.equal(found["half"], wanted["half"])
+            assert found.backend == "onnxruntime-cpu"
+        with pytest.raises(InputError, match="at most 3 by position, x, pair_a, pair_b, got 4"):
+            engine(x, a, b, b)
+        with pytest.raises(InputError, match="'x' was given twice"):
+            engine(x, x=x)
+        with pytest.raises(InputError, match="got text, expected tensors"):
+            engine("a red fox")
+        with pytest.raises(InputError, match="'pair_b' is missing"):
+            engine(x, a)
+        for each in (engine, engine.verdict, engine.manifest, engine(x, a, b)):
+            assert "\n" not in repr(each)
+            assert len(repr(each)) < 300
+
+
+def test_booleans_of_a_gpu_are_booleans() -> None:
+    """ONNX Runtime hands them out as uint8."""
+    made = from_any(torch.tensor([1, 0], dtype=torch.uint8), is_bool=True)
+    assert torch.equal(made, torch.tensor([True, False]))
+
+
+def test_tensors_come_out_where_torch_is_not_imported_for_arrays(two: Path) -> None:
+    code = (
+        "import sys, numpy, enginecast; engine = enginecast.load(sys.argv[1]);"
+        "engine(*(numpy.zeros(s, 'float32') for s in ((3, 6), (5,), (4, 4))));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(two)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("example", "found"),
+    [
+        (ARGUMENTS[0], ["x"]),
+        (ARGUMENTS, ["x", "pair"]),
+        ([*ARGUMENTS, 3.0], ["x", "pair", "scale"]),
+        ({"scale": 3.0, "pair": ARGUMENTS[1], "x": ARGUMENTS[0]}, ["x", "pair", "scale"]),
+        (None, []),
+        ([*ARGUMENTS, 3.0, 4.0], "has 4 arguments, and forward takes 3 by position: x, pair, sc"),
+        (np.zeros(3), "the example is a ndarray, expected a tensor, a tuple or list of the arg"),
+        ({0: ARGUMENTS[0]}, "the example is a dict, expected a tensor"),
+    ],
+)
+def test_an_example_by_position_or_by_name(example: object, found: list[str] | str) -> None:
+    if isinstance(found, list):
+        assert [*arguments_of(example, "Two", Two().forward)] == found
+        return
+    with pytest.raises(SourceError, match=found):
+        arguments_of(example, "Two", Two().forward)
+
+
+def test_an_automatic_range_is_narrowed_and_another_one_refused(tmp_path: Path) -> None:
+    class Wide(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.shape[1] > 4 else x + 1
+
+    def exported(size: Any) -> Bundle:
+        example = torch.randn(3, 8)
+        dynamic = {"x": {1: size}}
+        return enginecast.export(
+            Wide(), tmp_path / str(size), example=example, dynamic=dynamic, fallback="none"
+        )
+
+    assert exported(Dim.AUTO).manifest.symbols["x_1"] == (5, 64)
+    for size in (Dim.DYNAMIC, Dim("wide")):
+        with pytest.raises(CaptureError, match="does not take all sizes of a dimension that was"):
+            exported(size)
 
 
 def test_a_small_model_is_run_by_one_thread_and_the_callers_are_kept(tmp_path: Path) -> None:
@@ -150,7 +270,7 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = enginecast.nothing
+        _ = enginecast.nothing  # type: ignore[attr-defined]
 
 
 BLOCKED = """

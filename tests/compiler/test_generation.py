@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from decoders import CONFIGS, GROUPED, decoder, decoder_of
+from doc_examples import run_example
 from exports import cast
 from generating import TASK, Change, Feeds, export, feed_otherwise
 from mutations import edit_graph, outcome
@@ -74,6 +75,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(bundle: Path) -> Iterator[Engine]:
     with enginecast.load(bundle) as engine:
         yield engine
+
+
+def test_the_examples_run(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama.bundle").symlink_to(bundle)
+    monkeypatch.chdir(tmp_path)
+    run_example(generate, "generate")
+    run_example(Generator, "Generator")
 
 
 def prompts() -> tuple[torch.Tensor, torch.Tensor]:

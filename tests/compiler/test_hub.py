@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import cast
+from exports import Exports, cast
 from models import add_tokenizer, tiny_bert
 
+import enginecast
 from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
 from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import SourceError
+from enginecast.errors import BundleError, MissingError, SourceError
 from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.load import load
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 NAME = "maker/tiny-bert"
@@ -90,15 +92,18 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def run(tmp_path: Path, endpoint: str, *words: object) -> "subprocess.CompletedProcess[str]":
     """Run a command with its own cache of the hub, which is read when the library is imported."""
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
     return subprocess.run(
         [sys.executable, "-m", "enginecast", *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | settings,
+        env=os.environ | hub_settings(tmp_path, endpoint),
     )
+
+
+def hub_settings(tmp_path: Path, endpoint: str) -> dict[str, str]:
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    return settings | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
 
 
 @pytest.mark.slow
@@ -112,6 +117,43 @@ def test_a_model_is_downloaded_and_exported(hub: Hub, tmp_path: Path) -> None:
     assert open_bundle(bundle).manifest.model.name == "tiny-bert"
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(hub.asked)
     assert not {"modeling.py", "pytorch_model.bin"} & set(hub.asked)
+
+
+LOAD = """
+import sys, numpy, enginecast
+with enginecast.load(sys.argv[1], download=True) as engine:
+    print(engine.folder, engine.verdict.outcome)
+    engine.encode("a b")
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_a_bundle_is_downloaded_on_request_alone(
+    hub: Hub, exports: Exports, tmp_path: Path
+) -> None:
+    folder = exports("t5").folder
+    hub.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.files |= {"README.md": b"about it", "modeling.py": b"raise SystemExit"}
+    settings = hub_settings(tmp_path, f"http://127.0.0.1:{hub.server_port}")
+    command = [sys.executable, "-c", LOAD, f"{NAME}@main"]
+    for offline in ("0", "1"):  # the second time from the cache
+        env = os.environ | settings | {"HF_HUB_OFFLINE": offline}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{tmp_path / 'home/enginecast/maker--tiny-bert' / SHA} verified\n"
+    assert sorted(hub.asked) == sorted(path.name for path in folder.iterdir())
+    with pytest.raises(BundleError, match="it does not exist") as caught:
+        load(NAME)
+    assert "download=True" in caught.value.hint
+
+
+def test_python_asks_the_hub_on_request_alone(exports: Exports, tmp_path: Path) -> None:
+    """Here it may not be asked at all: HF_HUB_OFFLINE is set."""
+    for download, error in ((False, SourceError), (True, MissingError)):
+        with pytest.raises(error, match=NAME):
+            enginecast.export(NAME, tmp_path / "bundle", download=download)
+        with pytest.raises(error, match=NAME):
+            enginecast.verify(exports("t5").folder, model=NAME, download=download)
 
 
 @pytest.mark.slow

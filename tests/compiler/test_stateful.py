@@ -10,6 +10,7 @@ import pytest
 import torch
 from control_flow import SIZE, BufferCounter, KvCache
 from decoders import decoder
+from doc_examples import run_example
 from exports import cast
 from safetensors.numpy import load_file
 from torch import Tensor, nn
@@ -152,6 +153,19 @@ def follow(engine: Engine, module: nn.Module, calls: list[dict[str, Tensor]], ou
 def test_calls_in_turn_are_those_of_the_module(engine: Engine) -> None:
     calls = [{"x": torch.randn(1, 4, 9) * n} for n in range(1, 12)]
     follow(engine, seeded(lambda: Outer(Stream())), calls, "y")
+
+
+def test_the_example_runs(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stream.bundle").symlink_to(bundle)
+    monkeypatch.chdir(tmp_path)
+    run_example(Stepper, "Stepper")
+
+
+def test_steps_take_tensors_and_positions(engine: Engine) -> None:
+    x = torch.ones(1, 4, 9)
+    found, wanted = Stepper(engine)(x), Stepper(engine)(x=x.numpy())
+    assert torch.equal(found["y"], torch.from_numpy(wanted["y"]))
+    assert "\n" not in repr(Stepper(engine))
 
 
 def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
@@ -359,7 +373,7 @@ def test_the_module_that_was_given_keeps_its_state() -> None:
     module = Smoothed()
     with torch.no_grad():
         source = stateful.with_state(
-            enginecast.capture.sources.factory.take_module(module, {}),
+            take_module(module, {}),
             [{"x": torch.randn(3, 8)} for _ in range(3)],
         )
     assert not module.last.any()

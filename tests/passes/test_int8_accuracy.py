@@ -14,6 +14,7 @@ from rig import BASE, Rig, Sizes, prompts
 
 from enginecast import compile as compile_model
 from enginecast import load
+from enginecast.passes.presets import PrecisionName
 from enginecast.verification.metrics import Metrics, measure, row_mask
 
 SMALL = Sizes(width=128, inner=256, heads=2, head_size=64, vocabulary=512)
@@ -32,7 +33,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rig", "precision", "lowest"), CASES)
 def test_outliers_do_not_break_int8(
-    rig: Rig, precision: str, lowest: float, tmp_path: Path
+    rig: Rig, precision: PrecisionName, lowest: float, tmp_path: Path
 ) -> None:
     """`lowest` is the cosine of the worst valid token."""
     rig.make().save_pretrained(tmp_path / "model")

@@ -32,6 +32,7 @@ from enginecast.errors import (
     InputError,
     UsageError,
 )
+from enginecast.exporters.registry import TargetName
 from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
 from enginecast.pipelines.engine_component import require_plain
@@ -585,7 +586,7 @@ def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["onnxruntime", "torchscript", "aotinductor"])
-def test_recorded_exported_and_put_back(target: str, tmp_path: Path) -> None:
+def test_recorded_exported_and_put_back(target: TargetName, tmp_path: Path) -> None:
     pipe = stable_diffusion(vae=model("vae-tiny"))
     with enginecast.record(pipe) as calls:
         before = image(pipe)

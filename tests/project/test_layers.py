@@ -33,6 +33,7 @@ LEAVES = {
         "option_fields",
         "plugins",
         "printable",
+        "public",
         "version",
     )
 }

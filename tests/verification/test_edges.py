@@ -21,6 +21,7 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx.ops.registry import FORMS
+from enginecast.passes.presets import PrecisionName
 from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.edges import edge_failures, least_error
 from enginecast.verification.metrics import Array
@@ -253,7 +254,9 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_engines_in_16_bits_are_compared_at_the_edges(tmp_path: Path, precision: str) -> None:
+def test_engines_in_16_bits_are_compared_at_the_edges(
+    tmp_path: Path, precision: PrecisionName
+) -> None:
     torch.manual_seed(0)
     bundle = export(
         Scaled(), tmp_path / "bundle", example={"x": torch.randn(4, 8)}, precision=precision
@@ -265,7 +268,7 @@ def test_engines_in_16_bits_are_compared_at_the_edges(tmp_path: Path, precision:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_an_engine_in_16_bits_that_is_wrong_for_zeros_alone_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: PrecisionName
 ) -> None:
     right = FORMS["onnxruntime-cpu"][torch.ops.aten.expm1.default]
 

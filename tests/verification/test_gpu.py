@@ -12,7 +12,7 @@ from test_emulate import relative, run, t5, text
 
 import enginecast
 from enginecast.exporters.onnx.lower import GRAPH_FILE
-from enginecast.passes.presets import preset
+from enginecast.passes.presets import PrecisionName, preset
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_t5_is_verified_on_cuda(tmp_path: Path, precision: str) -> None:
+def test_t5_is_verified_on_cuda(tmp_path: Path, precision: PrecisionName) -> None:
     model = tiny_t5(tmp_path / "t5")
     bundle = enginecast.compile(model, tmp_path / "out", precision=precision, device="cuda")
     verdict = bundle.manifest.engines[0].verdict

@@ -103,8 +103,8 @@ class Source(ABC):
         if self.config is None:
             raise UsageError(
                 f"{self.name} comes without example inputs",
-                hint="Return (module, example_kwargs) from the factory, or give "
-                "--inputs FILE.safetensors.",
+                hint="Give some: example=... in Python, (module, example) from a factory, or"
+                " --inputs FILE.safetensors.",
             )
         return from_facts(self.facts(self.config))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.calls import Call, call_of, left_out, with_tensors
 from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.errors import UsageError
+from enginecast.public import described, some
 
 METHODS = ("encode", "decode")
 """What pipelines call besides `forward`."""
@@ -44,6 +45,11 @@ class Recorded:
     """The tensors of each call, by the name of the input."""
     names: tuple[str, ...]
     """Of the calls: "recorded call 14 of 28"."""
+
+    def __repr__(self) -> str:
+        """The component, how many calls were kept, and the inputs of the one that is traced."""
+        inputs = some(f"{name} {described(tensor)}" for name, tensor in self.example.items())
+        return f"Recorded({self.name}, {self.model_class}: {len(self.calls)} calls kept; {inputs})"
 
     @property
     def by_name(self) -> dict[str, Mapping[str, Tensor]]:
@@ -173,6 +179,10 @@ class Calls(Mapping[str, Recorded]):
         self._heard: dict[str, dict[str, _Series]] = {}
         self._counts = Counter[str]()
 
+    def __repr__(self) -> str:
+        """Components, and how often each was called."""
+        return f"Calls({some(f'{name}: {self._counts[name]}' for name in self)})"
+
     def __getitem__(self, name: str) -> Recorded:
         if name not in self._heard:
             called = ", ".join(self._heard) or "nothing"
@@ -246,6 +256,24 @@ def record(pipeline: Any) -> Iterator[Calls]:
 
     Args:
         pipeline: one of diffusers, or a module, or modules by name.
+
+    Yields:
+        The calls by component, such as "unet" and "vae.decode": an `example` for `export`. Of each
+        component some calls of each size are kept, with their tensors in CPU memory.
+
+    Raises:
+        UsageError: nothing in it can be recorded. When an item is read: it was not called, or in
+            two ways that differ in more than the values and sizes of tensors.
+
+    Examples:
+        >>> import enginecast, torch
+        >>> model = torch.nn.Linear(8, 2)
+        >>> with enginecast.record({"head": model}) as calls:
+        ...     _ = model(torch.randn(3, 8)), model(torch.randn(5, 8))
+        >>> calls
+        Calls(head: 2)
+        >>> enginecast.export(model, "head.bundle", example=calls["head"]).manifest.symbols
+        {'batch': (1, 64)}
     """
     calls = Calls()
     with ExitStack() as stack:

@@ -17,7 +17,6 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.image_sizes import with_sizes
-from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.capture.sources.generation.encoder_decoder import as_generating
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
@@ -36,7 +35,7 @@ CALLS = 8
 def open_model(
     model: str | nn.Module,
     options: ModelOptions,
-    example: Mapping[str, Any] | Recorded | None = None,
+    example: Any = None,
 ) -> Source:
     """Open a MODEL, with the call of its class where that is known, and sizes of images in it.
 
@@ -84,7 +83,7 @@ def input_specs(source: Source, inputs: Path | None, dynamic: Sequence[str]) -> 
     """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
         return ModelInputs((), {})
-    asked = [parse_dynamic(part) for text in dynamic for part in text.split(",")]
+    asked = [parse_dynamic(type(text)(part)) for text in dynamic for part in text.split(",")]
     if state := tuple(source.state_inputs()):
         specs, given, notes = input_specs(source.without_state(), inputs, ())
         given = {**given, **source.start} if given else {}

@@ -167,6 +167,11 @@ class Export:
     """Size of graph and weights in bytes."""
     speed: Speed | None = None
 
+    def __repr__(self) -> str:
+        """What became of it, and where."""
+        what = self.bundle or self.report.verdict
+        return f"Export({str(self.folder)!r}: {what})"
+
     @property
     def withheld(self) -> tuple[Downgrade, ...]:
         """Why a bundle that agrees with eager was not published: what it lacks, without consent."""

@@ -62,6 +62,10 @@ class Verification:
     layers: tuple[str, ...] = ()
     """A description of the engine's layers, if its runtime reports them."""
 
+    def __repr__(self) -> str:
+        """The verdict, and what was compared."""
+        return f"Verification({self.verdict}, {self.backend} against {self.against})"
+
 
 def verify_bundle(
     path: str | os.PathLike[str],
@@ -79,21 +83,47 @@ def verify_bundle(
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
     tuned: bool = True,
+    download: bool = False,
 ) -> Verification:
     """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
 
     Args:
-        model: MODEL to compare with; None: the reference that is stored in the bundle.
-        random_weights: seed of the weights, for a MODEL that is only a config.
+        path: the bundle, as `load` takes it.
+        model: the model to compare with: a folder, `package.module:factory` or a file. None: the
+            reference that is stored in the bundle, which needs neither the model nor torch.
+        device: "cpu" or "cuda"; None: "cpu".
+        providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
+        prefer: backends, the wanted one first, as `load` has them.
+        threads: threads within one operator; None: as many as were tuned, or as there are cores.
+        allow_code: open engines that run code when they are loaded, and load such a model.
+        trust: a file with a public key or certificates (PEM), with which the bundle was signed.
+        check: "full" compares the digest of every file, "size" only the sizes.
+        random_weights: seed of the weights, for a model that is only a config.
+        inputs: a safetensors file of inputs by name to compare on; it goes with `model`.
+        dynamic: dimensions that vary, with `model`, "NAME:DIM=MIN..MAX" each.
+        values: ranges of integer inputs, with `model`, "NAME=MIN..MAX" each.
+        tuned: open the engine as `enginecast tune` found best here; False: as by default.
+        download: fetch a bundle or model that is named OWNER/NAME from the Hugging Face Hub, where
+            there is no such folder. False: nothing is fetched.
 
-    `inputs`, `dynamic` and `values` are as for an export, and go with a MODEL.  The
-    other arguments are those of `load`.
+    Returns:
+        The verdict, and what was compared. A bundle whose verdict was by emulation gets this one.
 
     Raises:
         BundleError: the bundle is damaged, or has no reference and no model was given.
         UsageError: inputs were described, and no model was given.
         MissingError: this machine cannot run the engine.
+
+    Examples:
+        >>> import enginecast
+        >>> check = enginecast.verify("linear.bundle")
+        >>> check.verdict.outcome
+        'verified'
     """
+    if model is not None and download:
+        from enginecast.capture.sources.huggingface.hub import fetch, is_hub_name
+
+        model = str(fetch(model)) if is_hub_name(model) else model
     if model is None and (inputs or dynamic or values):
         raise UsageError("--inputs, --dynamic and --values go with --model MODEL")
     # Emulation is not a reason to warn here: this command is what completes such a verdict.
@@ -108,6 +138,7 @@ def verify_bundle(
         trust=trust,
         check=check,
         tuned=tuned,
+        download=download,
     ) as engine:
         asked: dict[str, Any] = {"allow_code": allow_code, "random_weights": random_weights}
         asked |= {"inputs": inputs, "dynamic": dynamic, "values": values}
