@@ -28,6 +28,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
+from enginecast.progress import counted
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verification.boundaries import fill_values, is_module_output, largest_values
 from enginecast.verification.floor import (
@@ -168,7 +169,7 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
     """
     module = eager(DTYPES[dtype])
     found = {}
-    for case in cases:
+    for case in counted(cases, "cases"):
         # Copies: a forward may write into what it is given.
         inputs = {
             name: tensor.to(DTYPES[dtype] if tensor.is_floating_point() else None, copy=True)
@@ -578,7 +579,7 @@ def _eager_where_it_runs(
     eager: Eager, cases: Sequence[Case], dtype: str, forward: Forward
 ) -> Iterator[tuple[Case, Mapping[str, Array]]]:
     module = eager(DTYPES[dtype])
-    for case in cases:
+    for case in counted(cases, "edge cases"):
         try:
             made = eager_outputs(lambda _: module, [case], dtype=dtype, forward=forward)
         except VerificationError:

@@ -20,6 +20,7 @@ from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.ir.varying_sizes import fixed_sizes
 from enginecast.plugins import defect_of, is_foreign
+from enginecast.progress import counted
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def run_pipeline(
                 " every capture calls it.",
             )
     runs: list[PassRun] = []
-    for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
+    pairs = list(zip(passes, leave or [frozenset[SiteKey]()] * len(passes), strict=True))
+    for pass_, skip in counted(pairs, "passes"):
         before = [run.pass_.name for run in runs]
         own = replace(context, skip=context.skip | skip)
         with _blame(pass_, f"pass '{pass_.name}'", before):

@@ -33,6 +33,7 @@ LEAVES = {
         "options",
         "plugins",
         "printable",
+        "progress",
         "version",
     )
 }
