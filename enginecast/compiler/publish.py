@@ -16,7 +16,7 @@ from enginecast.compiler.cases import SEED
 from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
-from enginecast.compiler.report_details import origin_of, reported_plan
+from enginecast.compiler.report_details import origin_of, plan_notes, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.rewrite import Rewritten
 from enginecast.compiler.steps import Steps
@@ -121,7 +121,8 @@ class Candidate:
             schema_version=SCHEMA_VERSION,
             origin=origin,
             plan=None if plan is None else reported_plan(plan, self.config.precision),
-            profile=None if timing is None else timing.profile,
+            profile=None if not timing or not timing.profiles else timing.profiles[0],
+            more_profiles=() if timing is None else timing.profiles[1:],
             size=size,
             nodes=self.artifacts[0].nodes if self.artifacts else 0,
         )
@@ -140,8 +141,8 @@ class Timing:
 
     speed: Speed | None = None
     """Compared with eager; None: not timed."""
-    profile: Profile | None = None
-    """Time by layer; None: not timed, or its runtime does not time layers."""
+    profiles: tuple[Profile, ...] = ()
+    """Time by layer, at some sizes; empty: not timed, or its runtime does not time layers."""
 
 
 Measure = Callable[[Candidate, Bundle, float], Timing]
@@ -162,6 +163,14 @@ class Export:
     size: int = 0
     """Size of graph and weights in bytes."""
     speed: Speed | None = None
+
+    @property
+    def notable(self) -> tuple[str, ...]:
+        """The notes without those that describe a quantization plan."""
+        rewritten = self.candidate.rewritten
+        plan = None if rewritten is None else plan_of(rewritten.program)
+        usual = set(plan_notes(plan))
+        return tuple(note for note in self.report.notes if note not in usual)
 
     @property
     def ops(self) -> Mapping[str, int]:

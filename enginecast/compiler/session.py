@@ -5,7 +5,6 @@ tried again, and after what, stands in `attempts`.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +33,7 @@ from enginecast.compiler.engines import (
 )
 from enginecast.compiler.fresh_inputs import FreshInputs, with_more_calibration
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
-from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
+from enginecast.compiler.manifest import describe_program, describe_rungs
 from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare import Prepared, prepare
@@ -42,6 +41,7 @@ from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.reference import captured_wrongly, reference_of, with_kernels
+from enginecast.compiler.report_details import plan_notes
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite, without_vnni
 from enginecast.compiler.scripted import (
@@ -66,7 +66,7 @@ from enginecast.errors import (
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.interpret import AssertionFailedError
-from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
@@ -466,18 +466,3 @@ def _refuse_caught(source: Source, error: EnginecastError) -> None:
             f"{error.message}, and eager runs on the same inputs",
             hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
         ) from error
-
-
-def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
-    """A quantization plan in one sentence, and how it was found; nothing without one."""
-    if found is None:
-        return ()
-    choices = Counter(layer.choice for layer in found.layers)
-    counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
-    predicted = found.predicted_error
-    error = "" if predicted is None else f"predicted error {predicted:.2g}, "
-    return (
-        f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
-        f" ({PLAN_NAME})",
-        *found.notes,
-    )
