@@ -252,7 +252,7 @@ def _drawn(model: OpenedModel, rows: int, texts: Sequence[str]) -> Feeds:
             return as_arrays({spec.name: encoded[spec.name] for spec in specs})
     tokens = {s.dims[-1].name for s in specs if s.kind == "token_ids" and s.dims}
     sizes = {
-        name: dim.given or dim.fit(TOKENS if name in tokens else dim.size)
+        name: dim.fit(dim.given or (TOKENS if name in tokens else dim.size))
         for name, dim in named_dims(specs).items()
     }
     if batch is not None and batch.name is not None:

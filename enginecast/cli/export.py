@@ -145,7 +145,7 @@ def _show_folder(done: "Export") -> None:
 
 
 def _engine_line(done: "Export") -> str:
-    """What an export made: target, precision, sizes that vary, and what is fused or quantized."""
+    """What an export made: target, precision, sizes that vary, and what is fused."""
     assert done.bundle is not None
     config, manifest, report = done.candidate.config, done.bundle.manifest, done.report
     ranges = [
@@ -155,10 +155,6 @@ def _engine_line(done: "Export") -> str:
     ]
     varying = f"{' and '.join(ranges)} var{'ies' if len(ranges) == 1 else 'y'}"
     parts = [varying if ranges else "all sizes are fixed"]
-    if report.plan is not None:
-        layers = report.plan.layers
-        changed = sum(layer.choice != "keep" for layer in layers)
-        parts.append(f"{changed} of {len(layers)} layers in {report.plan.format}")
     fused = [
         f"{each.engine}{'' if each.engine == each.expected else f' of {each.expected}'} {each.kind}"
         for each in report.fusions

@@ -166,10 +166,10 @@ class Export:
 
     @property
     def notable(self) -> tuple[str, ...]:
-        """The notes without those that describe a quantization plan."""
+        """The notes without those on how a quantization plan was found."""
         rewritten = self.candidate.rewritten
         plan = None if rewritten is None else plan_of(rewritten.program)
-        usual = set(plan_notes(plan))
+        usual = set(plan_notes(plan)[1:])
         return tuple(note for note in self.report.notes if note not in usual)
 
     @property

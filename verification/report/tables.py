@@ -14,7 +14,10 @@ from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
 from enginecast.verification.report.layout import print_table
 from enginecast.verification.verdict import verdict_line
 
-HOW = ("the engine ran on ", "the engine file ran on ", "the program was judged in ", "eager fp32+")
+HOW = (
+    *("the engine ran on ", "the engine file ran on ", "the engine has not run"),
+    *("the program was judged in ", "eager fp32+"),
+)
 """Beginnings of reasons that say how a verdict was reached, which its line says in short."""
 SHOWN = 3
 """Modules in the table on a terminal, and that are named in a cell; report.json has all."""
