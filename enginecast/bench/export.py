@@ -125,7 +125,7 @@ def export_timing(
     Args:
         bundle: the engine's, about to be published.
         seconds: that the export took.
-        threads: within an op, of both.
+        threads: within an op, of both; None: as many as torch takes.
         prompts: the user's texts; None: inputs are drawn.
     """
     config = candidate.config
@@ -137,6 +137,7 @@ def export_timing(
         return Timing()
     room = min(MOST, SHARE * seconds)
     texts = () if prompts is None else given_prompts(prompts)
+    threads = threads or torch.get_num_threads()  # OMP_NUM_THREADS sets those of torch alone
     try:
         opened = session_class(record.target).open(bundle, record, config.providers, threads)
         with Engine(bundle, record, opened) as engine, torch_threads(threads), torch.no_grad():
@@ -147,11 +148,10 @@ def export_timing(
                 if run.seconds * PROFILED_RUNS <= room / 2
             ]
             cases = tuple(run.speed for run in runs if run.speed is not None)
-            number = torch.get_num_threads()
     except EnginecastError:  # it is published all the same
         return Timing()
     is_busy = os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
-    speed = ExportSpeed(cases, config.asked_precision, number, is_busy) if cases else None
+    speed = ExportSpeed(cases, config.asked_precision, threads, is_busy) if cases else None
     return Timing(speed, tuple(profile for profile in profiles if profile is not None))
 
 
