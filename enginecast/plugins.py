@@ -107,19 +107,32 @@ class Registry:
             EnginecastError: there is no such name.
             DefectError: its class cannot be loaded or used, or two packages claim the name.
         """
+        clash = self.require(name)
+        if clash is not None:
+            warnings.warn(EnginecastWarning(f"{self.kind} {clash}"), stacklevel=2)
+        return self._loaded(name, self.known()[name], base)
+
+    def require(self, name: str) -> Broken | None:
+        """Refuse a name that there is none of; imports nothing.
+
+        Returns:
+            The entry point that claims a name of ours, and is left out; None: none does.
+
+        Raises:
+            EnginecastError: there is no such name.
+            DefectError: two packages claim it.
+        """
         known = self.known()
         clash = next((one for one in self.clashes() if one.name == name), None)
         if clash is not None and name not in known:
             raise DefectError(clash.reason, hint="Uninstall one of the two packages.")
-        if clash is not None:
-            warnings.warn(EnginecastWarning(f"{self.kind} {clash}"), stacklevel=2)
         if name not in known:
             close = difflib.get_close_matches(name, known)
             meant = f"Did you mean {' or '.join(map(repr, close))}?  " if close else ""
             raise self.error(
                 f"unknown {self.kind} '{name}'", hint=f"{meant}Known: {', '.join(known)}."
             )
-        return self._loaded(name, known[name], base)
+        return clash
 
     def _loaded(self, name: str, where: str, base: type[T]) -> type[T]:
         module, _, attribute = where.partition(":")

@@ -13,11 +13,9 @@ accuracy of a trained model.
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from rich.console import Console
@@ -27,14 +25,12 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
+from enginecast.bench.export import export_timing
 from enginecast.compiler.export.session import export
 from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.presets import preset
-from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.load import load
-from enginecast.runtime.prompts import encode_prompts
 from enginecast.verification.metrics import times
 
 ROOT = Path("demo")
@@ -61,15 +57,15 @@ def main() -> None:
     shutil.rmtree(ROOT, ignore_errors=True)
     MODEL.mkdir(parents=True)
     PROMPTS.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    model = make_model(MODEL)
+    make_model(MODEL)
     make_tokenizer(MODEL)
-    rows = [export_one(precision, model, console) for precision in PRECISIONS]
-    rows.append(export_one("fp16", model, console, pipeline=NAIVE))
+    rows = [export_one(precision, console) for precision in PRECISIONS]
+    rows.append(export_one("fp16", console, pipeline=NAIVE))
     print_table(rows, console)
     run_without_torch(console)
 
 
-def make_model(folder: Path) -> T5EncoderModel:
+def make_model(folder: Path) -> None:
     """Save a T5 v1.1-small-shaped encoder: 8 layers, width 512, gated GELU, 35 M parameters."""
     config = T5Config(
         vocab_size=32128,
@@ -90,7 +86,6 @@ def make_model(folder: Path) -> T5EncoderModel:
             parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
     plant_outlier(model)
     model.save_pretrained(folder)
-    return model
 
 
 def plant_outlier(model: nn.Module) -> None:
@@ -131,13 +126,9 @@ class Row:
     name: str
     precision: str
     done: Export
-    latency: float | None
-    """Eager's time over the engine's, on the prompts; None where the engine does not run here."""
 
 
-def export_one(
-    precision: str, model: T5EncoderModel, console: Console, *, pipeline: str | None = None
-) -> Row:
+def export_one(precision: str, console: Console, *, pipeline: str | None = None) -> Row:
     """Export as `enginecast export MODEL -o DIR --precision P --prompts F` does.
 
     Args:
@@ -151,40 +142,13 @@ def export_one(
     request = ExportRequest(
         str(MODEL), ROOT / name, precision=precision, pipeline=pipeline, options=options
     )
-    done = export(request, Steps(Console(stderr=True)))
-    runs = done.bundle is not None and request.resolve().runs_here
-    return Row(name, precision, done, speed_up(done.folder, model) if runs else None)
-
-
-def speed_up(bundle: Path, model: T5EncoderModel, rounds: int = 9) -> float:
-    """Median eager time over median engine time on the demo's prompts.
-
-    Eager comes first, as a whole: the engine's threads go on spinning for a while after each run,
-    and eager would be timed beside them.
-    """
-    encoded = encode_prompts(bundle, open_bundle(bundle).manifest, TEXTS).batches[0]
-    tensors = {name: torch.from_numpy(array) for name, array in encoded.items()}
-    with torch.no_grad():
-        eager = median_time(lambda: model(**tensors), rounds)
-    with load(bundle) as engine:
-        return eager / median_time(lambda: engine.run(encoded), rounds)
-
-
-def median_time(call: Callable[[], object], rounds: int) -> float:
-    """Seconds of the middle one of `rounds` calls, after two that warm up."""
-    seconds = []
-    for _ in range(rounds + 2):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return median(seconds[2:])
+    measure = partial(export_timing, threads=None, prompts=PROMPTS)
+    return Row(name, precision, export(request, Steps(Console(stderr=True)), measure))
 
 
 def print_table(rows: list[Row], console: Console) -> None:
     """One line an export, and below it why the refused one was refused."""
-    table = Table(
-        "precision", "verdict", "error", "nodes", "norms", "skip", "attention", "MiB", "speed"
-    )
+    table = Table("precision", "verdict", "error", "nodes", "norms", "skip", "attention", "MiB")
     for row in rows:
         verdict = row.done.report.verdict
         worst = max((o.ratio for o in verdict.outputs if o.ratio is not None), default=None)
@@ -200,11 +164,12 @@ def print_table(rows: list[Row], console: Console) -> None:
             fused.get("residual+norm", "-"),
             fused.get("attention", "-"),
             f"{row.done.size / 2**20:.0f}" if row.done.size else "-",
-            f"{row.latency:.2f}x" if row.latency is not None else "not run",
         )
     console.print(table)
-    console.print("speed: eager fp32's time over the engine's on this machine, in one run")
     for row in rows:
+        if row.done.bundle is not None:  # fp16 and bf16 are for hardware that computes in them
+            said = row.done.speed or "not timed: the engine is for other hardware"
+            console.print(f"{row.name}: {said}", markup=False, highlight=False)
         for reason in row.done.report.verdict.reasons:
             text = f"{row.name}: {reason}"
             console.print(text, markup=False, highlight=False)

@@ -25,7 +25,7 @@ from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import aten, dtype_of, insert, is_float
-from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.match import is_call, scalar_operand
 from enginecast.passes.ir.pattern import Pattern, Value, either, op, pattern
 from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
@@ -72,6 +72,8 @@ class FuseGelu(GraphPass):
             return f"gelu({form})"
 
         def is_core(node: Node) -> bool:
-            return is_call(node, aten.tanh.default, aten.erf.default)
+            if is_call(node, aten.tanh.default):  # of a pooler or a gate, if nothing adds a number
+                return any(scalar_operand(user, aten.add.Tensor) for user in node.users)
+            return is_call(node, aten.erf.default)
 
         return rewrite_sites(program, context, is_core, fuse)

@@ -23,6 +23,7 @@ from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
+    first_input,
     hoist_before,
     insert,
     insert_item,
@@ -30,7 +31,7 @@ from enginecast.passes.ir.edit import (
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.match import NoMatch, behind_casts, is_call
 from enginecast.passes.ir.pattern import ANYTHING, Match, Number, Pattern, Value, op, pattern
 from enginecast.passes.ir.rules import rewrite_sites
 from enginecast.passes.ir.text import dtype_text
@@ -53,10 +54,12 @@ class FuseSkipNorm(GraphPass):
             _fuse(program, match, weights)
             return ""
 
-        def is_norm(node: Node) -> bool:
-            return is_call(node, aten.rms_norm.default)
+        def is_norm_of_sum(node: Node) -> bool:  # the first norm of most models reads no sum
+            return is_call(node, aten.rms_norm.default) and is_call(
+                behind_casts(first_input(node)), aten.add.Tensor
+            )
 
-        return rewrite_sites(program, context, is_norm, fuse)
+        return rewrite_sites(program, context, is_norm_of_sum, fuse)
 
 
 @pattern

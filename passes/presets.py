@@ -78,6 +78,19 @@ def computed_dtype(precision: str) -> str:
     return _COMPUTES.get(precision, precision)
 
 
+def require_precision(precision: str) -> None:
+    """Refuse a name that is not a precision.
+
+    Raises:
+        UsageError: lists them.
+    """
+    known = (*_PIPELINES, *QUANTIZED)
+    if precision not in known:
+        raise UsageError(
+            f"'{precision}' is not a precision", hint=f"Available: {', '.join(known)}."
+        )
+
+
 def preset(
     precision: str,
     *,
@@ -110,9 +123,7 @@ def preset(
     Raises:
         UsageError: the precision is unknown.
     """
-    if precision not in (*_PIPELINES, *QUANTIZED):
-        known = ", ".join((*_PIPELINES, *QUANTIZED))
-        raise UsageError(f"'{precision}' is not a precision", hint=f"Available: {known}.")
+    require_precision(precision)
     name = dtype if precision in QUANTIZED else precision
     passes = [_PIPELINES[name], fusions, *(["merge-linears"] if device == "cuda" else [])]
     if precision in QUANTIZED:

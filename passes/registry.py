@@ -3,6 +3,8 @@
 Classes load when they are used: listing names does not import torch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from enginecast.errors import SpecError
@@ -89,6 +91,18 @@ def all_passes() -> tuple[dict[str, type["Pass"]], tuple[Broken, ...]]:
     return REGISTRY.sorted_out(Pass)  # type: ignore[type-abstract]
 
 
+def require_passes(text: str) -> None:
+    """Refuse a spec that is not in the grammar or names an unknown pass; imports none of them.
+
+    Raises:
+        SpecError: points at the place.
+        DefectError: two packages claim the name of a pass.
+    """
+    for element in parse_located(text):
+        with _pointing_at(element):
+            REGISTRY.require(element.spec.name)
+
+
 def build(text: str) -> tuple["Pass", ...]:
     """Make the passes that a pipeline spec names, in order.  A pass may occur more than once.
 
@@ -114,7 +128,13 @@ def build(text: str) -> tuple["Pass", ...]:
 
 
 def _class_of(element: Located) -> type["Pass"]:
-    try:
+    with _pointing_at(element):
         return pass_class(element.spec.name)
+
+
+@contextmanager
+def _pointing_at(element: Located) -> Iterator[None]:
+    try:
+        yield
     except SpecError as error:
         raise element.place.error(error.message, hint=error.hint) from error

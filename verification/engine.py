@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from enginecast.errors import InputError, VerificationError
+from enginecast.progress import counted
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
@@ -96,7 +97,7 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
     """
     measured: dict[str, dict[str, Metrics]] = {}
     problems: list[str] = []
-    for case in reference.cases:
+    for case in counted(reference.cases, "cases"):
         outputs = engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT)
         try:
             measured[case.name] = reference.compare(case, outputs)

@@ -65,6 +65,8 @@ class _Judged:
     @property
     def by_order(self) -> float:
         """The part of the error that another order of sums explains."""
+        if self.pooled.wrong is not None:
+            return 0.0
         distance = ratio(self.pooled.distance, self.pooled.reference_norm)
         return max(distance - self.pooled.relative, 0.0)
 
@@ -82,8 +84,9 @@ class _Judged:
             floor=floor,
             ratio=ratio(error, floor),
             limit=self.limit,
-            cosine=pooled.cosine,
-            sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
+            # Integers and booleans are counted where they differ: none of them has a direction.
+            cosine=pooled.cosine if pooled.wrong is None else None,
+            sqnr_db=pooled.sqnr_db if pooled.error_norm and pooled.wrong is None else None,
             max_abs=pooled.max_abs,
             pad_error=pooled.pad_error,
             prompts=pooled.prompts,

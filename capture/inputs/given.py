@@ -6,21 +6,27 @@
     NAME:DIM=K                      a fixed size
     NAME:DIM=SYMBOL:MIN..MAX        a range with a name
     NAME:DIM=SYMBOL                 the size that has this name
+
+Importing it does not import torch: the command line refuses bad files and texts before.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
 
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, with_example_sizes
 from enginecast.errors import InputError, UsageError
 from enginecast.runtime.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from enginecast.capture.inputs.specs import DimSpec, InputSpec
 
 FORM = re.compile(
     r"(?P<input>[^:=]+):(?P<dim>\d+)=(?=.)(?P<symbol>[A-Za-z_]\w*)?"
@@ -30,18 +36,34 @@ VALUES = re.compile(r"(?P<input>[^:=]+)=(?P<low>-?\d+)\.\.(?P<high>-?\d+)")
 IMAGE_AXES = {2: "height", 3: "width"}
 
 
+def require_inputs(path: Path) -> None:
+    """Read the names in a safetensors file.
+
+    Raises:
+        UsageError: the file is missing, broken or empty.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            names = list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"--inputs {path} cannot be read as safetensors: {error}") from error
+    if not names:
+        raise UsageError(f"--inputs {path} holds no tensor")
+
+
 def read_inputs(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file that holds one tensor per input, by argument name.
 
     Raises:
         UsageError: the file is missing, broken or empty.
     """
+    from safetensors.torch import load_file
+
+    require_inputs(path)
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"--inputs {path} cannot be read as safetensors: {error}") from error
-    if not tensors:
-        raise UsageError(f"--inputs {path} holds no tensor")
     return tensors
 
 
@@ -128,6 +150,8 @@ def apply_dynamic(
     Raises:
         UsageError: no such input or dimension, or two options that contradict each other.
     """
+    from enginecast.capture.inputs.specs import with_example_sizes
+
     specs = _with_symbols(specs, options)
     seen: dict[tuple[str, int], DynamicOption] = {}
     changed = specs
@@ -231,6 +255,8 @@ def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
 def _changed(
     spec: InputSpec, places: Collection[tuple[str, int]], option: DynamicOption
 ) -> InputSpec:
+    from enginecast.capture.inputs.specs import DimSpec
+
     axes = IMAGE_AXES if spec.kind == "image" else {}
     dims = list(spec.dims)
     for index, dim in enumerate(spec.dims):
@@ -255,6 +281,20 @@ def _changed(
     return replace(spec, dims=tuple(dims))
 
 
+def parse_values(text: str) -> tuple[str, int, int]:
+    """Parse `NAME=MIN..MAX`.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    match = VALUES.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--values {text}: expected NAME=MIN..MAX", hint="For example timestep=0..1000."
+        )
+    return match["input"], int(match["low"]), int(match["high"])
+
+
 def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[InputSpec, ...]:
     """Set the ranges of whole numbers, `NAME=MIN..MAX` each.
 
@@ -264,18 +304,11 @@ def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[In
     asked: dict[str, InputSpec] = {}
     by_name = {spec.name: spec for spec in specs}
     for text in texts:
-        match = VALUES.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(
-                f"--values {text}: expected NAME=MIN..MAX", hint="For example timestep=0..1000."
-            )
-        low, high = int(match["low"]), int(match["high"])
-        spec = by_name.get(match["input"])
+        name, low, high = parse_values(text)
+        spec = by_name.get(name)
         if spec is None:
             names = ", ".join(by_name)
-            raise UsageError(
-                f"--values {text}: no input {match['input']!r}; expected one of {names}"
-            )
+            raise UsageError(f"--values {text}: no input {name!r}; expected one of {names}")
         if spec.name in asked:
             raise UsageError(f"--values {text}: {spec.name} already has a range")
         asked[spec.name] = _with_values(spec, low, high, text)
@@ -283,6 +316,8 @@ def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[In
 
 
 def _with_values(spec: InputSpec, low: int, high: int, text: str) -> InputSpec:
+    import torch
+
     if not spec.is_whole:
         kind = str(spec.dtype).removeprefix("torch.")
         raise UsageError(

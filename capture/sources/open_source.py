@@ -11,11 +11,8 @@ from torch import nn
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded, require_one
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
-from enginecast.errors import SourceError, UsageError
-
-SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
-"""Ends of the names of files that torch writes, of which those of TorchScript are models."""
+from enginecast.capture.sources.place import kind_of
+from enginecast.errors import UsageError
 
 
 def open_source(
@@ -51,51 +48,33 @@ def open_source(
         from enginecast.capture.sources.factory import take_module
 
         return take_module(model, example)
-    path = Path(model)
-    if is_folder:
+    if random_weights is not None and not is_folder:
+        raise UsageError(
+            f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
+            "config.json and no weights"
+        )
+    path, kind = Path(model), kind_of(model)
+    if kind == "folder":
         found = _open_folder(path, random_weights, component)
         if isinstance(example, Recorded):
             from enginecast.capture.sources.calls.recorded import RecordedSource
 
             return RecordedSource(found, example)
         return found
-    if random_weights is not None:
-        raise UsageError(
-            f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
-            "config.json and no weights"
-        )
-    if path.suffix == ".pt2":
+    if kind == "program":
         from enginecast.capture.sources.program_file import open_program_file
 
         return open_program_file(path, allow_code=allow_code)
-    if path.suffix in SCRIPTS and (path.is_file() or ":" not in model):
+    if kind == "script":
         from enginecast.capture.sources.script_file import open_script_file
 
         return open_script_file(path, allow_code=allow_code)
-    if ":" in model and not path.exists():
-        from enginecast.capture.sources.factory import open_factory
+    from enginecast.capture.sources.factory import open_factory
 
-        return open_factory(model)
-    if is_hub_name(model):
-        raise SourceError(
-            f"{model!r} is not a model here: no such folder",
-            hint="From the Hugging Face hub: --download (download=True in Python), or"
-            f" {download_line(model)}",
-        )
-    raise SourceError(
-        f"{model!r} is not a model: "
-        + ("a file of unknown kind" if path.exists() else "no such file or folder"),
-        hint="Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
-        " file.",
-    )
+    return open_factory(model)
 
 
 def _open_folder(folder: Path, random_weights: int | None, component: ComponentOptions) -> Source:
-    if not any(folder.iterdir()):
-        raise SourceError(
-            f"{folder}: expected a model, but the folder is empty",
-            hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
-        )
     if _is_of_diffusers(folder):
         from enginecast.capture.sources.huggingface.diffusers_folder import open_component
 

@@ -62,7 +62,7 @@ def of_engine(engine: Engine, feeds: Feeds) -> Contender:
 
     if not on_cpu(engine):
         try:
-            there = [_tensors(each, "cuda") for each in feeds]
+            there = [tensors_of(each, "cuda") for each in feeds]
         except ImportError:
             pass
         else:
@@ -72,6 +72,20 @@ def of_engine(engine: Engine, feeds: Feeds) -> Contender:
 
             return Contender(call, outputs, on_gpu=True)
     return Contender(lambda: [engine.run(each) for each in feeds], outputs)
+
+
+def eager_module(
+    source: "Source", wanted: "Wanted", inputs: Sequence[str], *, device: str, dtype: "torch.dtype"
+) -> "nn.Module":
+    """The model as a user gets it, which takes inputs by name and gives the outputs that the engine
+    gives.
+    """
+    from enginecast.capture.outputs.flatten import name_outputs
+    from enginecast.capture.sources.weights.widened import widen
+
+    module = widen(source.eager(dtype)).to(device)
+    name_outputs(module, tuple(inputs), wanted)
+    return module
 
 
 def peer(
@@ -95,13 +109,10 @@ def peer(
     """
     import torch
 
-    from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.python.quiet import quiet_torch
-    from enginecast.capture.sources.weights.widened import widen
 
-    module = widen(source.eager(dtype)).to(device)
-    name_outputs(module, tuple(feeds[0]), wanted)
-    there = [_tensors(each, device, dtype) for each in feeds]
+    module = eager_module(source, wanted, tuple(feeds[0]), device=device, dtype=dtype)
+    there = [tensors_of(each, device, dtype) for each in feeds]
 
     def run() -> list[dict[str, Any]]:
         with torch.no_grad():
@@ -147,7 +158,7 @@ def _plain_onnx(
     return Contender(lambda: [session.run(None, each) for each in fitted], outputs)
 
 
-def _tensors(
+def tensors_of(
     feeds: Mapping[str, Array], device: str, dtype: "torch.dtype | None" = None
 ) -> dict[str, Any]:
     """The inputs as tensors, floats in `dtype` where one is given."""

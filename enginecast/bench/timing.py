@@ -10,7 +10,7 @@ from typing import TypeVar
 SHORTEST = 2e-3
 """Seconds of one sample; a call that takes less is repeated within it."""
 WARM_UPS = 2
-"""Calls of each before the first sample."""
+"""Calls of each before the first sample, where nobody says otherwise."""
 FEWEST = 3
 """Rounds, whatever they take."""
 QUIET = 0.2
@@ -75,6 +75,7 @@ def interleaved(
     rounds: int,
     seconds: float = math.inf,
     clock: Clock = wall_clock,
+    warm_ups: int = WARM_UPS,
 ) -> dict[K, Times]:
     """Time each call once a round; the order turns around every other round.
 
@@ -84,11 +85,12 @@ def interleaved(
         rounds: at most.
         seconds: that all of it may take, about; `FEWEST` rounds are made in any case.
         clock: measures a sample; the CPU's time is measured around it.
+        warm_ups: calls of each before the first sample, of which the last sets the repetitions.
     """
     end = time.monotonic() + seconds
     counts = {}
     for name, call in calls.items():
-        for _ in range(WARM_UPS - 1):
+        for _ in range(warm_ups - 1):
             call()
         counts[name] = max(1, math.ceil(SHORTEST / max(clock(call, 1), 1e-9)))
     samples: dict[K, list[tuple[float, float]]] = {name: [] for name in calls}

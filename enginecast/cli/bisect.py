@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from enginecast.cli.options.from_fields import AsJson, Download, Model, fetched, grouped
+from enginecast.cli.options.from_fields import AsJson, Download, Model, grouped, located
 from enginecast.cli.terminal.output import (
     loading,
     print_json,
@@ -35,6 +35,8 @@ def bisect(
     """
     if request.pipeline is None and request.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
+    request.check()
+    model = located(model, download=download)
     loading()
     from enginecast.compiler.engines.culprits import find_culprits, is_wrong
     from enginecast.compiler.engines.lower_and_run import criteria_of
@@ -46,7 +48,6 @@ def bisect(
     from enginecast.passes.registry import build
     from enginecast.verification.bisect.culprit import Bisection
 
-    model = fetched(model) if download else model
     config, console = request.resolve(), progress()
     pipeline, steps = build(config.pipeline), Steps(console)
     prepared = prepare(open_model(model, request.options), request.options, steps)

@@ -32,8 +32,11 @@ from enginecast.cli.terminal.output import (
     say,
     show_log,
 )
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT
+from enginecast.pipelines.record import RECORD, require_original, require_pipeline
+from enginecast.runtime.bundle.staging import require_target
 from enginecast.verification.report.layout import print_table
 
 if TYPE_CHECKING:
@@ -125,6 +128,14 @@ def export(
     Compares the whole pipeline with eager.
     """
     show_log(verbose)
+    asked = _pairs("--component", component)
+    for name in {precision, *asked.values()}:
+        ExportRequest(
+            str(folder), target=target, precision=name, device=device, arch=arch, threads=threads
+        ).check()
+    require_original(folder)
+    require_pipeline(folder)
+    require_target(output, overwrite=overwrite, marker=RECORD)
     loading()
     from enginecast.compiler.steps import Steps as Progress
     from enginecast.pipelines.export import PipelineRequest, export_pipeline
@@ -146,7 +157,7 @@ def export(
         output,
         wish,
         precision=precision or "fp32",
-        precisions=_pairs("--component", component),
+        precisions=asked,
         max_error=max_error,
         eager=tuple(eager or ()),
         variant=variant,

@@ -14,9 +14,8 @@ from enginecast.cli.options.from_fields import (
     Download,
     Model,
     Quiet,
-    Verbose,
-    fetched,
     grouped,
+    located,
 )
 from enginecast.cli.terminal.output import (
     command_line,
@@ -32,6 +31,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
 from enginecast.exporters.aotinductor.options import AOTInductorOptions
 from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.runtime.bundle.staging import require_target
 
 if TYPE_CHECKING:
     from enginecast.compiler.publication.bundle import Export
@@ -62,54 +62,84 @@ def export(
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Verbose = 0,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            help="Show the log, and tables of accuracy, passes and fusions.",
+            show_default=False,
+        ),
+    ] = 0,
 ) -> None:
     """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
+    if tensorrt and aotinductor:
+        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
+    request.check()
+    require_target(output, overwrite=request.overwrite)
+    model = located(model, download=download)
     loading()
     from enginecast.bench.export import export_timing
     from enginecast.compiler.export import session
     from enginecast.compiler.steps import Steps
 
-    if tensorrt and aotinductor:
-        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
     request = replace(
         request,
-        model=fetched(model) if download else model,
+        model=model,
         target_options=tensorrt or aotinductor,
         command=command_line(),
     )
     console = progress(quiet)
     steps = Steps(console)
-    measure = None if no_speed else partial(export_timing, threads=request.threads)
+    measure = None
+    if not no_speed:
+        prompts = request.options.prompts
+        measure = partial(export_timing, threads=request.threads, prompts=prompts)
     done = session.export(request, steps, measure)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
         print_json({**_as_json(done, steps), "speed": speed})
+    elif quiet:
+        _show_verdict(done)
     else:
-        _show(done, steps, quiet)
-        if done.speed is not None and not quiet:
-            say(results(), f"{done.speed} (`enginecast bench` says more)")
+        _show(done, steps, tables=bool(verbose), timed=measure is not None)
     raise typer.Exit(0 if done.bundle is not None else 1)
 
 
-def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
-    """Everything but the notes that were shown when they were made; of quiet the verdict and what
-    the engine lacks.
-    """
-    from enginecast.verification.report.tables import (
-        print_downgrades,
-        print_report,
-        print_verdict,
-    )
+def _show_verdict(done: "Export") -> None:
+    from enginecast.verification.report.tables import print_downgrades, print_verdict
+
+    print_verdict(done.report.verdict, done.report.floor_dtype, results(), tables=False)
+    print_downgrades(done.report.downgrades, results())
+    _show_folder(done)
+
+
+def _show(done: "Export", steps: "Steps", *, tables: bool, timed: bool) -> None:
+    """Everything but the notes that were shown when they were made."""
+    from enginecast.verification.report.files import HTML_NAME
+    from enginecast.verification.report.tables import print_report, print_summary
 
     console, report = results(), done.report
-    if quiet:
-        print_verdict(report.verdict, report.floor_dtype, console, tables=False)
-        print_downgrades(report.downgrades, console)
-    else:
+    if tables:
         fresh = tuple(note for note in report.notes if note not in steps.shown)
         print_report(replace(report, notes=fresh), console)
+    else:
+        fresh = tuple(note for note in done.notable if note not in steps.shown)
+        print_summary(replace(report, notes=fresh), console)
+    if done.bundle is not None:
+        say(console, _engine_line(done))
+    _show_folder(done)
+    if done.bundle is None:
+        return
+    if timed:
+        say(console, f"speed: {done.speed or _why_untimed(done)}")
+    say(console, f"report: {done.folder / HTML_NAME}")
+
+
+def _show_folder(done: "Export") -> None:
+    console = results()
     if done.bundle is not None:
         say(console, f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
         return
@@ -117,7 +147,7 @@ def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
         for line in _ways_out(done):
             say(console, line)
         return
-    if any(reason.startswith("unverified branch") for reason in report.verdict.reasons):
+    if any(reason.startswith("unverified branch") for reason in done.report.verdict.reasons):
         say(console, GIVE_INPUTS)
     say(console, f"nothing was published; the report is in {done.folder}")
 
@@ -133,6 +163,35 @@ def _ways_out(done: "Export") -> list[str]:
         f"not published, for it lacks what was asked for; the bundle is in {done.folder}",
         f"to accept it: {', or '.join(ways)}",
     ]
+
+
+def _engine_line(done: "Export") -> str:
+    """What an export made: target, precision, sizes that vary, and what is fused."""
+    assert done.bundle is not None
+    config, manifest, report = done.candidate.config, done.bundle.manifest, done.report
+    ranges = [
+        f"{name} {least}..{most}"
+        + (f" in steps of {manifest.steps[name]}" if name in manifest.steps else "")
+        for name, (least, most) in manifest.symbols.items()
+    ]
+    varying = f"{' and '.join(ranges)} var{'ies' if len(ranges) == 1 else 'y'}"
+    parts = [varying if ranges else "all sizes are fixed"]
+    fused = [
+        f"{each.engine}{'' if each.engine == each.expected else f' of {each.expected}'} {each.kind}"
+        for each in report.fusions
+    ]
+    parts += [f"fused: {', '.join(fused)}"] if fused else []
+    device = {"cpu": " on the CPU", "cuda": " on a GPU"}[config.device]
+    where = f"{config.target}{device if report.verdict.engine == 'ran' else ''}"
+    return f"engine: {report.precision} for {where}; {'; '.join(parts)}"
+
+
+def _why_untimed(done: "Export") -> str:
+    """Why an engine was not timed beside eager."""
+    if done.report.verdict.engine != "ran":
+        precision = done.candidate.config.precision
+        return f"not timed: the engine has not run on hardware that computes in {precision}"
+    return "not timed here; `enginecast bench` times it"
 
 
 def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:

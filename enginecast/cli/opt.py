@@ -14,8 +14,8 @@ from enginecast.cli.options.from_fields import (
     Download,
     Model,
     Precision,
-    fetched,
     grouped,
+    located,
     require_folder,
 )
 from enginecast.cli.terminal.output import (
@@ -28,6 +28,7 @@ from enginecast.cli.terminal.output import (
 )
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
+from enginecast.exporters.registry import DEFAULT
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -112,6 +113,17 @@ def opt(
             "expected --pipeline SPEC alone, or --target NAME with what an export for it takes:"
             " --pipeline or --precision, --device, --arch"
         )
+    request = ExportRequest(
+        model,
+        target=target or DEFAULT,
+        precision=precision,
+        pipeline=pipeline,
+        device=device,
+        arch=arch,
+        options=options,
+    )
+    request.check()
+    model = located(model, download=download)
     loading()
     from enginecast.cli.opt_page import Texts, run_with_texts, show
     from enginecast.compiler.prepare.open_model import open_model
@@ -120,11 +132,8 @@ def opt(
     from enginecast.passes.registry import build
 
     lowering = ""
-    model = fetched(model) if download else model
     if target is not None:
-        config = ExportRequest(
-            model, target=target, precision=precision, pipeline=pipeline, device=device, arch=arch
-        ).resolve()
+        config = request.resolve()
         pipeline, lowering = config.pipeline, config.lowering
     passes, after, console = build(pipeline or ""), build(lowering), progress()
     steps, before = Steps(console), Texts()

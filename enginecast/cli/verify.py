@@ -14,8 +14,8 @@ from enginecast.cli.options.from_fields import (
     RandomWeights,
     RunFlags,
     Values,
-    fetched,
     grouped,
+    located,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 
@@ -39,12 +39,16 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with eager again, on this machine's hardware."""
+    from enginecast.compiler.request import ModelOptions
     from enginecast.compiler.verify.bundle import verify_bundle
     from enginecast.verification.report.tables import print_verdict
 
+    if model is not None:
+        ModelOptions(inputs=inputs, dynamic=dynamic or (), values=values or ()).check()
+        model = located(model, download=download)
     check = verify_bundle(
         bundle,
-        model=fetched(model) if download and model else model,
+        model=model,
         random_weights=random_weights,
         inputs=inputs,
         dynamic=dynamic or (),

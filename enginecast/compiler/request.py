@@ -13,13 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
+from enginecast.capture.inputs.given import (
+    given_prompts,
+    parse_dynamic,
+    parse_values,
+    require_inputs,
+)
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
-from enginecast.errors import SpecError, UsageError
+from enginecast.errors import InputError, SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
 from enginecast.exporters.registry import REGISTRY as REGISTERED
 from enginecast.option_fields import Option, require_choices
-from enginecast.passes.presets import QUANTIZED
-from enginecast.passes.registry import build
+from enginecast.passes.presets import QUANTIZED, require_precision
+from enginecast.passes.registry import build, require_passes
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
 from enginecast.verification.accepted_excess import parse_accept
@@ -127,6 +133,21 @@ class ModelOptions:
             choices=("inputs",),
         ),
     ] = ""
+
+    def check(self) -> None:
+        """Refuse files that cannot be read, and texts that are in no grammar; without torch.
+
+        Raises:
+            UsageError: names the option.
+        """
+        if self.inputs is not None:
+            require_inputs(self.inputs)
+        if self.prompts is not None:
+            given_prompts(self.prompts)
+        for text in self.dynamic:
+            list(map(parse_dynamic, text.split(",")))
+        for text in self.values:
+            parse_values(text)
 
     def __post_init__(self) -> None:
         require_choices(self)
@@ -267,6 +288,32 @@ class ExportRequest:
         ),
     ] = ()
 
+    def check(self) -> None:
+        """Refuse what is wrong whatever the model is: all of it that can be told without torch.
+
+        Raises:
+            UsageError, InputError: an unknown name, or a file that is not there.
+            SpecError: the pipeline is not in the grammar, or names an unknown pass.
+        """
+        for text in self.accept:
+            parse_accept(text)
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {self.threads}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"--device {self.device}: expected cpu or cuda")
+        if self.arch is not None and not _ARCH.fullmatch(self.arch):
+            expected = "a GPU architecture such as sm90 or gfx942"
+            raise UsageError(f"--arch {self.arch}: expected {expected}")
+        for name in (self.target, *self.also):
+            REGISTERED.require(name)
+        if self.precision is not None and self.target in TARGETS:
+            require_precision(self.precision)
+        if self.pipeline is not None:
+            require_passes(self.pipeline)
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise InputError(f"--plan {self.plan}: cannot be read: no such file")
+        self.options.check()
+
     def resolve(self) -> EngineConfig:
         """Decide the export, or say why it cannot be.
 
@@ -281,15 +328,7 @@ class ExportRequest:
         from enginecast.passes.quantize.plan.file import read_plan
         from enginecast.passes.quantize.plan.planning import PlanPass, check_arch
 
-        for text in self.accept:
-            parse_accept(text)
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads: expected at least 1, got {self.threads}")
-        if self.device not in (None, "cpu", "cuda"):
-            raise UsageError(f"--device {self.device}: expected cpu or cuda")
-        if self.arch is not None and not _ARCH.fullmatch(self.arch):
-            expected = "a GPU architecture such as sm90 or gfx942"
-            raise UsageError(f"--arch {self.arch}: expected {expected}")
+        self.check()
         target = target_of(self.target)
         task, state = self.options.task, self.options.state
         turns = f"--task {task}" if task else f"--state {state}" if state else ""

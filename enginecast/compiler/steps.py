@@ -1,16 +1,17 @@
-"""The steps of a command: a progress spinner, time and memory of each step, and the build log."""
+"""The steps of a command: progress, time and memory of each step, and the build log."""
 
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.status import Status
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from enginecast.compiler.memory import trim, watched
+from enginecast.progress import Loop, listening
 
 if TYPE_CHECKING:
     from enginecast.passes.ir.pipeline import PassRun
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 LONG = 1.0
 """Seconds from which on a step is printed where there is no spinner."""
+SLOW = 10.0
+"""Seconds from which on a step says what is left of it."""
 MUCH = 2_000_000_000
 """Bytes of anonymous memory from which on memory is reported."""
 
@@ -45,7 +48,9 @@ class Steps:
         self.lines: list[str] = []
         self.shown: set[str] = set()
         """Lines that stand on the console already."""
-        self._status: Status | None = None
+        self._progress: Progress | None = None
+        self._build = Loop("", 0)
+        """The phase of a build that `tell` was told of last."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -65,19 +70,35 @@ class Steps:
 
     @contextmanager
     def _shown(self, name: str) -> Iterator[None]:
-        if self.console is None or not self.console.is_terminal:
+        if self.console is None or self.console.quiet or not self.console.is_terminal:
             yield
             return
-        with self.console.status(name) as self._status:
+        columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=self.console, transient=True) as shown:
+            shown.add_task(name, total=None)
+            self._progress, start = shown, time.monotonic()
+
+            def tell(loops: Sequence[Loop]) -> None:
+                now = time.monotonic()  # one that does not go on for long says nothing of it
+                loop = next((loop for loop in loops if now - loop.round < SLOW), loops[-1])
+                text = f"{name}: {loop.done} of {loop.total} {loop.what}"
+                shown.update(shown.task_ids[0], description=text + _what_is_left(loop, start))
+
             try:
-                yield
+                with listening(tell):
+                    yield
             finally:
-                self._status = None
+                self._progress = None
 
     def tell(self, phase: str, done: int, total: int) -> None:
-        """Show the progress of a long step; on a terminal only."""
-        if self._status is not None:
-            self._status.update(f"{phase}: {done} of {total}")
+        """Show the progress of a long build; on a terminal only."""
+        if self._progress is None:
+            return
+        if phase != self._build.what:
+            self._build = Loop(phase, total)
+        self._build.done = done
+        text = f"{phase}: {done} of {total}{_what_is_left(self._build, self._build.start)}"
+        self._progress.update(self._progress.task_ids[0], description=text)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -125,3 +146,15 @@ class Steps:
         self.shown.add(line)
         self.lines.append(line)  # and not to the logger, which may show it on the same terminal
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _what_is_left(loop: Loop, start: float) -> str:
+    """The time that a loop still takes, about, if its step takes long.
+
+    Args:
+        start: of the step, by `time.monotonic`.
+    """
+    left = loop.left
+    if left is None or time.monotonic() - start + left < SLOW:
+        return ""
+    return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"

@@ -32,14 +32,16 @@ from enginecast.exporters.registry import DEFAULT
 from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
-from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
+from enginecast.pipelines.folder import KNOWN, PipelineFolder, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.record import (
+    INDEX,
     RECORD,
     CheckOutcome,
     ComponentOutcome,
     EngineOutcome,
     PipelineRecord,
+    require_original,
     versions,
     write_record,
 )
@@ -119,11 +121,8 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         EnginecastError: see the tree in `enginecast.errors`; a component that fails does not raise.
     """
     steps = steps or Steps()
+    require_original(request.folder)
     folder = open_pipeline(request.folder, request.variant)
-    if (folder.path / RECORD).is_file():
-        raise SourceError(
-            f"{folder.path} holds engines already", hint="Give the folder that they were made from."
-        )
     if request.output.resolve().is_relative_to(folder.path.resolve()):
         raise UsageError(f"-o {request.output}: it is within the pipeline's own folder")
     named = [("--component", name) for name in request.precisions]

@@ -15,12 +15,11 @@ import torch
 
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.huggingface.diffusers_folder import CLASS, STEM, warn_of_newer
-from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE
 from enginecast.capture.sources.weights.checkpoint import WeightNames, find_weight_files, read_json
 from enginecast.errors import SourceError, first_line
 from enginecast.installation import required
+from enginecast.pipelines.record import INDEX, require_pipeline
 
-INDEX = "model_index.json"
 KNOWN = ("diffusers", "transformers")
 """Libraries whose models are exported."""
 
@@ -125,17 +124,10 @@ def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
     Warns:
         EnginecastWarning: a newer diffusers wrote it.
     """
+    require_pipeline(path)
     with required("diffusers", f"{path}: a pipeline", "diffusers"):
         import diffusers
     file = path / INDEX
-    if not file.is_file():
-        has_config = (path / CONFIG_FILE).is_file()
-        raise SourceError(
-            f"{path} is not a diffusion pipeline: it has no {INDEX}",
-            hint=f"`enginecast export {path}` exports one model."
-            if has_config
-            else "Give the folder that `pipe.save_pretrained` wrote.",
-        )
     index = read_json(file)
     name = index.get(CLASS)
     if isinstance(name, (list, tuple)) or any(path.glob("*.py")):

@@ -8,14 +8,44 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from enginecast.errors import BundleError, EnginecastWarning
+from enginecast.errors import BundleError, EnginecastWarning, SourceError
 from enginecast.public import some
 from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.version import __version__
 
 RECORD = "enginecast.json"
+INDEX = "model_index.json"
+"""Of the folder of a pipeline, as diffusers writes it."""
 FORMAT = 1
+
+
+def require_original(path: Path) -> None:
+    """Refuse a folder of engines.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if (path / RECORD).is_file():
+        raise SourceError(
+            f"{path} holds engines already", hint="Give the folder that they were made from."
+        )
+
+
+def require_pipeline(path: Path) -> None:
+    """Refuse a folder that no pipeline was saved to; needs neither torch nor diffusers.
+
+    Raises:
+        SourceError: it has no model_index.json.
+    """
+    if not (path / INDEX).is_file():
+        has_config = (path / "config.json").is_file()
+        raise SourceError(
+            f"{path} is not a diffusion pipeline: it has no {INDEX}",
+            hint=f"`enginecast export {path}` exports one model."
+            if has_config
+            else "Give the folder that `pipe.save_pretrained` wrote.",
+        )
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -25,13 +25,30 @@ from enginecast.passes.ir.traits import Trait, has
 _matmul, _softmax = op(aten.matmul.default), op(aten.softmax.int)
 _expand, _unsqueeze = op(aten.expand.default), op(aten.unsqueeze.default)
 _view = op(Trait.RESHAPES)
+_PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default, aten.einsum.default)
+_KEEPS = (Trait.IDENTITY, Trait.CASTS, Trait.ELEMENTWISE, Trait.RESHAPES, Trait.PERMUTES)
 
 
 def is_attention_core(node: Node) -> bool:
-    """A fused attention call, or a softmax over scores [batch, heads, tokens, key tokens]."""
+    """A fused attention call, or a softmax over scores [batch, heads, tokens, key tokens] whose
+    weights multiply values: not one over classes.
+    """
     if is_call(node, aten.scaled_dot_product_attention.default):
         return True
-    return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4
+    return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4 and _weighs(node)
+
+
+def _weighs(weights: Node) -> bool:
+    """Whether attention weights, perhaps changed one by one or viewed, go into a product."""
+    seen, left = {weights}, [weights]
+    while left:
+        for user in left.pop().users:
+            if is_call(user, *_PRODUCTS):
+                return True
+            if user not in seen and has(user, *_KEEPS):
+                seen.add(user)
+                left.append(user)
+    return False
 
 
 @pattern

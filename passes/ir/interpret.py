@@ -31,6 +31,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.source import checked, source_line
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.progress import counted
 
 _SECOND_FACTOR: Mapping[Any, int] = {
     aten.mm.default: 1,
@@ -164,7 +165,7 @@ class Run(Interpreter):
         """The user outputs of each case, in order."""
         order = schedule(self._program, self._weights)
         pending = Counter(source for node in order for source in node.all_input_nodes)
-        for node in order:
+        for node in counted(order, "ops"):
             if node.op == "output":
                 return [self.user_outputs(node, own) for own in self._own]
             if node in self._weights:

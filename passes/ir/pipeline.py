@@ -26,6 +26,7 @@ from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.ir.varying_sizes import fixed_sizes
 from enginecast.plugins import defect_of, is_foreign
+from enginecast.progress import counted
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def run_pipeline(
     """
     runs: list[PassRun] = []
     is_functional = False
-    for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
+    pairs = list(zip(passes, leave or [frozenset[SiteKey]()] * len(passes), strict=True))
+    for pass_, skip in counted(pairs, "passes"):
         if not (is_functional or isinstance(pass_, CapturePass)):
             _require_functional(program)
             is_functional = True

@@ -191,12 +191,7 @@ def stage(
             is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS
             if is_old and (aside / marker).is_file() and not os.path.lexists(path):
                 aside.rename(path)
-    require_free(path, overwrite=overwrite, marker=marker, what=what)
-    if (around := bundle_around(path)) is not None:
-        raise BundleError(
-            f"{target}: {around} is a bundle, whose files are sealed by their digests",
-            hint="Write beside it.",
-        )
+    require_target(path, overwrite=overwrite, marker=marker, what=what)
     folder, held = beside(path, "tmp"), None
     try:
         with _disk_errors(f"creating {folder}"):
@@ -242,6 +237,27 @@ def outermost(path: Path) -> Path:
     while (around := bundle_around(path)) is not None:
         path = around
     return path
+
+
+def require_target(
+    target: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    marker: str = MANIFEST_NAME,
+    what: str = "bundle",
+) -> None:
+    """Refuse a target that `stage` would refuse.
+
+    Raises:
+        BundleError: it exists (and is not a bundle, or `overwrite` is off), or is inside a bundle.
+    """
+    path = resolved(target)
+    require_free(path, overwrite=overwrite, marker=marker, what=what)
+    if (around := bundle_around(path)) is not None:
+        raise BundleError(
+            f"{target}: {around} is a bundle, whose files are sealed by their digests",
+            hint="Write beside it.",
+        )
 
 
 def require_free(

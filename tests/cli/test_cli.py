@@ -95,11 +95,16 @@ def test_export_publishes_and_prints_the_verdict_on_stdout(
     bundle = tmp_path / "new" / "bundle"
     done = cast(capsys, "export", exports.model("plain"), "-o", bundle)
     assert done.code == 0
-    assert "verified: " in done.out
-    assert "canonicalize" in done.out
-    assert f"{bundle}: " in done.out
-    said = r"^\d+\.\dx eager on this machine \(.*\): features \[3, 7, 12\]"
-    assert re.search(said, done.out, re.MULTILINE)
+    expected = (
+        r"verified: .*x the error of eager fp32",
+        r"engine: fp32 for onnxruntime on the CPU; batch 1\.\.64 varies.*",
+        rf"{bundle}: \d+ nodes, 0\.0 MiB",
+        r"speed: [\d.]+x eager at 1x7x12( \(slower\))?, [\d.]+x at 32x7x12( \(slower\))?"
+        r" \(fp32 on \d+ threads? of this CPU(, which was busy)?\)",
+        rf"report: {bundle}/report\.html",
+    )
+    for line, pattern in zip(done.out.splitlines(), expected, strict=True):
+        assert re.fullmatch(pattern, line), (line, pattern)
     assert "verified" not in done.err
     assert {path.name for path in bundle.iterdir()} == {
         *("build.log", "engine.onnx", "manifest.json", "reference.safetensors"),
@@ -124,17 +129,19 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert done.json["bundle"] == str(bundle)
     assert done.json["rejected"] is None
     assert done.json["speed"]["eager"] > 0
-    assert done.json["speed"]["shapes"] == {"features": [3, 7, 12], "keep": [3, 7]}
+    assert done.json["speed"]["shapes"] == {"features": [1, 7, 12], "keep": [1, 7]}
+    assert [case["shapes"]["keep"] for case in done.json["speed"]["cases"]] == [[1, 7], [32, 7]]
     report = json.loads((bundle / "report.json").read_text())
-    assert re.fullmatch(r"[\d.]+x eager on this machine .*", report["speed"])
+    assert re.fullmatch(r"[\d.]+x eager at .*fp32 on 1 thread of this CPU.*\)", report["speed"])
     assert f"<dd>{report['speed']}</dd>" in page(bundle)
+    assert "features [32, 7, 12]" in page(bundle)
     assert report["origin"]["command"] == shlex.join(
         ["enginecast", *map(str, command), "--arch", "sm90", "--threads", "1"]
     )
     profile = report["profile"]
     assert (profile["provider"], profile["shapes"]) == (
         "CPUExecutionProvider",
-        {"features": [3, 7, 12], "keep": [3, 7]},
+        {"features": [1, 7, 12], "keep": [1, 7]},
     )
     timed = {(layer["module"], layer["op"]) for layer in profile["layers"]}
     assert timed >= {("norm", "LayerNormalization")}
@@ -170,6 +177,7 @@ def test_fp16_here_is_verified_by_emulation(
         *("--skip-modules-pattern", "narrow", "--skip-modules-classes", "LayerNorm"),
     )
     assert done.code == 0
+    assert done.json["speed"] is None  # the CPU provider computes fp16 in fp32
     assert done.json["outcome"] == "verified-by-emulation"
     assert done.json["engine"] == "not run on target"
     assert "keep=narrow keep_classes=LayerNorm" in done.json["pipeline"]

@@ -12,6 +12,7 @@ from exports import cast
 
 from enginecast.cli.app import app
 from enginecast.cli.terminal.help import EXAMPLES
+from enginecast.pipelines.record import RECORD
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 Capture = pytest.CaptureFixture[str]
@@ -186,6 +187,18 @@ def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
         "from enginecast.cli.app import main\n"
         "main()\n"
     )
+    (tmp_path / "m.py").touch()
+    (tmp_path / "a.txt").write_text("a red fox\n", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model_index.json").touch()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / MANIFEST_NAME).touch()
+    (tmp_path / "taken" / RECORD).touch()
+
+    def said(*words: str) -> str:
+        run = [sys.executable, "-c", code, *words]
+        return subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path).stderr
+
     for words in (
         ("export", "m:f", "-o", "out"),
         ("inspect", "m:f"),
@@ -193,11 +206,23 @@ def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
         ("bisect", "m:f", "--precision", "fp16"),
         ("diffusers", "export", "folder", "-o", "out"),
     ):
-        run = [sys.executable, "-c", code, *words]
-        done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.stderr.startswith("loading torch\nand now torch\n"), (words, done.stderr)
-        done = subprocess.run([*run, "-q"], capture_output=True, text=True, check=False)
-        assert done.stderr.startswith("and now torch\n"), (words, done.stderr)
+        assert said(*words).startswith("loading torch\nand now torch\n"), words
+        assert said(*words, "-q").startswith("and now torch\n"), words
+    for early, expected in (
+        (("export", "m:f", "-o", "taken"), "a bundle already exists"),
+        (("export", "typo", "-o", "out"), "'typo' is not a model: no such file or folder"),
+        (("export", "m.typo:f", "-o", "out"), "No module named 'm.typo'"),
+        (("export", "m:f", "-o", "out", "--prompts", "none.txt"), "--prompts none.txt: No such"),
+        (("inspect", "typo.pt2"), "typo.pt2 does not exist"),
+        (("opt", "m:f", "--pipeline", "typo"), "unknown pass 'typo'"),
+        (("bisect", "m:f", "--precision", "typo"), "'typo' is not a precision"),
+        (("verify", "taken", "--model", "typo:f"), "No module named 'typo'"),
+        (("diffusers", "export", "folder", "-o", "taken"), "already exists"),
+        (("cache", "fill", "typo", "--texts", "a.txt", "-o", "out"), "typo: expected a bundle"),
+    ):
+        message = said(*early)
+        assert message.startswith("error: "), message
+        assert expected in message
 
 
 def test_json_has_a_version(tmp_path: Path, capsys: Capture) -> None:

@@ -1,6 +1,6 @@
 """How many fusions a model should have, how many there are, and what is said of those missing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from lowering import lower, profile_ops
 from programs import TOKENS, Function, Image, Text, calibrated, captured, prompts, seeded
+from torch import nn
 from torch.export import ExportedProgram
 from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
 
@@ -203,8 +204,18 @@ def test_runtime_executes_what_the_engine_holds(
     assert all(fusion.missing == () for fusion in fusions)
 
 
-def test_model_without_any_site_has_an_empty_contract() -> None:
-    program = captured(Function(lambda x: x.relu()), torch.randn(3))
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (torch.relu, (3,)),
+        (lambda x: x.softmax(1), (2, 4, 5, 6)),  # over classes
+        (lambda x: nn.functional.linear(x.softmax(-1) * 2, torch.ones(3, 6)), (2, 4, 5, 6)),
+    ],
+)
+def test_model_without_any_site_has_an_empty_contract(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]
+) -> None:
+    program = captured(Function(function), torch.randn(shape))
     assert count_fusions(expect_fusions(program), program, {"Relu": 1}, None, {}) == ()
 
 

@@ -31,10 +31,11 @@ from enginecast.pipelines.check import (
     whole_outcome,
     with_noise,
 )
-from enginecast.pipelines.folder import INDEX, open_pipeline
+from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
 from enginecast.pipelines.record import (
+    INDEX,
     RECORD,
     CheckOutcome,
     EngineOutcome,

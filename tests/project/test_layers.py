@@ -34,6 +34,7 @@ LEAVES = {
         "plugins",
         "printable",
         "public",
+        "progress",
         "version",
     )
 }

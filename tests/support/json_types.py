@@ -28,11 +28,27 @@ class Error(TypedDict):
     violations: NotRequired[list[str]]
 
 
+class CaseMilliseconds(TypedDict):
+    engine: float
+    eager: float
+
+
+class SpeedCase(TypedDict):
+    eager: float
+    quartiles: list[float]
+    rounds: int
+    shapes: Shapes
+    milliseconds: CaseMilliseconds
+
+
 class Speed(TypedDict):
     eager: float
     quartiles: list[float]
     rounds: int
     shapes: Shapes
+    cases: list[SpeedCase]
+    threads: int
+    busy: bool
 
 
 class Memory(TypedDict):

@@ -49,6 +49,17 @@ def test_more_than_the_limit_is_rejected_in_floor_units() -> None:
     assert "'y' has 4.0x the error of eager bf16" in rejected(verdict)
 
 
+def test_booleans_that_differ_have_no_cosine() -> None:
+    wanted = np.arange(4096).reshape(64, 64) % 2 == 0
+    found = wanted.copy()
+    found[3, 5] ^= True  # as eager itself may
+    compared = {"short": {"mask": measure(found, wanted)}}
+    verdict = judge(compared, Floor("fp32", compared), where=WHERE, engine_ran=True)
+    (output,) = verdict.outputs
+    assert verdict.outcome == "verified"
+    assert (output.error, output.cosine, output.sqnr_db) == (1 / 4096, None, None)
+
+
 def test_one_wrong_row_is_rejected_though_the_pooled_error_is_small() -> None:
     outputs = {case: wanted + 1e-7 * NOISE[case] for case, wanted in REFERENCE.items()}
     outputs["long"][2, 3] += 4e-6

@@ -14,6 +14,7 @@ from torch.fx import Node
 from enginecast.errors import VerificationError
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
+from enginecast.progress import counted
 from enginecast.verification.boundaries import fill_values, is_module_output, largest_values
 from enginecast.verification.eager.kernel_noise import EDGE_WORK, WORK
 from enginecast.verification.eager.other_kernels import noisy, with_losses, with_samples
@@ -278,7 +279,7 @@ def _eager_where_it_runs(
     eager: Eager, cases: Sequence[Case], dtype: str, forward: Forward
 ) -> Iterator[tuple[Case, Mapping[str, Array]]]:
     module = eager(DTYPES[dtype])
-    for case in cases:
+    for case in counted(cases, "edge cases"):
         try:
             made = eager_outputs(lambda _: module, [case], dtype=dtype, forward=forward)
         except VerificationError:

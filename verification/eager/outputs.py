@@ -22,6 +22,7 @@ from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
+from enginecast.progress import counted
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verification.metrics import Array, Outputs
 from enginecast.verification.runs import Runs
@@ -116,7 +117,7 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
     """
     module = eager(DTYPES[dtype])
     found = {}
-    for case in cases:
+    for case in counted(cases, "cases"):
         # Copies: a forward may write into what it is given.
         inputs = {
             name: tensor.to(DTYPES[dtype] if tensor.is_floating_point() else None, copy=True)

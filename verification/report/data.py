@@ -224,6 +224,8 @@ class Report:
     plan: Plan | None = None
     profile: Profile | None = None
     """None: the engine was not profiled."""
+    more_profiles: tuple[Profile, ...] = ()
+    """The same at other sizes."""
     size: int = 0
     """Bytes of the first engine and its weights."""
     nodes: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from enginecast.runtime.bundle.manifest import Downgrade, Fusion, OutputVerdict, Verdict
@@ -13,6 +14,11 @@ from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
 from enginecast.verification.report.layout import print_table
 from enginecast.verification.verdict import verdict_line
 
+HOW = (
+    *("the engine ran on ", "the engine file ran on ", "the engine has not run"),
+    *("the program was judged in ", "eager fp32+"),
+)
+"""Beginnings of reasons that say how a verdict was reached, which its line says in short."""
 SHOWN = 3
 """Modules in the table on a terminal, and that are named in a cell; report.json has all."""
 
@@ -45,15 +51,37 @@ class ReportTable:
     columns: Sequence[Column]
 
 
+def print_summary(report: Report, console: Console) -> None:
+    """Print the verdict, and what it takes to understand it: of a rejection every reason, and where
+    values overflow; last, what the engine lacks.
+    """
+    is_rejected = report.verdict.outcome == "rejected"
+    verdict = report.verdict
+    if not is_rejected:
+        told = tuple(reason for reason in verdict.reasons if not reason.startswith(HOW))
+        verdict = msgspec.structs.replace(verdict, reasons=told)
+    print_verdict(verdict, report.floor_dtype, console, tables=False)
+    _print_others(report, console)
+    if is_rejected and report.emulation is not None:
+        print_emulation(report.emulation, console)
+    lacking = {each.text for each in report.downgrades}
+    for note in report.notes:
+        if note not in lacking:
+            _print_line(note, console)
+    print_downgrades(report.downgrades, console)
+
+
 def print_report(report: Report, console: Console) -> None:
     """Print the verdict and, where there are any, the tables of passes and fusions; last, what the
     engine lacks.
     """
     print_verdict(report.verdict, report.floor_dtype, console)
-    for target, verdict in report.others.items():
-        _print_line(f"{target}: {verdict_line(verdict, report.floor_dtype)}", console)
-    if report.passes:
-        _print_table(passes_table(report.passes), console)
+    _print_others(report, console)
+    busy = [check for check in report.passes if not _is_idle(check)]
+    if busy:
+        _print_table(passes_table(busy), console)
+    if idle := [check.name for check in report.passes if _is_idle(check)]:
+        _print_line(f"nothing to do for {', '.join(idle)}", console)
     if report.fusions:
         _print_table(fusions_table(report.fusions), console)
     if report.emulation is not None:
@@ -62,6 +90,15 @@ def print_report(report: Report, console: Console) -> None:
     for line in (*report.layers, *(note for note in report.notes if note not in lacking)):
         _print_line(line, console)
     print_downgrades(report.downgrades, console)
+
+
+def _print_others(report: Report, console: Console) -> None:
+    for target, verdict in report.others.items():
+        _print_line(f"{target}: {verdict_line(verdict, report.floor_dtype)}", console)
+
+
+def _is_idle(check: PassCheck) -> bool:
+    return not (check.rewritten or check.left_alone or check.failure)
 
 
 def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: bool = True) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginecast.cli.options.from_fields import AsJson, Download, fetched, grouped
+from enginecast.cli.options.from_fields import AsJson, Download, grouped, located
 from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import (
@@ -49,7 +49,8 @@ def inspect(
 
         show_rejected(Path(model), as_json=as_json)
         return
-    model = fetched(model) if download else model
+    request.check()
+    model = located(model, download=download)
     _plan(replace(request, model=model, target_options=tensorrt), save_plan, as_json)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, get_args, get_
 import typer
 
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
+from enginecast.capture.sources.place import kind_of
 from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
@@ -195,6 +196,18 @@ def _built(owner: Any, values: Mapping[str, Any]) -> Any:
                 value = parse(value)
             made[each.name] = value
     return owner(**made)
+
+
+def located(model: str, *, download: bool = False) -> str:
+    """MODEL, which is there as far as can be told without torch; downloaded first, if asked.
+
+    Raises:
+        SourceError: there is no such folder, file or module.
+    """
+    if download:
+        return fetched(model)
+    kind_of(model)
+    return model
 
 
 def fetched(model: str) -> str:

@@ -5,7 +5,6 @@ tried again, and after what, stands in `ways`.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +56,8 @@ from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.publication.bundle import Candidate, Export, Measure, publish
 from enginecast.compiler.publication.downgrades import other_dtypes
-from enginecast.compiler.publication.manifest import PLAN_NAME, describe_program, describe_rungs
+from enginecast.compiler.publication.manifest import describe_program, describe_rungs
+from enginecast.compiler.publication.report_details import plan_notes
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
@@ -75,7 +75,7 @@ from enginecast.errors import (
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.interpret import AssertionFailedError
-from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
@@ -504,18 +504,3 @@ def _refuse_caught(source: Source, error: EnginecastError) -> None:
             f"{error.message}, and eager runs on the same inputs",
             hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
         ) from error
-
-
-def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
-    """A quantization plan in one sentence, and how it was found; nothing without one."""
-    if found is None:
-        return ()
-    choices = Counter(layer.choice for layer in found.layers)
-    counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
-    predicted = found.predicted_error
-    error = "" if predicted is None else f"predicted error {predicted:.2g}, "
-    return (
-        f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
-        f" ({PLAN_NAME})",
-        *found.notes,
-    )

@@ -18,7 +18,7 @@ from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.downgrades import downgrades_of
 from enginecast.compiler.publication.manifest import PLAN_NAME
-from enginecast.compiler.publication.report_details import origin_of, reported_plan
+from enginecast.compiler.publication.report_details import origin_of, plan_notes, reported_plan
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.steps import Steps
 from enginecast.doctor.checks import Report as Machine
@@ -124,7 +124,8 @@ class Candidate:
             schema_version=SCHEMA_VERSION,
             origin=origin,
             plan=None if plan is None else reported_plan(plan, self.config.precision),
-            profile=None if timing is None else timing.profile,
+            profile=None if not timing or not timing.profiles else timing.profiles[0],
+            more_profiles=() if timing is None else timing.profiles[1:],
             size=size,
             nodes=self.artifacts[0].nodes if self.artifacts else 0,
         )
@@ -143,8 +144,8 @@ class Timing:
 
     speed: Speed | None = None
     """Compared with eager; None: not timed."""
-    profile: Profile | None = None
-    """Time by layer; None: not timed, or its runtime does not time layers."""
+    profiles: tuple[Profile, ...] = ()
+    """Time by layer, at some sizes; empty: not timed, or its runtime does not time layers."""
 
 
 Measure = Callable[[Candidate, Bundle, float], Timing]
@@ -178,6 +179,14 @@ class Export:
         is_rejected = self.report.verdict.outcome == "rejected"
         lacking = (each for each in self.report.downgrades if each.consent == "missing")
         return () if is_rejected else tuple(lacking)
+
+    @property
+    def notable(self) -> tuple[str, ...]:
+        """The notes without those on how a quantization plan was found."""
+        rewritten = self.candidate.rewritten
+        plan = None if rewritten is None else plan_of(rewritten.program)
+        usual = set(plan_notes(plan)[1:])
+        return tuple(note for note in self.report.notes if note not in usual)
 
     @property
     def ops(self) -> Mapping[str, int]:

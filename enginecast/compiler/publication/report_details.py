@@ -2,9 +2,11 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from enginecast.compiler.publication.manifest import PLAN_NAME
 from enginecast.doctor.checks import Report as Machine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verification.report.data import Origin, Plan, PlannedLayer
@@ -74,3 +76,18 @@ def _quantized_bytes(layer: LayerPlan) -> int:
     if layer.weights == "block":
         scales = rows * math.ceil(count / rows / max(layer.block, 1))
     return math.ceil(count * layer.value_bytes) + scales * SCALE_BYTES
+
+
+def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
+    """A quantization plan in one sentence, and how it was found; nothing without one."""
+    if found is None:
+        return ()
+    choices = Counter(layer.choice for layer in found.layers)
+    counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
+    predicted = found.predicted_error
+    error = "" if predicted is None else f"predicted error {predicted:.2g}, "
+    return (
+        f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
+        f" ({PLAN_NAME})",
+        *found.notes,
+    )

@@ -37,6 +37,7 @@ from enginecast.passes.quantize.measure.calibration import (
 from enginecast.passes.quantize.measure.quantizable import Tail, tail_of
 from enginecast.passes.quantize.measure.simulate import Rounding
 from enginecast.passes.quantize.measure.spans import static_spans
+from enginecast.progress import counted
 
 Choices = Mapping[Node, Sequence[LayerPlan]]
 """For each layer the forms that it may take, fastest first."""
@@ -141,7 +142,7 @@ def measure_alone(
     with torch.no_grad():
         rounding = Rounding(plan, static_spans(program, context, fastest.items()))
         layers = [{node: fastest[node] for node in variant} for variant in variants]
-        for start in range(0, len(variants), AT_ONCE):
+        for start in counted(range(0, len(variants), AT_ONCE), "groups of variants"):
             run = _Variants(program, cases, layers[start : start + AT_ONCE], rounding)
             outputs = [named(results, None) for results in run.results()]
             reached += [

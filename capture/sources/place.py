@@ -1,0 +1,102 @@
+"""What kind of thing a MODEL argument names, and whether it is there; needs no torch."""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
+from enginecast.errors import SourceError
+
+SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
+"""Ends of the names of files that torch writes, of which those of TorchScript are models."""
+
+
+MARKS = ("config.json", "modules.json", "model_index.json", "scheduler_config.json")
+"""Files of folders that are models, or that are refused by what they are."""
+Kind = Literal["folder", "program", "script", "factory"]
+
+
+def kind_of(model: str) -> Kind:
+    """What a MODEL is, by its name and what is on the disk; nothing of it is read.
+
+    Raises:
+        SourceError: there is no such folder, file or importable module.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise SourceError(
+                f"{path}: expected a model, but the folder is empty",
+                hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
+            )
+        if not any((path / name).is_file() for name in MARKS):
+            raise SourceError(f"{path / MARKS[0]} is missing")
+        return "folder"
+    is_script = path.suffix in SCRIPTS and (path.is_file() or ":" not in model)
+    if is_script or path.suffix == ".pt2":
+        if not path.exists():
+            raise SourceError(f"{path} does not exist")
+        return "script" if is_script else "program"
+    if ":" in model and not path.exists():
+        name = model.partition(":")[0]
+        if missing := _missing(name):
+            raise SourceError(
+                f"{model}: importing {name!r} failed: ModuleNotFoundError: No module named"
+                f" {missing!r}"
+            )
+        return "factory"
+    if is_hub_name(model):
+        raise SourceError(
+            f"{model!r} is not a model here: no such folder",
+            hint=f"From the Hugging Face hub: --download, or {download_line(model)}",
+        )
+    raise SourceError(
+        f"{model!r} is not a model: "
+        + ("a file of unknown kind" if path.exists() else "no such file or folder"),
+        hint="Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
+        " file.",
+    )
+
+
+def _missing(name: str) -> str:
+    """The first part of a dotted name that is no module, as far as can be told without importing
+    one; else empty.
+    """
+    if name in sys.modules:
+        return ""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        top, *rest = name.split(".")
+        found = find_spec(top) if top else None
+        if found is None:
+            return top or name
+        for part in rest:
+            parent, top = found, f"{top}.{part}"
+            if _is_dynamic(parent):
+                return ""
+            found = _found_in(top, list(parent.submodule_search_locations or ()))
+            if found is None:
+                return top
+    except Exception:  # of the finders of others; the import itself says it better
+        return ""
+    finally:
+        sys.path.remove(folder)
+    return ""
+
+
+def _found_in(name: str, folders: list[str]) -> ModuleSpec | None:
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    specs = (find(name, folders, None) for find in finders if find is not None)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _is_dynamic(module: ModuleSpec) -> bool:
+    """Whether a module's own code may add modules below it, such as `six.moves`."""
+    if module.origin is None:  # a namespace: no code
+        return False
+    code = Path(module.origin).read_text(encoding="utf-8", errors="replace")
+    return "sys.modules" in code or "__path__" in code
