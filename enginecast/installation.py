@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from enginecast.errors import MissingError, first_line
+from enginecast.errors import EnginecastError, MissingError, chain_of, first_line
 
 OURS = "enginecast"
 EXTRAS = {
@@ -38,6 +38,14 @@ EXTRAS = {
 """Libraries by the names that they are imported under."""
 BUILT_FOR_TORCH = {"torchvision": (0, 15), "torchaudio": (2, 0)}
 """Torch 2.N goes with version 0.(N + 15) of torchvision."""
+_NO_CUDA = (
+    "torch not compiled with cuda enabled",
+    "pytorch is not linked with support for cuda",
+    "found no nvidia driver",
+    "no cuda gpus are available",
+    "no cuda-capable device",
+    "cuda driver initialization failed",
+)
 _REQUIREMENT = re.compile(r"([\w.-]+(?:\[[\w,-]+\])?)\s*\(?([^;\s)]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)")
 
@@ -149,6 +157,28 @@ def unimportable(error: BaseException) -> MissingError | None:
     )
     found.details = {"library": name}
     return found
+
+
+def missing_requirement(error: BaseException, who: str) -> EnginecastError | None:
+    """The error to raise when the code of `who` wants what is not here; None: another cause."""
+    for link in chain_of(error):
+        if any(phrase in str(link).lower() for phrase in _NO_CUDA) and not _has_gpu():
+            return MissingError(
+                f"{who} needs a CUDA GPU, and this machine has none: {link}",
+                hint="Build the model on the CPU; --device sets what the engine runs on.",
+            )
+        if isinstance(link, ModuleNotFoundError) and link.name:
+            return MissingError(
+                f"{who} needs the package {link.name.partition('.')[0]!r}, which is not installed",
+                hint="Install it in this environment.",
+            )
+    return None
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _said(error: BaseException) -> str:

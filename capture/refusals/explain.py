@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
 from enginecast.capture.python.recompile import replaced
-from enginecast.errors import EnginecastError, MissingError
+from enginecast.errors import chain_of
 
 Kind = Literal[
     "data-dependent-branch",
@@ -191,14 +191,6 @@ _IS_ASSERT = "_is_python_assert"
 _SUGGESTS = "prettify_results"
 _MOST_SIZES = 512
 """Sizes that a guard is tried on to learn whether it is one of those that fail."""
-_NO_CUDA = (
-    "torch not compiled with cuda enabled",
-    "pytorch is not linked with support for cuda",
-    "found no nvidia driver",
-    "no cuda gpus are available",
-    "no cuda-capable device",
-    "cuda driver initialization failed",
-)
 
 
 @dataclass(frozen=True)
@@ -239,7 +231,7 @@ class Refusal:
 
 def explain(error: BaseException) -> Refusal:
     """Explain an exception that torch.export raised; looks at it and changes nothing."""
-    chain = list(_chain(error))
+    chain = list(chain_of(error))
     kinds = [kind for kind in map(_kind, chain) if kind is not None]
     kind: Kind = kinds[0] if kinds else "model-error"
     places = [_place(link) for link in chain]
@@ -265,16 +257,6 @@ def explain(error: BaseException) -> Refusal:
     code = linecache.getline(file, line).strip() if file else ""
     is_told = bool(file) and (kind in OF_VALUES or (reason, hint) != REASONS[kind])
     return Refusal(kind, file, line, code, reason, hint, "" if is_told else _detail(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it was raised from."""
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def _kind(error: BaseException) -> Kind | None:
@@ -311,23 +293,6 @@ def _detail(error: BaseException) -> str:
             "expected a condition that this code checks to hold, and for these inputs it does not"
         )
     return f"{type(error).__name__}: {first[:200]}"
-
-
-def missing_requirement(error: BaseException, who: str) -> EnginecastError | None:
-    """The error to raise when the code of `who` wants what is not here; None: another cause."""
-    for link in _chain(error):
-        text = str(link).lower()
-        if any(phrase in text for phrase in _NO_CUDA) and not torch.cuda.is_available():
-            return MissingError(
-                f"{who} needs a CUDA GPU, and this machine has none: {link}",
-                hint="Build the model on the CPU; --device sets what the engine runs on.",
-            )
-        if isinstance(link, ModuleNotFoundError) and link.name:
-            return MissingError(
-                f"{who} needs the package {link.name.partition('.')[0]!r}, which is not installed",
-                hint="Install it in this environment.",
-            )
-    return None
 
 
 @contextmanager

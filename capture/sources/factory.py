@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.inputs.calls import call_of, take_named_tensors
-from enginecast.capture.refusals.explain import missing_requirement
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded
 from enginecast.capture.sources.huggingface.transformers_folder import write_config
@@ -27,6 +26,7 @@ from enginecast.capture.sources.weights.copies import cast_module, copy_module
 from enginecast.capture.sources.weights.empty import empty_copy
 from enginecast.capture.sources.weights.finite import require_finite_module
 from enginecast.errors import SourceError
+from enginecast.installation import missing_requirement
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 HALVES = frozenset({torch.float16, torch.bfloat16})

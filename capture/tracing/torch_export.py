@@ -26,7 +26,6 @@ from enginecast.capture.refusals.explain import (
     Refusal,
     explain,
     guards_at_model_code,
-    missing_requirement,
     suggestions_left_out,
 )
 from enginecast.capture.sources.base.source import Source
@@ -37,6 +36,7 @@ from enginecast.capture.tracing.patches.open_sizes import open_sizes
 from enginecast.capture.tracing.patches.table import forward_patched, libraries_patched
 from enginecast.capture.tracing.sizes.shapes import check_shapes, dynamic_shapes
 from enginecast.errors import EnginecastError
+from enginecast.installation import missing_requirement
 from enginecast.library_names import aten, private, private_or_none
 from enginecast.passes.captured.inline_autocast import InlineAutocast, regions
 from enginecast.passes.ir.base import PassContext

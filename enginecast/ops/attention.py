@@ -51,9 +51,15 @@ def attention(
     Returns:
         In the layout of query, with the head size of value.
     """
+    query_heads, key_heads = _heads_first(query, heads), _heads_first(key, kv_heads)
+    if causal and bias is not None:  # torch 2.14 takes one of them alone
+        earlier = bias.new_ones(query_heads.shape[-2], key_heads.shape[-2], dtype=torch.bool).tril()
+        is_mask = bias.dtype == torch.bool
+        bias = bias & earlier if is_mask else bias.masked_fill(~earlier, -torch.inf)
+        causal = False
     out = torch.nn.functional.scaled_dot_product_attention(
-        _heads_first(query, heads),
-        _heads_first(key, kv_heads),
+        query_heads,
+        key_heads,
         _heads_first(value, kv_heads),
         attn_mask=bias,
         is_causal=causal,

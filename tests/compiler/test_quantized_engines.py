@@ -22,6 +22,7 @@ from bundles import manifest
 from family_text import clip_text
 from family_vision import CLIP_VISION
 from lowering import lower, profile_ops
+from packaging.version import Version
 from programs import TOKENS, Image, Text, captured, prompts, relative_error, rewritten, seeded
 from quantized_programs import FP8, Form, in_torch, quantized
 from torch import Tensor, nn
@@ -210,9 +211,10 @@ def test_fp8_engines_run_at_the_default_level(pair: ExportedProgram, tmp_path: P
     x = torch.randn(2, 5, 32)
     program = quantized(pair, "static", FP8)
     assert lower(program, tmp_path).quantized == "fp8"
-    bundle, record = bundle_of(tmp_path, "")
-    with pytest.raises(BundleError, match="ONNX Runtime refuses it"):
-        OrtSession.open(bundle, record, [CPU_PROVIDER], 1)
+    if Version(onnxruntime.__version__) < Version("1.32"):  # which takes them as they are
+        bundle, record = bundle_of(tmp_path, "")
+        with pytest.raises(BundleError, match="ONNX Runtime refuses it"):
+            OrtSession.open(bundle, record, [CPU_PROVIDER], 1)
     bundle, record = bundle_of(tmp_path, "fp8")
     session = OrtSession.open(bundle, record, [CPU_PROVIDER], 1)
     found = session.to_host(session.run({"x": x.numpy()}, ["out"])["out"])

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from enginecast.errors import EnginecastError, VerificationError
+from enginecast.installation import missing_requirement
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.interpret import AssertionFailedError
@@ -129,6 +130,8 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
         except EnginecastError:
             raise
         except Exception as error:  # the model's own code, which may not take every size
+            if missing := missing_requirement(error, "the model's forward"):
+                raise missing from error
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             of_dtypes = any(word in str(error) for word in ("dtype", "Half", "BFloat16"))
             hint = FP32_FIRST if of_dtypes else NARROW

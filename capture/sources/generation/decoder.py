@@ -93,18 +93,26 @@ def _drops(model: Any, before: int) -> bool:
     kept = torch.empty(1, 1, before, 1, device="meta")
     cache.layers = [Kept(kept, kept)]
     ids = torch.zeros(1, before + 1, dtype=torch.int64)
+    name = cache_argument(type(model))
     try:
         given = model.prepare_inputs_for_generation(
             ids,
-            past_key_values=cache,
             attention_mask=torch.ones_like(ids),
             position_ids=torch.arange(before + 1)[None],
             next_sequence_length=1,
             use_cache=True,
+            **{name: cache},
         )
     except Exception:  # the model's own code: what a run of generate needs is compared there
         return False
-    return given.get("past_key_values") is not cache
+    return given.get(name) is not cache
+
+
+def cache_argument(kind: type[Any] | None) -> str:
+    """What a model's `forward` calls its cache: transformers renamed it in 5.24, and warns."""
+    forward: Any = getattr(kind, "forward", None)
+    known = () if forward is None else inspect.signature(forward).parameters
+    return "cache" if "cache" in known and PAST not in known else PAST
 
 
 class Kept(DynamicLayer):  # type: ignore[misc] # it has no types
@@ -145,7 +153,7 @@ class DecoderSource(WrappedSource):
         module = self._model.empty()
         cache = DynamicCache()
         ids = torch.zeros(1, 2, dtype=torch.int64)
-        given = {IDS: ids, "past_key_values": cache, "use_cache": True}
+        given = {IDS: ids, cache_argument(type(module)): cache, "use_cache": True}
         with without_values(self.name, type(module).__name__, module, HINT):
             module(**given, **{MASK: torch.ones_like(ids)})
             found = kept_layers(self.name, cache.layers, 2, HINT)
@@ -354,6 +362,7 @@ class DecoderSource(WrappedSource):
         """
         plain: Callable[..., Any] = type(module).forward
         names, past, layers = set(self.names), self.past, len(self.layers)
+        cache_name = cache_argument(type(module))
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or tensors.keys() != names:
@@ -366,10 +375,11 @@ class DecoderSource(WrappedSource):
             torch._check(tensors[MASK].shape[1] == tokens + tensors[IDS].shape[1], lambda: OF_MASK)
             cache = DynamicCache()
             cache.layers = [Kept(*pair) for pair in zip(kept[0::2], kept[1::2], strict=True)]
-            given = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name in names}
-            returned = plain(
-                module, **given, past_key_values=cache, use_cache=True, return_dict=True
-            )
+            given: dict[str, Any] = {
+                name: tensors[name] for name in (IDS, MASK, POSITIONS) if name in names
+            }
+            given[cache_name] = cache
+            returned = plain(module, **given, use_cache=True, return_dict=True)
             if len(cache.layers) != layers:
                 raise RuntimeError(f"expected a cache of {layers} layers, got {len(cache.layers)}")
             return {

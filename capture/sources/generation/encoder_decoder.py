@@ -51,6 +51,7 @@ from enginecast.capture.sources.generation.decoder import (
     Kept,
     Layer,
     as_decoder,
+    cache_argument,
     check_task,
     generates,
     kept_inputs,
@@ -69,7 +70,7 @@ IDS, MASK, ENCODER_MASK = "decoder_input_ids", "decoder_attention_mask", "encode
 OWN_MASK = "attention_mask"
 CROSS = "cross_key_values"
 OF_TEXT = "input_ids"
-NOT_ENCODED = ("past_key_values", "encoder_outputs", "labels", "use_cache", "return_dict")
+NOT_ENCODED = ("past_key_values", "cache", "encoder_outputs", "labels", "use_cache", "return_dict")
 """Arguments of `forward`, besides those that begin with "decoder_", that are not the encoder's."""
 OF_ENCODED = "expected keys, values and a mask of as many tokens as the encoder gave"
 HINT = "Leave --task out to export the model without a cache."
@@ -187,6 +188,7 @@ class EncoderSource(WrappedSource):
         is dead, and no part of the program.
         """
         plain: Callable[..., Any] = type(module).forward
+        options, cache_name = {"use_cache": True, "return_dict": True}, cache_argument(type(module))
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or any(name.startswith("decoder_") for name in tensors):
@@ -194,7 +196,7 @@ class EncoderSource(WrappedSource):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             first = next(tensor for tensor in tensors.values() if tensor is not None)
             ids = torch.zeros(first.shape[0], 1, dtype=torch.int64)
-            given = {IDS: ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+            given = {IDS: ids, cache_name: cache, **options}
             if tensors.get(OWN_MASK) is not None:
                 given[OWN_MASK] = tensors[OWN_MASK]
             owner: Any = module
@@ -239,7 +241,7 @@ class CrossDecoderSource(DecoderSource):
         given = {
             IDS: torch.zeros(1, 2, dtype=torch.int64),
             "encoder_outputs": Encoded(last_hidden_state=torch.zeros(1, LENGTH, width)),
-            "past_key_values": cache,
+            cache_argument(type(module)): cache,
             "use_cache": True,
         }
         what = f"the decoder of {type(module).__name__}"
@@ -397,7 +399,7 @@ class CrossDecoderSource(DecoderSource):
     def _stepping(self, module: nn.Module) -> nn.Module:
         plain: Callable[..., Any] = type(module).forward
         names, past, cross, width = set(self.names), self.past, self.cross, self.width
-        layers = len(self.layers)
+        layers, cache_name = len(self.layers), cache_argument(type(module))
 
         def forward(*args: Any, **tensors: Any) -> Any:
             if args or tensors.keys() != names:
@@ -414,7 +416,7 @@ class CrossDecoderSource(DecoderSource):
             cache.is_updated = dict.fromkeys(range(layers), True)
             # Nothing of it but its shape is read: what it would be projected to is there.
             hidden = read[0].new_zeros(read[0].shape[0], length, width)
-            given = {IDS: tensors[IDS], MASK: tensors[MASK]}
+            given = {IDS: tensors[IDS], MASK: tensors[MASK], cache_name: cache}
             if ENCODER_MASK in tensors:
                 torch._check(tensors[ENCODER_MASK].shape[1] == length, lambda: OF_ENCODED)
                 given[OWN_MASK] = tensors[ENCODER_MASK]
@@ -422,7 +424,6 @@ class CrossDecoderSource(DecoderSource):
                 module,
                 **given,
                 encoder_outputs=Encoded(last_hidden_state=hidden),
-                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
             )
@@ -460,7 +461,7 @@ def as_generating(source: Source, task: str) -> DecoderSource:
     if headed is not None:
         source.take_class(headed)
     known = source.model_class
-    needed = (IDS, MASK, "encoder_outputs", "past_key_values")
+    needed = (IDS, MASK, "encoder_outputs", cache_argument(known))
     lacking = [name for name in needed if name not in source.forward_arguments]
     what = "generate, whose decoder takes a cache"
     hint = "a ...ForConditionalGeneration"
