@@ -9,6 +9,7 @@ from typing import Literal
 
 from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
 from enginecast.errors import SourceError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 """Ends of the names of files that torch writes, of which those of TorchScript are models."""
@@ -31,6 +32,11 @@ def kind_of(model: str) -> Kind:
             raise SourceError(
                 f"{path}: expected a model, but the folder is empty",
                 hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
+            )
+        if (path / MANIFEST_NAME).is_file():
+            raise SourceError(
+                f"{path}: expected a model, but it is a bundle: an engine that was exported",
+                hint="`enginecast run`, `verify`, `inspect` and `bench` take bundles.",
             )
         if not any((path / name).is_file() for name in MARKS):
             raise SourceError(f"{path / MARKS[0]} is missing")

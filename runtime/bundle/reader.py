@@ -6,6 +6,7 @@ error), so digests are checked before any other library opens a file.
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -145,9 +146,14 @@ def open_bundle(
     except PermissionError as error:
         raise BundleError(f"{root / MANIFEST_NAME}: {error.strerror}") from error
     except (BundleError, OSError) as error:
+        kinds = {"config.json": "export", "model_index.json": "diffusers export"}
+        is_damaged = (root / "report.json").exists()
+        found = [k for name, k in kinds.items() if (root / name).is_file() and not is_damaged]
+        what = "is a model" if found else f"has no {MANIFEST_NAME}"
+        model = shlex.quote(str(root)) if found else "MODEL"
         raise BundleError(
-            f"{root}: expected a bundle, but it has no {MANIFEST_NAME}",
-            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+            f"{root}: expected a bundle, but it {what}",
+            hint=f"`enginecast {found[0] if found else 'export'} {model} -o DIR` makes a bundle.",
         ) from error
     try:
         manifest = decode(data)

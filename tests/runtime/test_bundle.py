@@ -157,6 +157,16 @@ def test_no_folder_and_no_manifest(root: Path, tmp_path: Path) -> None:
         open_bundle(root)
 
 
+@pytest.mark.parametrize(
+    ("name", "command"), [("config.json", "export"), ("model_index.json", "diffusers export")]
+)
+def test_a_model_is_no_bundle(name: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(BundleError, match="it is a model") as caught:
+        open_bundle(tmp_path)
+    assert f"`enginecast {command} {tmp_path} -o DIR`" in caught.value.hint
+
+
 @pytest.mark.parametrize("kind", [link, pipe, folder])
 def test_the_manifest_is_a_plain_file(root: Path, kind: Callable[[Path], None]) -> None:
     kind(root / "manifest.json")
