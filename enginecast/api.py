@@ -51,6 +51,7 @@ def export(
     also: Sequence[TargetName] = (),
     target_options: Any = None,
     max_error: float | str | None = None,
+    optimize: Literal["speed", "size"] = "speed",
     plan: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
@@ -97,6 +98,8 @@ def export(
         target_options: an instance of the target's own options, such as `TensorRTOptions`.
         max_error: limit for quantization: a relative L2 error of a row of an output, 0.02, or a
             least cosine, "cos=0.997". None: the precision's default.
+        optimize: what a quantization plan is for: "speed" keeps layers that no form makes faster,
+            "size" stores their weights in few bits.
         plan: a file with a quantization plan (JSON), instead of one that is made here.
         options: weights, files of inputs and what else is said of a model.
         steps: gets the progress.
@@ -148,6 +151,7 @@ def export(
         device=device,
         arch=arch,
         max_error=None if max_error is None else parse_max_error(str(max_error)),
+        optimize=optimize,
         plan=plan,
         also=also,
         target_options=target_options,

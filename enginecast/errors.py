@@ -22,7 +22,6 @@
 A message names the file or field, what was expected and what was got; `hint` says what to do next.
 """
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from enginecast.public import listing
@@ -168,13 +167,3 @@ class MissingError(EnginecastError):
     """A package, GPU or provider that this machine lacks, or too little disk or memory."""
 
     exit_code = 3
-
-
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it was raised from."""
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__

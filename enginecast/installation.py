@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from enginecast.errors import EnginecastError, MissingError, chain_of, first_line
+from enginecast.errors import EnginecastError, MissingError, first_line
 
 OURS = "enginecast"
 EXTRAS = {
@@ -173,6 +173,16 @@ def missing_requirement(error: BaseException, who: str) -> EnginecastError | Non
                 hint="Install it in this environment.",
             )
     return None
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what it was raised from."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def _has_gpu() -> bool:

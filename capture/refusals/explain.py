@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 
 from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
 from enginecast.capture.python.recompile import replaced
-from enginecast.errors import chain_of
+from enginecast.installation import chain_of
 
 Kind = Literal[
     "data-dependent-branch",

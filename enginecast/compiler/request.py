@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from enginecast.capture.inputs.given import (
     given_prompts,
@@ -257,6 +257,17 @@ class ExportRequest:
         ),
     ] = None
     """Largest relative L2 error of an output that a quantization plan may cause."""
+    optimize: Annotated[
+        Literal["speed", "size"],
+        _planned(
+            "What a quantization plan is for: speed keeps layers that no form makes faster, size"
+            " stores their weights in few bits.",
+            "speed|size",
+            choices=("speed", "size"),
+            kind=str,
+        ),
+    ] = "speed"
+    """A form that is slower than what it replaces is taken for its size alone."""
     plan: Annotated[
         str | os.PathLike[str] | None,
         _planned("Use this quantization plan (JSON).", "FILE", kind=Path | None),
@@ -295,6 +306,7 @@ class ExportRequest:
             UsageError, InputError: an unknown name, or a file that is not there.
             SpecError: the pipeline is not in the grammar, or names an unknown pass.
         """
+        require_choices(self)
         for text in self.accept:
             parse_accept(text)
         if self.threads is not None and self.threads < 1:
@@ -365,6 +377,7 @@ class ExportRequest:
         text = target.pipeline(
             name, device=device, arch=arch if device == "cuda" else None, max_error=self.max_error
         )
+        text = self._for_size(text) if self.optimize == "size" else text
         text = self._with_skips(text if self.pipeline is None else self.pipeline)
         for pass_ in build(text):
             if isinstance(pass_, PlanPass):
@@ -423,6 +436,12 @@ class ExportRequest:
                 f"--max-error {self.max_error:g}: expected a number between 0 and 1, or a cosine:"
                 " cos=0.997"
             )
+        if self.optimize == "size" and (not quantized or self.pipeline is not None):
+            raise UsageError(
+                "--optimize size is for a quantization plan, and none is made here",
+                hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
+                " plan-int8{min_gain=0}.",
+            )
         formats = {QUANTIZED[quantized].format} if quantized else set()
         if given is not None and given.format not in formats:
             other = f"--precision {quantized}" if quantized else "a pipeline that does not quantize"
@@ -447,6 +466,19 @@ class ExportRequest:
         here = target.runs_here(precision, device, asked=self.device is not None)
         kind = cast(Precision, precision)
         return EngineConfig(target.name, kind, text, device, here, self.arch)
+
+    @staticmethod
+    def _for_size(text: str) -> str:
+        """The pipeline with plans that take forms which are not faster."""
+        from enginecast.passes.ir.options import spec_from_pass
+        from enginecast.passes.ir.spec import render
+        from enginecast.passes.quantize.plan.planning import PlanPass
+
+        passes = (
+            replace(pass_, min_gain=0.0) if isinstance(pass_, PlanPass) else pass_
+            for pass_ in build(text)
+        )
+        return render([spec_from_pass(pass_) for pass_ in passes])
 
     def _with_skips(self, text: str) -> str:
         """The pipeline with --skip-modules-pattern and --skip-modules-classes in its passes."""

@@ -120,6 +120,8 @@ def test_damaged_models(
         (2, ("--device", "gpu"), "--device gpu: expected cpu or cuda"),
         (2, ("--arch", "hopper"), "--arch hopper"),
         (2, ("--fallback", "maybe"), "--fallback maybe: expected one of none"),
+        (2, ("--optimize", "fast"), "--optimize fast: expected speed or size"),
+        (2, ("--optimize", "size"), "It goes with --precision"),
         (2, ("--threads", "0"), "--threads"),
         (2, ("--threads", "many"), "--threads"),
         (2, ("--dynamic", "nonsense"), "--dynamic nonsense: expected NAME:DIM=MIN..MAX"),

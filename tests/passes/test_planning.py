@@ -118,8 +118,17 @@ def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
         return measure(*args)
 
     monkeypatch.setattr(planning, "measure", measured)
-    planned(t5, f"plan-int8{{any_cpu=false max_error={limit}}}")
+    planned(t5, f"plan-int8{{any_cpu=false max_error={limit} min_gain=0}}")
     assert max(counts.values()) == most
+
+
+@pytest.mark.parametrize(("asked", "are_slower"), [("", False), (" min_gain=0", True)])
+def test_a_form_that_is_slower_is_for_size_alone(
+    t5: ExportedProgram, asked: str, are_slower: bool
+) -> None:
+    plan = planned(t5, f"plan-int8{{any_cpu=false max_error=0.02{asked}}}")
+    gains = [layer.gain for layer in plan.layers if layer.kind == "linear" and layer.gain]
+    assert any(gain < 1 for gain in gains) == are_slower
 
 
 class Net(nn.Module):

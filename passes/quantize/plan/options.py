@@ -38,7 +38,8 @@ class PlanOptions:
     """Whether a CPU multiplies weights of 7 bits in int8, whose sums are exact without VNNI, too;
     with 8 an engine runs only where they are exact."""
     min_gain: float | None = None
-    """A layer is multiplied in the format if it is this much faster; None: 1 on a GPU, 0 on cpu."""
+    """A layer takes a form if it is this much faster; 0: for its size alone; None: 1, or 0 of plans
+    that store weights alone."""
     static: bool = False
     """Scales of activations from the calibration inputs, not from each value as it comes."""
     skip_modules: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.passes.quantize.plan.architectures import CPU, architecture, require
+from enginecast.passes.quantize.plan.architectures import architecture, require
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.declared import OVERRIDE, declared_reason
 from enginecast.passes.quantize.plan.forms import forms, multiplies_convs, native_scales, planned
@@ -154,7 +154,7 @@ def make_plan(
     timing = timing or timing_on(options.arch)
     if timing is not None and options.format == "fp8":
         choices = with_measured_gains(program, context, choices, timing, options.arch)
-    default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
+    default = 1.0 if options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
     for node, known in list(choices.items()):
         choices[node] = [form for form in known if form.gain is None or form.gain >= least]
@@ -234,7 +234,10 @@ def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions
     if reasons.total() < len(layers):
         return
     counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
-    taken = [f"max_error is {max_error(options):g}", "min_gain=0 takes layers that gain nothing"]
+    taken = [
+        f"max_error is {max_error(options):g}",
+        "min_gain=0 (--optimize size) takes layers that gain nothing",
+    ]
     if _HEAD in reasons:
         name = f"plan-{options.format}"
         taken.append(f"heads=true takes heads: --pipeline '{name}{{heads=true}},...'")
