@@ -142,7 +142,7 @@ def test_a_target_that_is_not_usable(
     with pytest.raises(DefectError) as caught:
         target_of(name)
     assert message in caught.value.message
-    done = cast(capsys, "export", "model", "-o", tmp_path / "out", "--target", name)
+    done = cast(capsys, "export", "json:make", "-o", tmp_path / "out", "--target", name)
     assert done.code == 70
     assert len([line for line in done.err.splitlines() if line.startswith("error:")]) == 1
     assert message in done.err
@@ -198,6 +198,7 @@ def test_an_exception_of_a_target_is_its_package_s(
     text = file.read_text("utf-8")
     (where,) = [line for line in text.splitlines() if line.startswith("    def lower(")]
     file.write_text(text.replace(where, f"{where}\n        1 / 0", 1), "utf-8")
+    monkeypatch.chdir(exports.root)
     done = cast(capsys, "export", exports.model("plain"), "-o", tmp_path / "out", "--target", "pt2")
     assert done.code == 70
     assert "enginecast-pt2 0.1.0 failed: ZeroDivisionError" in done.err

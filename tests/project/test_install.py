@@ -86,18 +86,21 @@ def test_the_small_installation_reads_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("export", "model:make", "-o", "out"),
-        ("inspect", "model:make"),
-        ("opt", "model:make", "--pipeline", "fuse-rms-norm"),
-        ("bisect", "model:make", "--precision", "fp16"),
+        ("export", "json:make", "-o", "out"),
+        ("inspect", "json:make"),
+        ("opt", "json:make", "--pipeline", "fuse-rms-norm"),
+        ("bisect", "json:make", "--precision", "fp16"),
         ("passes",),
         ("diffusers", "export", "pipeline", "-o", "out"),
         ("diffusers", "run", "pipeline", "--prompt", "a", "-o", "out.png"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_what_needs_an_extra_says_how_to_install_it(words: tuple[str, ...]) -> None:
-    code, out, err = run(*words)
+def test_what_needs_an_extra_says_how_to_install_it(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    there = (tmp_path / word if word == "pipeline" else word for word in words)
+    code, out, err = run(*there)
     assert (code, out) == (3, ""), err
     assert {install_command("export"), install_command("diffusers")} & {*err.splitlines()}, err
     assert f"error: enginecast {words[0]} needs " in err
@@ -113,8 +116,8 @@ def test_parts_of_commands_that_need_an_extra(bundle: Path, tmp_path: Path) -> N
     made(tmp_path / "cache").commit(entries(range(2)))
     new = ("-o", tmp_path / "new")
     for extra, words in (
-        ("export", ("bench", bundle, "--against", "eager", "--model", "m:make")),
-        ("export", ("verify", bundle, "--model", "m:make")),
+        ("export", ("bench", bundle, "--against", "eager", "--model", "json:make")),
+        ("export", ("verify", bundle, "--model", "json:make")),
         ("signing", ("sign", bundle, "--key", key)),
         ("ray", ("cache", "fill", bundle, "--texts", texts, "--engine", "ray", *new)),
         ("cache", ("cache", "fill", bundle, "--texts", parquet, *new)),

@@ -155,7 +155,8 @@ def command(folder: Path, *words: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("torchvision", ("export", "m:make", "-o", "out")), ("numpy", ("doctor",))]
+    ("name", "words"),
+    [("torchvision", ("export", "json:make", "-o", "out")), ("numpy", ("doctor",))],
 )
 def test_a_command_says_it_in_one_sentence(
     name: str, words: tuple[str, ...], tmp_path: Path

@@ -252,7 +252,7 @@ def test_a_verdict_is_not_upgraded_where_a_signature_is_asked_for(
     sign(root, Signer(private))
     upgraded(root)
     load(root).close()  # digests alone cannot tell
-    with pytest.raises(BundleError, match=r"not a valid signature.*Hash mismatch for 'manifest"):
+    with pytest.raises(BundleError, match=r"not a valid signature.*mismatch for \W*manifest"):
         load(root, trust=public)
 
 
