@@ -19,7 +19,7 @@ from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.export import session
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
 from enginecast.compiler.steps import Steps
-from enginecast.errors import VerificationError
+from enginecast.errors import UsageError, VerificationError
 from enginecast.exporters.registry import DEFAULT, TargetName
 from enginecast.passes.presets import PrecisionName
 from enginecast.runtime.bundle.reader import Bundle
@@ -140,6 +140,9 @@ def export(
     if isinstance(example, Recorded):  # whose calls say how other dimensions vary
         ranges = (*ranges, *example.dynamic(ranges))
     if not isinstance(model, nn.Module):
+        if not isinstance(model, (str, os.PathLike)):
+            kind = f"the class {model.__name__}" if isinstance(model, type) else f"{model!r}"
+            raise UsageError(f"model: expected a module or a path, got {kind}")
         model = os.fspath(model)
         model = str(fetch(model)) if download and is_hub_name(model) else model
     request = ExportRequest(
@@ -153,14 +156,14 @@ def export(
         max_error=None if max_error is None else parse_max_error(str(max_error)),
         optimize=optimize,
         plan=plan,
-        also=also,
+        also=_texts(also),
         target_options=target_options,
         options=replace(
             options,
-            outputs=outputs or options.outputs,
+            outputs=_texts(outputs) or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
             dynamic=ranges,
-            values=values or options.values,
+            values=_texts(values) or options.values,
             fallback=fallback or options.fallback,
         ),
         example=example,
@@ -168,7 +171,7 @@ def export(
         overwrite=overwrite,
         allow_fallback=allow_fallback,
         drop_guilty=drop_guilty,
-        accept=tuple(accept),
+        accept=_texts(accept),
     )
     done = session.export(request, steps)
     if done.withheld:
@@ -186,6 +189,11 @@ def export(
 
 compile = export
 """The first name of `export`, which stays."""
+
+
+def _texts(given: Sequence[str]) -> tuple[str, ...]:
+    """Several texts; one alone may stand without a list."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _ranges(model: object, example: Example | None, dynamic: Dynamic) -> tuple[str, ...]:

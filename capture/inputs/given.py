@@ -13,6 +13,7 @@ Importing it does not import torch: the command line refuses bad files and texts
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,18 +68,37 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+_from_pipes: dict[tuple[int, int, int] | None, list[str]] = {}
+"""Prompts by the pipe that they came through, and when: it gives them only once."""
+
+
 def given_prompts(path: Path) -> list[str]:
-    """One prompt per line, read as by `enginecast run`.
+    """One prompt per line, read as by `enginecast run`; from a pipe only the first time.
 
     Raises:
         UsageError: the file is missing, no UTF-8, or empty.
     """
     try:
-        return read_prompts(path)
+        known = _from_pipes.get(_pipe_at(path))
+        if known is None:
+            known = read_prompts(path)
+            if (pipe := _pipe_at(path)) is not None:  # after the last that was written to it
+                _from_pipes[pipe] = known
+        return known
     except InputError as error:
         raise UsageError(
             f"--prompts {error.message}", hint="Write one prompt per line, in UTF-8."
         ) from error
+
+
+def _pipe_at(path: Path) -> tuple[int, int, int] | None:
+    """Which pipe a path leads to, and when it was last written to; None: it can be read again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    is_pipe = not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if is_pipe else None
 
 
 class GuessedRange(str):

@@ -17,6 +17,8 @@ SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 
 MARKS = ("config.json", "modules.json", "model_index.json", "scheduler_config.json")
 """Files of folders that are models, or that are refused by what they are."""
+WAYS = ("sys.modules", "__path__", "meta_path", "declare_namespace")
+"""Words in a package's code that may add modules which are in no folder of it."""
 Kind = Literal["folder", "program", "script", "factory"]
 
 
@@ -24,9 +26,15 @@ def kind_of(model: str) -> Kind:
     """What a MODEL is, by its name and what is on the disk; nothing of it is read.
 
     Raises:
-        SourceError: there is no such folder, file or importable module.
+        SourceError: there is no such folder, file or importable module, or it cannot be read.
     """
-    path = Path(model)
+    try:
+        return _kind_at(Path(model), model)
+    except OSError as error:  # a folder of others, a name that is too long
+        raise SourceError(f"{model}: cannot be read: {error.strerror}") from error
+
+
+def _kind_at(path: Path, model: str) -> Kind:
     if path.is_dir():
         if not any(path.iterdir()):
             raise SourceError(
@@ -46,12 +54,18 @@ def kind_of(model: str) -> Kind:
         if not path.exists():
             raise SourceError(f"{path} does not exist")
         return "script" if is_script else "program"
+    if "://" in model and not path.exists():
+        raise SourceError(
+            f"{model} is a URL, expected a model on this machine",
+            hint="From the Hugging Face hub: --download, with OWNER/NAME.",
+        )
     if ":" in model and not path.exists():
         name = model.partition(":")[0]
         if missing := _missing(name):
             raise SourceError(
                 f"{model}: importing {name!r} failed: ModuleNotFoundError: No module named"
-                f" {missing!r}"
+                f" {missing!r}",
+                hint=_meant(model),
             )
         return "factory"
     if is_hub_name(model):
@@ -62,9 +76,22 @@ def kind_of(model: str) -> Kind:
     raise SourceError(
         f"{model!r} is not a model: "
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
-        hint="Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
+        hint=_meant(model)
+        or "Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
         " file.",
     )
+
+
+def _meant(model: str) -> str:
+    """What to give instead of the path of a Python file; empty for other texts."""
+    text, _, factory = model.partition(":")
+    file = Path(text)
+    if file.suffix != ".py":
+        return ""
+    is_here = not file.is_absolute() and ".." not in file.parts
+    name = ".".join(file.with_suffix("").parts) if is_here else file.stem
+    where = "" if is_here else f", in the folder {file.parent}"
+    return f"Name a module and its function{where}: {name}:{factory or 'FACTORY'}."
 
 
 def _missing(name: str) -> str:
@@ -81,10 +108,10 @@ def _missing(name: str) -> str:
         if found is None:
             return top or name
         for part in rest:
-            parent, top = found, f"{top}.{part}"
-            if _is_dynamic(parent):
+            if top in sys.modules or _is_dynamic(found):  # what is imported may have changed
                 return ""
-            found = _found_in(top, list(parent.submodule_search_locations or ()))
+            top, folders = f"{top}.{part}", list(found.submodule_search_locations or ())
+            found = _found_in(top, folders)
             if found is None:
                 return top
     except Exception:  # of the finders of others; the import itself says it better
@@ -105,4 +132,4 @@ def _is_dynamic(module: ModuleSpec) -> bool:
     if module.origin is None:  # a namespace: no code
         return False
     code = Path(module.origin).read_text(encoding="utf-8", errors="replace")
-    return "sys.modules" in code or "__path__" in code
+    return any(word in code for word in WAYS)

@@ -1,5 +1,6 @@
 """Inputs derived from configs, examples and files, and the cases of a verdict."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,16 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
         open_source(str(folder)).encode(["a"], TEXT)
     with pytest.raises(UsageError, match=r"--prompts .*absent\.txt: No such file"):
         given_prompts(tmp_path / "absent.txt")
+
+
+def test_prompts_of_a_pipe_are_read_once() -> None:
+    for text in (b"a\nb\n", b"c\n"):
+        out, into = os.pipe()  # as of `--prompts <(head FILE)`
+        os.write(into, text)
+        os.close(into)
+        path = Path(f"/dev/fd/{out}")
+        assert given_prompts(path) == given_prompts(path) == text.decode().split()
+        os.close(out)
 
 
 def test_every_text_ends_with_the_models_end_of_text() -> None:

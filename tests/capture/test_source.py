@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import (
 
 from enginecast.capture.sources.huggingface.transformers_folder import refuse_apex
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.place import kind_of
 from enginecast.errors import SourceError, UsageError
 
 
@@ -388,6 +390,7 @@ OPEN_T5 = """
 import sys
 from enginecast.capture.sources.huggingface.transformers_folder import without_apex
 from enginecast.capture.sources.open_source import open_source
+from enginecast.capture.sources.place import kind_of
 model = open_source(sys.argv[1]).empty()
 with without_apex():
     import modeling
@@ -422,3 +425,17 @@ def test_a_model_built_with_apex_is_refused() -> None:
     model = nn.ModuleDict({"final_layer_norm": fused()})
     with pytest.raises(SourceError, match="t5: final_layer_norm is apex' FusedRMSNorm"):
         refuse_apex(model, "t5")
+
+
+def test_modules_below_a_package_that_changes_itself_are_left_to_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, code in (("grown", ""), ("shared", "declare_namespace(__name__)"), ("still", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("grown").__path__ = [str(tmp_path / "elsewhere")]
+    assert kind_of("grown.late:make") == kind_of("shared.late:make") == "factory"
+    with pytest.raises(SourceError, match=r"No module named 'still\.late'"):
+        kind_of("still.late:make")
+    del sys.modules["grown"]

@@ -228,6 +228,25 @@ def test_factories_that_do_not_work(
     assert expected in no_export(capsys, tmp_path, 2, f"bad_factories:{factory}")
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("bad_factories.py", "is not a model: a file of unknown kind Name a module and its"),
+        ("./bad_factories.py:nonsense", "its function: bad_factories:nonsense."),
+        ("parts/layers.py:make", "its function: parts.layers:make."),
+        ("/absent/layers.py:make", "its function, in the folder /absent: layers:make."),
+        ("https://huggingface.co/t5", "is a URL, expected a model on this machine"),
+        ("http://huggingface.co/t5", "is a URL, expected a model on this machine"),
+        ("a" * 300, "cannot be read: File name too long"),
+    ],
+)
+def test_paths_and_urls_in_place_of_models(
+    exports: Exports, tmp_path: Path, capsys: Capture, model: str, expected: str
+) -> None:
+    (exports.root / "bad_factories.py").write_text(FACTORIES)
+    assert expected in no_export(capsys, tmp_path, 2, model)
+
+
 def test_control_flow_is_shown_with_its_line(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -265,6 +265,11 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
         enginecast.compile(Small(), tmp_path / "b", example=example(), threads=0)
     with pytest.raises(UsageError, match="'y'"):
         enginecast.compile(Small(), tmp_path / "b", example={"y": torch.ones(2, 6)})
+    with pytest.raises(UsageError, match="expected a module or a path, got the class Small"):
+        enginecast.compile(Small, tmp_path / "b", example=example())  # type: ignore[arg-type]
+    for name in ("accept", "values"):  # a text alone is one text, and not its letters
+        with pytest.raises(UsageError, match=f"--{name} nothing=x"):
+            enginecast.compile(Small(), tmp_path / "b", example=example(), **{name: "nothing=x"})
     assert list(tmp_path.iterdir()) == []
 
 
