@@ -135,13 +135,19 @@ def _show(done: "Export", steps: "Steps", *, tables: bool, timed: bool) -> None:
         return
     if timed:
         say(console, f"speed: {done.speed or _why_untimed(done)}")
-    say(console, f"report: {done.folder / HTML_NAME}")
+    say(console, f"report: {_from_here(done.folder / HTML_NAME)}")
+
+
+def _from_here(path: Path) -> Path:
+    """A path as short as the user would write it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _show_folder(done: "Export") -> None:
     console = results()
     if done.bundle is not None:
-        say(console, f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
+        say(console, f"{_from_here(done.folder)}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
         return
     if done.withheld:
         for line in _ways_out(done):

@@ -268,8 +268,9 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected a module or a path, got the class Small"):
         enginecast.compile(Small, tmp_path / "b", example=example())  # type: ignore[arg-type]
     for name in ("accept", "values"):  # a text alone is one text, and not its letters
+        given: dict[str, Any] = {name: "nothing=x"}
         with pytest.raises(UsageError, match=f"--{name} nothing=x"):
-            enginecast.compile(Small(), tmp_path / "b", example=example(), **{name: "nothing=x"})
+            enginecast.compile(Small(), tmp_path / "b", example=example(), **given)
     assert list(tmp_path.iterdir()) == []
 
 

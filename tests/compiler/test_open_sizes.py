@@ -100,6 +100,14 @@ def test_what_torch_makes_of_other_operators_is_not_code_that_knows_the_trace(na
     assert not captured(Helped(), "x:0=3..9", "x:1=4..40", x=x).unlike_eager
 
 
+def test_sizes_of_one_or_two_that_must_be_equal() -> None:
+    found = captured(
+        Twice(torch.add), "x:0=r:1..2", "y:0=r", x=torch.randn(2, 4), y=torch.randn(2, 4)
+    )
+    assert found.inputs[0].dims[0].maximum == found.inputs[1].dims[0].maximum == 2
+    assert found.inputs[0].dims[0].name == found.inputs[1].dims[0].name == "r"
+
+
 class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()

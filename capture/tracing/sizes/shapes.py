@@ -5,6 +5,7 @@ dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor i
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
@@ -87,8 +88,11 @@ def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]
     the number of steps.
     """
     dims: dict[str, object] = {}
+    uses = Counter(dim.name for spec in specs for dim in spec.dims)
     for name, dim in {**named_dims(specs), **sums(specs)}.items():
         low, high, step = dim.minimum, dim.maximum, dim.step
+        if uses[name] > 1:  # torch takes 1..2 for 2 alone, and then ties nothing to it
+            high = max(high, 3)
         if dim.parts:  # torch has no sum of two; the model's code has to state it
             dims[name] = Dim.AUTO(min=low, max=high)
         elif step == 1:
