@@ -181,7 +181,7 @@ def _engine_line(done: "Export") -> str:
         for name, (least, most) in manifest.symbols.items()
     ]
     varying = f"{' and '.join(ranges)} var{'ies' if len(ranges) == 1 else 'y'}"
-    parts = [varying if ranges else "all sizes are fixed"]
+    parts = [varying if ranges else "all sizes are fixed (--dynamic lets them vary)"]
     fused = [
         f"{each.engine}{'' if each.engine == each.expected else f' of {each.expected}'} {each.kind}"
         for each in report.fusions
