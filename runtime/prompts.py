@@ -38,7 +38,7 @@ class PromptBatches:
 
 @dataclass(frozen=True)
 class TextRules:
-    """Rules for turning texts into inputs; examples/triton writes them for another server.
+    """Rules for turning texts into inputs; examples/triton_server writes them for another server.
 
     Args:
         padding_id, padding_side: what fills up the token ids, and where.

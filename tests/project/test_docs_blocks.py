@@ -1,5 +1,6 @@
 """Every code block of the README and the site runs, or says why it does not."""
 
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,9 @@ def test_a_block_cannot_hide_its_commands(text: str, tmp_path: Path) -> None:
     [block] = blocks(page_of(tmp_path, text))
     with pytest.raises(PageError):
         check(block)
+
+
+def test_no_example_has_the_name_of_a_library() -> None:
+    """Python puts the folder of a script first: `examples/triton` was taken for triton by torch."""
+    libraries = {*packages_distributions(), "triton", "tensorrt"}
+    assert not libraries & {path.stem for path in (ROOT / "examples").iterdir()}

@@ -1,4 +1,4 @@
-"""examples/triton: what is written, and that a server computes the same."""
+"""examples/triton_server: what is written, and that a server computes the same."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import load
 
 ROOT = next(one for one in Path(__file__).parents if (one / "pyproject.toml").is_file())
-SCRIPT = ROOT / "examples" / "triton" / "write_repository.py"
+SCRIPT = ROOT / "examples" / "triton_server" / "write_repository.py"
 TEXTS = ["red fox", "blue", "green red blue fox red green blue", "", "no such word"]
 
 

@@ -1,6 +1,6 @@
 """A bundle as a model repository of Triton Inference Server: a recipe to copy and change.
 
-    python examples/triton/write_repository.py t5.bundle -o models
+    python examples/triton_server/write_repository.py t5.bundle -o models
 
 REPO/NAME            the engine, with its weights under the name that the graph refers to
 REPO/NAME_tokenizer  for text models: the bundle's tokenizer, in the Python backend
