@@ -152,7 +152,7 @@ def _within(
     items = items_of(held)
     if items is None:
         if said is not None:
-            raise UsageError(f"dynamic: {path}: expected None, for {held!r} is no tensor")
+            raise UsageError(f"dynamic: {path}: expected None, because {held!r} is not a tensor")
         return
     for key, shape in _by_key(said, items, path, dims):
         if key in items:

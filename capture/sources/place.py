@@ -95,9 +95,7 @@ def _meant(model: str) -> str:
 
 
 def _missing(name: str) -> str:
-    """The first part of a dotted name that is no module, as far as can be told without importing
-    one; else empty.
-    """
+    """The first part of a dotted name that does not exist, found without importing; else empty."""
     if name in sys.modules:
         return ""
     folder = os.getcwd()

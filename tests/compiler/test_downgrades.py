@@ -79,3 +79,10 @@ def test_what_nobody_asked_for_is_said_and_published(
     assert "sizes: batch is fixed at 3" in cast(capsys, "inspect", "bundle").out
     fixed = cast(capsys, *plain, "--overwrite", "--json", "--dynamic", "x:0=3")
     assert [each["kind"] for each in fixed.json["downgrades"]] == ["precision"]
+
+
+def test_what_was_asked_for_stays_so_where_it_is_narrowed_again() -> None:
+    asked = Downgraded("x:0 is 1..8", "sizes", "--dynamic x:0=1..8", is_asked=True)
+    again = Downgraded("x:0 is 1..4", "sizes", "--dynamic x:0=1..4")
+    (found,) = downgrades_of([asked, again], ExportRequest("m", Path("out")))
+    assert (found.text, found.consent) == (str(again), "missing")

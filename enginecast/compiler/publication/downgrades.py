@@ -28,11 +28,15 @@ def downgrades_of(notes: Iterable[str], request: ExportRequest) -> tuple[Downgra
         is_accepted = request.allow_fallback or note.option in given
         # A size that is narrowed again counts once, and so do passes, the user's last.
         about = {"sizes": note.option.partition("=")[0], "passes": "all"}.get(note.kind)
-        found[note.kind, about or str(note)] = Downgrade(
+        key = note.kind, about or str(note)
+        earlier = found.get(key)
+        was_asked = earlier is not None and earlier.consent != "not needed"
+        is_asked = note.is_asked or was_asked
+        found[key] = Downgrade(
             kind=note.kind,
             text=str(note),
             option=note.option,
-            consent="not needed" if not note.is_asked else "given" if is_accepted else "missing",
+            consent="not needed" if not is_asked else "given" if is_accepted else "missing",
         )
     return tuple(found.values())
 
