@@ -24,8 +24,6 @@ A message names the file or field, what was expected and what was got; `hint` sa
 
 from typing import Any, ClassVar
 
-from enginecast.public import listing
-
 __all__ = [
     "BundleError",
     "CacheError",
@@ -46,7 +44,11 @@ __all__ = [
     "UsageError",
     "VerificationError",
 ]
-__dir__ = listing(__all__)
+
+
+def __dir__() -> list[str]:  # as `public.listing`, which would import this module in a circle
+    return list(__all__)
+
 
 LONGEST = 20_000
 """Characters of a message: a name of a file that somebody made may have millions."""

@@ -30,7 +30,7 @@ def importing(module: str, where: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        from enginecast.installation import needing  # which imports the errors, who list themselves
+        from enginecast.installation import needing  # slow to import
 
         place, _, attribute = where[name].partition(":")
         with needing(f"{module}.{name}"):
