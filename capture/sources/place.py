@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,8 +16,6 @@ SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 
 MARKS = ("config.json", "modules.json", "model_index.json", "scheduler_config.json")
 """Files of folders that are models, or that are refused by what they are."""
-WAYS = ("sys.modules", "__path__", "meta_path", "declare_namespace")
-"""Words in a package's code that may add modules which are in no folder of it."""
 Kind = Literal["folder", "program", "script", "factory"]
 
 
@@ -47,7 +44,11 @@ def _kind_at(path: Path, model: str) -> Kind:
                 hint="`enginecast run`, `verify`, `inspect` and `bench` take bundles.",
             )
         if not any((path / name).is_file() for name in MARKS):
-            raise SourceError(f"{path / MARKS[0]} is missing")
+            raise SourceError(
+                f"{path / MARKS[0]} is missing",
+                hint="A model's folder has it beside the weights. Of a module of your own, give"
+                " package.module:factory.",
+            )
         return "folder"
     is_script = path.suffix in SCRIPTS and (path.is_file() or ":" not in model)
     if is_script or path.suffix == ".pt2":
@@ -65,7 +66,7 @@ def _kind_at(path: Path, model: str) -> Kind:
             raise SourceError(
                 f"{model}: importing {name!r} failed: ModuleNotFoundError: No module named"
                 f" {missing!r}",
-                hint=_meant(model),
+                hint=_meant(path, model),
             )
         return "factory"
     if is_hub_name(model):
@@ -76,14 +77,16 @@ def _kind_at(path: Path, model: str) -> Kind:
     raise SourceError(
         f"{model!r} is not a model: "
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
-        hint=_meant(model)
+        hint=_meant(path, model)
         or "Give a Hugging Face folder, package.module:factory, a .pt2 program, or a TorchScript"
         " file.",
     )
 
 
-def _meant(model: str) -> str:
-    """What to give instead of the path of a Python file; empty for other texts."""
+def _meant(path: Path, model: str) -> str:
+    """What to give instead of a file of code or of weights; empty for other texts."""
+    if path.suffix == ".safetensors" and path.exists():
+        return f"It has weights alone. Give the folder that has {MARKS[0]}, too, or a factory."
     text, _, factory = model.partition(":")
     file = Path(text)
     if file.suffix != ".py":
@@ -95,39 +98,13 @@ def _meant(model: str) -> str:
 
 
 def _missing(name: str) -> str:
-    """The first part of a dotted name that does not exist, found without importing; else empty."""
-    if name in sys.modules:
-        return ""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
+    """The package of a dotted name if nothing of that name can be imported; else empty."""
+    top = name.partition(".")[0]
+    sys.path.insert(0, os.getcwd())
     try:
-        top, *rest = name.split(".")
-        found = find_spec(top) if top else None
-        if found is None:
-            return top or name
-        for part in rest:
-            if top in sys.modules or _is_dynamic(found):  # what is imported may have changed
-                return ""
-            top, folders = f"{top}.{part}", list(found.submodule_search_locations or ())
-            found = _found_in(top, folders)
-            if found is None:
-                return top
+        is_there = top in sys.modules or (bool(top) and find_spec(top) is not None)
     except Exception:  # of the finders of others; the import itself says it better
         return ""
     finally:
-        sys.path.remove(folder)
-    return ""
-
-
-def _found_in(name: str, folders: list[str]) -> ModuleSpec | None:
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    specs = (find(name, folders, None) for find in finders if find is not None)
-    return next((spec for spec in specs if spec is not None), None)
-
-
-def _is_dynamic(module: ModuleSpec) -> bool:
-    """Whether a module's own code may add modules below it, such as `six.moves`."""
-    if module.origin is None:  # a namespace: no code
-        return False
-    code = Path(module.origin).read_text(encoding="utf-8", errors="replace")
-    return any(word in code for word in WAYS)
+        sys.path.pop(0)
+    return "" if is_there else top or name
