@@ -15,21 +15,17 @@ PAGE = DOCS / "results" / "models.md"
 HEAD = """\
 # Models
 
-What the tests found for one tiny model of each family (`tests/support/family_text.py`,
-`tests/support/family_vision.py`): random seeded weights, norms with outlier channels; the
-class of the CPU is not recorded. `make models` runs the tests and rewrites this page; nothing in
-it is written by hand.
+`make models` tests one tiny model of each family, and writes this page. Random seeded weights,
+norms with outlier channels; CPU: class not recorded.
 
-* **inputs**: derived from `config.json` and `forward`; ranges are those of the engine.
-* **fused**: fusions in the engine, of those that the model's structure lets one expect.
-* **fp32**: the verdict, and the engine's error in units of the error that eager fp32 has; up to 3
-  is allowed.
-* **other shape**: relative L2 error against eager in a shape that neither the capture nor the
-  verification saw.
-* **changed**: the verdict of `enginecast verify` after one element of this weight, or the epsilon
-  of one norm, was changed in the bundle.
-* **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU), or why
-  it is refused.
+* **inputs**: derived from `config.json` and `forward`, with the engine's ranges.
+* **fused**: fusions in the engine, of those that we expect from the model's structure.
+* **fp32**: the verdict, and the engine's error in units of eager fp32's; the limit is 3.
+* **other shape**: relative L2 error against eager in a shape that the export did not see.
+* **changed**: the verdict of `enginecast verify` after we changed one element of this weight, or
+  the epsilon of one norm.
+* **fp16**: the verdict in true fp16 arithmetic, or why the model is refused; none of these engines
+  has run on a GPU.
 
 """
 COLUMNS = (

@@ -60,60 +60,59 @@ def export(
     """Export a model: make an engine, compare it with eager, and publish the bundle.
 
     Args:
-        model: a module, of which a copy is taken; a Hugging Face folder; that of a diffusion
+        model: a module, which is copied; the folder of a Hugging Face model or of a diffusion
             component; `package.module:factory`; or a `.pt2` or TorchScript file.
-        output: the bundle's folder; it must not exist, unless `overwrite`.
-        example: the inputs of a module, of any sizes and of the dtypes that it takes: one tensor;
-            a tuple or list of arguments by position; or a dict of them by name. An argument may be
-            a dict, list, tuple or dataclass of tensors, which become inputs called `NAME_KEY`;
-            numbers are part of the engine. Or what `enginecast.record` kept of the module's calls.
-        target: what runs the engine. A target of another package has its own name.
-        precision: of the preset pipeline: "mixed" is fp16 with the residual stream in fp32;
-            "int8" and "fp8" quantize weights and activations, "...-storage" the weights alone.
-            None: "fp32", or what `pipeline` or `plan` says.
-        pipeline: the passes to run instead of a preset, as text: "canonicalize,fuse-rms-norm".
-        device: what the engine is for. None: the CPU, or a GPU for a precision that no CPU has.
-        threads: threads within an operator while the engine is verified; None: all cores.
-        overwrite: replace a bundle that is there.
-        outputs: names of the outputs that the engine gives, in order; empty: all.
-        hidden_states: indices of hidden states that are outputs, too: -2 is `hidden_states.-2`.
-        drop_guilty: leave out the rewrites that lose too much accuracy, instead of rejecting.
-        accept: errors to accept although they are larger than the floor allows: `OUTPUT`,
-            `OUTPUT/CASE`, or one of them with a bound, `score=2e-5`. The verdict lists them.
-        dynamic: dimensions that vary. As on the command line, texts such as "x:1=1..512",
+        output: the bundle's folder; it must not exist, except with `overwrite`.
+        example: the module's inputs, in any sizes: one tensor, a tuple or list of arguments by
+            position, or a dict of arguments by name. Tensors in a dict, list, tuple or dataclass
+            become inputs named `NAME_KEY`; numbers become constants. Or the module's calls, as
+            recorded by `enginecast.record`.
+        target: what runs the engine; other packages may add names.
+        precision: the preset: "mixed" is fp16 with the residual stream in fp32; "int8" and "fp8"
+            quantize weights and activations, "...-storage" only weights. None: "fp32", or what
+            `pipeline` or `plan` says.
+        pipeline: the passes to run instead of a preset: "canonicalize,fuse-rms-norm".
+        device: what the engine is for. None: the CPU, or a GPU if no CPU has the precision.
+        threads: threads within an operator during verification; None: all cores.
+        overwrite: replace an existing bundle.
+        outputs: names of the outputs to keep, in order; empty: all.
+        hidden_states: indices of hidden states to add as outputs: -2 is `hidden_states.-2`.
+        drop_guilty: leave out rewrites that lose too much accuracy, instead of rejecting.
+        accept: errors to accept beyond their limit: `OUTPUT`, `OUTPUT/CASE`, or one of these with
+            a bound, `score=2e-5`. The verdict lists them.
+        dynamic: which dimensions vary. As on the command line, strings such as "x:1=1..512",
             "x:2=8..128/8" (multiples of 8), "x:0=4" (fixed) and "y:0=rows:1..64" (named). Or as
-            for torch.export: for each input, by name or position, a dict from dimension to size or
+            in torch.export: for each input, by name or position, a dict from dimension to size or
             a tuple of all sizes: `{"x": {0: Dim("rows", max=64)}}`. A size is a `Dim`, a multiple
-            of one, `Dim.DYNAMIC`, `Dim.AUTO` (narrowed to what the code takes), a number, a text
-            that follows the `=` above, or None (the example's). Without an end it is that of
-            the default range: 1 to 64, or to the example's size if that is larger. Dimensions of
-            which nothing is said vary as they do by default.
+            of one, `Dim.DYNAMIC`, `Dim.AUTO` (narrowed to what the code supports), a number, a
+            string (what follows the `=` above), or None (the example's). A missing end is that of
+            the default range: 1 to 64, or to the example's size if that is larger. Dimensions that
+            are not mentioned keep their defaults.
         values: ranges of integer inputs, "NAME=MIN..MAX" each.
-        fallback: how far to go where torch.export refuses the model's control flow; None: as
-            `options` say, which is "torchscript" by default.
-        allow_fallback: publish an engine that lacks something that was asked for, such as one of
-            TorchScript; its manifest lists what (`downgrades`).
-        arch: GPU architecture, such as "sm90"; None: this machine's, where it matters.
-        also: targets of further engines in the bundle, made from the same program.
+        fallback: how far to go if torch.export refuses the model's control flow; None: as
+            `options` say, by default "torchscript".
+        allow_fallback: publish an engine that lacks something you asked for, such as a TorchScript
+            engine; its manifest lists what (`downgrades`).
+        arch: GPU architecture, such as "sm90"; None: this machine's.
+        also: targets of more engines in the bundle, made from the same program.
         target_options: an instance of the target's own options, such as `TensorRTOptions`.
-        max_error: limit for quantization: a relative L2 error of a row of an output, 0.02, or a
-            least cosine, "cos=0.997". None: the precision's default.
-        optimize: what a quantization plan is for: "speed" keeps layers that no form makes faster,
-            "size" stores their weights in few bits.
-        plan: a file with a quantization plan (JSON), instead of one that is made here.
-        options: weights, files of inputs and what else is said of a model.
-        steps: gets the progress.
-        download: fetch a model that is named OWNER/NAME from the Hugging Face Hub, where there is
-            no such folder: safetensors, configs and tokenizers, never code. False: nothing is
-            fetched.
+        max_error: limit for quantization: the relative L2 error of an output row, 0.02, or its
+            lowest cosine, "cos=0.997". None: the precision's default.
+        optimize: the goal of a quantization plan: "speed" leaves layers alone that would not
+            become faster, "size" stores their weights in few bits.
+        plan: a file with a quantization plan (JSON) to use.
+        options: weights, files of inputs and other facts about the model.
+        steps: receives the progress.
+        download: fetch the model OWNER/NAME from the Hugging Face Hub, if there is no such folder:
+            safetensors, configs and tokenizers, never code. False: use no network.
 
     Returns:
         The published bundle; `bundle.root` is its folder.
 
     Raises:
-        VerificationError: the result does not agree with eager, or lacks something that was asked
-            for; nothing was published.
-        UsageError: an argument does not fit; the message names it.
+        VerificationError: the result does not match eager, or lacks something you asked for;
+            nothing was published.
+        UsageError: an argument is invalid; the message names it.
         SourceError: the model or the example cannot be read.
         CaptureError: torch.export refuses the model; the message has the line.
         MissingError: this machine lacks a package or a device.

@@ -26,27 +26,25 @@ class _Request:
 
 
 class Batcher:
-    """Runs the requests of concurrent callers together, as one batch of an engine.
+    """Runs the requests of concurrent callers together, in batches.
 
-    Requests are served in the order in which they came: the oldest is in the next batch, with
-    those after it that fit.  Texts of different lengths run together where the export proved that
-    padding changes no other row (`manifest.padding`), others with those of their own sizes.  The
-    inputs of a request are checked before it waits, and a batch that fails runs again one request
-    at a time, so that nobody gets an error that another one caused.
+    Requests are served first come, first served.  Texts of different lengths share a batch if the
+    export proved that padding changes no other row (`manifest.padding`); other requests share one
+    only with equal sizes.  Inputs are checked before a request waits, and a batch that fails runs
+    again one request at a time, so that only the caller at fault gets the error.
 
-    The first batch of several requests is compared with single runs.  Where rows depend on those
-    beside them, a warning says so, and requests run alone from then on.
+    The first batch of several requests is compared with single runs.  If rows depend on each
+    other, a warning says so, and requests run alone from then on.
 
     Args:
-        engine: it stays open when the batcher is closed.
-        max_batch: rows that run together at most; None: as many as the engine takes.
-        max_delay: seconds that a request waits at most for others, while a worker is free.
-        max_waiting: requests that may wait at once.
-        workers: batches that run at once.
+        engine: the engine; it stays open when the batcher is closed.
+        max_batch: the largest number of rows in a batch; None: the engine's.
+        max_delay: how many seconds a request waits for others, at most, while a worker is free.
+        max_waiting: how many requests may wait at once.
+        workers: how many batches run at once.
 
     Raises:
-        UsageError: an argument does not fit, or the engine's inputs or outputs have no batch that
-            could be joined.
+        UsageError: an argument is out of range, or the engine's inputs or outputs have no batch.
 
     Examples:
         >>> import enginecast, numpy
@@ -107,16 +105,15 @@ class Batcher:
         """Queue a request.
 
         Args:
-            feeds: numpy arrays or tensors in CPU memory by input name, as `Engine.run` takes them;
-                any number of rows.  They must not change before the result is there.
+            feeds: numpy arrays or CPU tensors by input name, as `Engine.run` takes them, with any
+                number of rows.  Do not change them before the result is there.
 
         Returns:
-            What gives the outputs of these rows, or the error of this request.  Canceling it takes
-            the request out of the queue.
+            A future of these rows' outputs.  Canceling it removes the request from the queue.
 
         Raises:
             InputError: the feeds do not fit the declared inputs.
-            StoppedError: too many requests wait already.
+            StoppedError: too many requests are waiting.
             UsageError: the batcher is closed or of another process, or a tensor is on a GPU.
         """
         request = _Request(self._joining.rows(feeds))
@@ -142,10 +139,10 @@ class Batcher:
 
         Args:
             feeds: as `submit` takes them.
-            timeout: seconds to wait at most; None: any time.
+            timeout: how many seconds to wait, at most; None: no limit.
 
         Raises:
-            StoppedError: it took longer than `timeout`, or too many wait already.
+            StoppedError: it took longer than `timeout`, or too many requests are waiting.
             EnginecastError: as `Engine.run`.
         """
         future = self.submit(feeds)
@@ -156,7 +153,7 @@ class Batcher:
             raise StoppedError(f"the request did not finish in {timeout:g} s") from error
 
     async def run_async(self, feeds: Mapping[str, Any]) -> Outputs:
-        """`run` for an event loop; a task that is canceled takes its request out of the queue.
+        """`run` for an event loop; canceling the task removes its request from the queue.
 
         Args:
             feeds: as `submit` takes them.
@@ -181,7 +178,7 @@ class Batcher:
         return self._engine.encode(texts, run=lambda feeds: self.run(feeds, timeout=timeout))
 
     def close(self) -> None:
-        """Serve those who wait, and end the threads; twice does no harm."""
+        """Serve the waiting requests, and end the threads; calling it twice is harmless."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -90,7 +90,7 @@ class Encoded(Outputs):
 
 
 class Engine:
-    """An engine of a bundle, loaded.  Made by `enginecast.load`.
+    """A loaded engine.  Made by `enginecast.load`.
 
     Use it as a context manager, or call `close`.  `run` may be called from several threads at once,
     and awaited as `run_async`.
@@ -247,24 +247,21 @@ class Engine:
 
         Args:
             feeds: for each input a numpy array, or a tensor with `__dlpack__`, in the declared
-                dtype.  A tensor on the GPU where the engine runs is read there, without a copy
-                through the host; torch has to be installed for that.
-            outputs: the outputs wanted; None: all.
+                dtype.  Tensors on the engine's GPU are read in place, which needs torch.
+            outputs: the outputs to return; None: all.
             as_dlpack: return objects with `__dlpack__` instead of arrays, on the engine's device
-                and without a copy, for `torch.from_dlpack`.  (ONNX Runtime hands out bool as
-                uint8 this way.)
-            check_finite: refuse NaN and infinities in the outputs, and in feeds on a GPU values
-                out of range, too, for which the host waits.  (Feeds in CPU memory are checked in
-                any case.)  What `as_dlpack` returns is looked at where it lies.
-            pad_rows: "exact" computes rows of padding, as eager does; "zero" leaves that work out,
-                and gives zeros, where the manifest says that no other row changes (`padding`);
-                None: as `load` was asked.
-            timeout: seconds that it may take, waiting for other runs included; None: any time.
-                Only ONNX Runtime's engines can be stopped.
+                and without a copy, for `torch.from_dlpack`.  (ONNX Runtime returns bool as uint8
+                this way.)
+            check_finite: refuse NaN and infinities in the outputs, and values out of range in feeds
+                on a GPU, for which the host waits.  (Feeds in CPU memory are always checked.)
+            pad_rows: "exact" computes padding as eager does; "zero" skips it and returns zeros, if
+                the manifest says that no other row changes (`padding`); None: as in `load`.
+            timeout: how many seconds it may take, including the wait for other runs; None: no
+                limit.  Only ONNX Runtime's engines can be stopped.
 
         Returns:
-            The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
-            says what computed them.
+            The outputs by name, as numpy arrays (bfloat16 as `ml_dtypes.bfloat16`).  Their
+            `backend` says what computed them.
 
         Raises:
             InputError: the feeds do not fit the declared inputs, there is no such output, or the
@@ -272,8 +269,8 @@ class Engine:
             VerificationError: an output is not finite.
             MissingError: the outputs alone would take more memory than there is.
             StoppedError: it was canceled, or took longer than `timeout`.
-            UsageError: the engine is closed or was loaded before a fork, zeros were asked for where
-                they cannot be given, or the engine cannot be stopped.
+            UsageError: the engine is closed or was loaded before a fork, cannot return zeros for
+                padding, or cannot be stopped.
 
         Examples:
             >>> import enginecast, numpy
@@ -310,10 +307,10 @@ class Engine:
                 raise
 
     async def run_async(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
-        """Run the engine in a thread; the event loop goes on meanwhile.
+        """Run the engine in a thread, without blocking the event loop.
 
-        A task that is canceled stops its run where the engine can be stopped, and waits for its
-        end: inputs that it reads must not change before.
+        Canceling the task stops the run, if the engine can be stopped, and waits for its end.  Do
+        not change the inputs before.
 
         Args:
             feeds: as `run` takes them.
@@ -395,10 +392,10 @@ class Engine:
         return PromptEncoder(self.folder, self.manifest, self._tokenizer)
 
     def cancel(self) -> int:
-        """Stop the runs that are under way in other threads; they raise a StoppedError.
+        """Stop all current runs in other threads; they raise a StoppedError.
 
         Returns:
-            How many there were.
+            The number of these runs.
 
         Raises:
             UsageError: the engine is closed, or its runs cannot be stopped.

@@ -326,37 +326,36 @@ def generate(
     seed: int | None = None,
     ignore: Collection[str] = (),
 ) -> Ids:
-    """Generate text: prompts and what follows them.
+    """Generate text that continues prompts.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
-        input_ids: the prompts, int64 [batch, tokens], padded on the left; or what the encoder
-            reads, where the model has one: a text with padding anywhere, sound or an image as its
-            engine takes them, or a mapping of several by name.
-        attention_mask: [batch, tokens], 0 where there is padding; None: as transformers, padding
-            is where the padding id is, unless a text may end with it; an encoder reads all.
-        decoder_input_ids: what the decoder reads first, int64 [batch, tokens], all of it real;
-            None: the ids that the model's generation config begins with.
-        max_new_tokens: at most.
-        eos_token_id: ends a row; None: those of the model's generation config; (): none.
-        pad_token_id: follows in a row that has ended; None: that of this config, or else the first
-            id that ends a row.
-        do_sample: draw the next token; False: take the one with the highest score.
-        temperature: divides the scores; None, here and below: that of this config.
-        top_k: draw from so many tokens with the highest scores; 0: from all.
-        top_p: draw from the fewest tokens whose probabilities add up to it.
-        repetition_penalty: divides positive scores of tokens that the row has, padding before it
-            aside, and multiplies negative ones.
+        engine: an engine that was exported with `--task text-generation`.
+        input_ids: the prompts, int64 [batch, tokens], padded on the left; or, if the model has an
+            encoder, its input: text with padding on either side, audio, an image, or a dict of
+            several inputs by name.
+        attention_mask: [batch, tokens], 0 for padding; None: as in transformers, all padding ids
+            are padding, unless they may also end a text; an encoder reads everything.
+        decoder_input_ids: the decoder's first ids, int64 [batch, tokens], without padding; None:
+            those of the model's generation config.
+        max_new_tokens: the largest number of new tokens.
+        eos_token_id: ids that end a row; None: those of the generation config; (): none.
+        pad_token_id: fills rows that have ended; None: the generation config's, or the first id
+            that ends a row.
+        do_sample: sample the next token; False: take the one with the highest score.
+        temperature: divides the scores; None, here and below: the generation config's.
+        top_k: sample from so many tokens with the highest scores; 0: from all.
+        top_p: sample from the fewest tokens whose probabilities add up to this.
+        repetition_penalty: makes tokens that are already in the row less likely.
         suppress_tokens: ids that are never chosen; (), here and below: none.
-        begin_suppress_tokens: ids that are not chosen as the first new token.
-        forced_bos_token_id: follows a prompt of one token, such as that of a decoder.
-        forced_eos_token_id: the last token, where nothing ended the row before.
-        seed: of what is drawn; None: another one in each call.
-        ignore: fields of the model's generation config of which nobody need be warned, such as
+        begin_suppress_tokens: ids that are never the first new token.
+        forced_bos_token_id: the id after a prompt of one token, such as a decoder's first.
+        forced_eos_token_id: the last token of rows that have not ended.
+        seed: seed for sampling; None: another one in each call.
+        ignore: fields of the generation config to ignore without a warning, such as
             ("num_beams",).
 
     Returns:
-        int64 [batch, tokens + new tokens]: after the prompts, or after what the decoder read.
+        Prompts (or the decoder's first ids) and new tokens, int64 [batch, tokens + new tokens].
 
     Raises:
         InputError: the prompts do not fit the engine.
@@ -609,12 +608,12 @@ PROMPTING = (
 
 
 class Generator:
-    """Stands in for a model of transformers where its `generate` is called.
+    """A drop-in for a transformers model, for its `generate`.
 
-    It takes and returns tensors of torch where it is given such, and numpy arrays else.
+    It returns torch tensors if it gets torch tensors, and numpy arrays otherwise.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
+        engine: an engine that was exported with `--task text-generation`.
 
     Examples:
         >>> import enginecast, torch
@@ -647,27 +646,26 @@ class Generator:
         """Generate text as `model.generate` does.
 
         Args:
-            inputs: the prompts, int64 [batch, tokens], padded on the left; or what the encoder
-                reads, where the model has one.
+            inputs: the prompts, int64 [batch, tokens], padded on the left; or the encoder's input,
+                if the model has one.
             input_ids: the same, by name.
-            generation_config: a GenerationConfig; `options` come before it.
-            attention_mask: [batch, tokens].
-            decoder_input_ids: what the decoder reads first, [batch, tokens].
-            seed: of what is drawn: the random numbers are not those of torch.
+            generation_config: a GenerationConfig; `options` override it.
+            attention_mask: [batch, tokens], 0 for padding.
+            decoder_input_ids: the decoder's first ids, [batch, tokens].
+            seed: seed for sampling; the random numbers differ from torch's.
             **options: max_new_tokens or max_length, eos_token_id, pad_token_id, do_sample,
                 temperature, top_k, top_p, repetition_penalty, suppress_tokens,
                 begin_suppress_tokens, forced_bos_token_id and forced_eos_token_id; and inputs of
-                the encoder by name, such as input_features.  What nobody gives is that of the
-                model's generation config, but for lengths.
+                the encoder by name, such as input_features.  Defaults, except for lengths, come
+                from the model's generation config.
 
         Returns:
-            The prompts, or what the decoder read first, and what follows them, int64
-            [batch, tokens + new tokens]; what follows alone where the model's class has a
-            `generate` of its own that returns that.
+            Prompts (or the decoder's first ids) and new tokens, int64 [batch, tokens + new tokens];
+            only new tokens if that is what the model's own `generate` returns.
 
         Raises:
-            UsageError: an argument, or a field of the model's generation config, that would
-                change the tokens, and is not heeded here.
+            UsageError: an argument, or a field of the model's generation config, is not supported
+                and would change the tokens.
             EnginecastError: as the function `generate`.
         """
         encoder = encoder_of(self.engine)

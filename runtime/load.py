@@ -81,55 +81,49 @@ def load(
     max_runs: int | None = None,
     download: bool = False,
 ) -> Engine:
-    """Load the engine of a bundle that suits this device best, or the first one preferred.
+    """Load a bundle's best engine for this device, or the first of those you prefer.
 
     Args:
         path: the bundle's folder; with `download` also OWNER/NAME, or OWNER/NAME@REVISION.
-        prefer: backends, such as ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]: the first of
-            them that the bundle has an engine for, and that runs here; None: the one that suits
-            `providers` or `device`, and another only where this CPU would compute it wrong.  See
-            `backends`.
-        providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
+        prefer: backends in order of preference, such as ["tensorrt", "onnxruntime-cuda",
+            "onnxruntime-cpu"]: the first that the bundle has and that runs here is loaded.  None:
+            the one for `providers` or `device`, or another if this CPU would compute that wrong.
+        providers: ONNX Runtime execution providers in order of preference; None: those of `device`.
         device: "cpu" or "cuda"; None: "cpu".
-        require: the least a verdict must say.  "verified" refuses an engine that was judged by
-            emulation, or on another provider than this one, or with errors that `--accept`
-            accepted; "accepted" takes such errors without a warning, and "verified-by-emulation"
-            emulation, too.
-        allow_code: open engine kinds that run code when they are loaded, whoever made them.
-            Without it they are opened where `trust` is given, or the bundle is on the list of
-            `enginecast trust`.
-        trust: a file with a public key, or with certificates (PEM): nothing of the bundle is used
-            unless its owner signed the bundle as it is (`enginecast sign`).
-        threads: threads within one operator; None: as many as were tuned, or as there are cores.
-        cuda_graphs: on a GPU, aotinductor and tensorrt engines record runs whose shapes repeat as
-            CUDA graphs, which take memory; False: they do not.
-        check: "full" compares the digest of every file; "size" only the sizes, for repeated loads
-            of large engines: damaged weights are not noticed then.  Graphs and code are compared
-            with their digests in any case.
-        tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
-            it is by default; or settings.
-        pad_rows: what calls give for rows of padding: see `Engine.run`.
-        max_runs: how many calls run at once, each of which takes memory for its own values; others
-            wait.  None: any number.
-        download: fetch a bundle of the Hugging Face Hub that `path` names, where there is no such
-            folder: the files that its manifest lists, once for each revision; with HF_HUB_OFFLINE=1
-            what was fetched before. False: nothing is fetched, and no network is used.
+        require: the least verdict to accept.  "verified" refuses engines that were judged by
+            emulation or on another provider, or that have errors accepted by `--accept`; "accepted"
+            takes such errors without a warning, and "verified-by-emulation" emulation, too.
+        allow_code: open engines that run code when they are loaded, whoever made them.  Otherwise,
+            such engines need `trust`, or an entry in the list of `enginecast trust`.
+        trust: a file with a public key or certificates (PEM): refuse the bundle unless the key's
+            owner signed it as it is (`enginecast sign`).
+        threads: threads within one operator; None: the tuned number, or all cores.
+        cuda_graphs: on a GPU, record runs with repeated shapes as CUDA graphs, which take memory
+            (aotinductor and tensorrt).
+        check: "full" compares the digest of every file; "size" compares only the sizes of weights,
+            which is faster and misses damage.  Graphs and code always get the full check.
+        tuned: True: use the settings that `enginecast tune` found on this machine, if any; False:
+            use the defaults; or the settings to use.
+        pad_rows: how calls treat padding: see `Engine.run`.
+        max_runs: how many calls may run at once; each takes memory.  None: any number.
+        download: fetch a bundle from the Hugging Face Hub, if `path` is no folder: the files in its
+            manifest, once per revision.  With HF_HUB_OFFLINE=1, use what was fetched before.
+            False: use no network.
 
     Returns:
         The engine; use it as a context manager, or call `close`.
 
     Raises:
         BundleError: the bundle is missing or damaged, or holds no engine that may be loaded.
-        MissingError: this machine cannot run the engine, or any of those preferred; or the hub
+        MissingError: this machine cannot run the engine, or none of those you prefer; or the hub
             cannot be reached.
-        UsageError: an argument does not fit.
+        UsageError: an argument is invalid.
 
     Warns:
         EnginecastWarning: the verdict was reached by emulation, on another provider, or with
-            errors that were accepted; this CPU would compute an engine wrong, and another one of
-            the bundle is taken; a preferred backend does not run here: why, and what is tried
-            instead; or the engine was tuned on another machine or for another bundle, and runs as
-            by default (once).
+            accepted errors; this CPU would compute an engine wrong, so another one is loaded; a
+            preferred backend does not run here; or the engine was tuned on another machine or for
+            another bundle, so defaults are used (once).
 
     Examples:
         >>> import enginecast, numpy

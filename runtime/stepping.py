@@ -12,14 +12,14 @@ from enginecast.runtime.values.arrays import Array
 
 
 class Stepper:
-    """Calls an engine in turn, and feeds each call the state that the last one gave.
+    """Calls an engine repeatedly, and passes each call the state that the last one returned.
 
     Args:
-        engine: of a bundle that was exported with `--state inputs`.
+        engine: an engine that was exported with `--state inputs`.
 
     Raises:
         UsageError: the engine has no state.
-        BundleError: the file that holds its start is missing or damaged.
+        BundleError: the file with the initial state is missing or damaged.
 
     Examples:
         >>> import enginecast, numpy
@@ -76,13 +76,13 @@ class Stepper:
 
         Args:
             feeds: as `Engine.run` takes them, without the state.
-            **options: as `Engine.run` takes them, but for `outputs` and `as_dlpack`.
+            **options: as `Engine.run` takes them, except for `outputs` and `as_dlpack`.
 
         Returns:
-            All outputs, the new state among them.
+            All outputs, including the new state.
 
         Raises:
-            EnginecastError: as `Engine.run`; the state stays as it was then.
+            EnginecastError: as `Engine.run`; the state does not change.
         """
         given = [name for name in self._pairs if name in feeds]
         if given:
@@ -95,5 +95,5 @@ class Stepper:
         return outputs
 
     def reset(self) -> None:
-        """Begin again, as before the first call."""
+        """Return to the initial state."""
         self.state = dict(self._start)

@@ -34,17 +34,17 @@ _NO_EFFECT = ("use_cache", "cache_position")
 
 
 class CachedEncoder(nn.Module):
-    """A text encoder whose outputs were computed before.  It has no weights.
+    """A drop-in for a text encoder that looks its outputs up in a cache.  It has no weights.
 
-    It does have a parameter without elements for each output: what moves and casts models goes by
-    `next(encoder.parameters())`, and accelerate looks its parameters up in its `state_dict`.
+    It has one empty parameter per output, because libraries find a model's device and dtype by
+    `next(encoder.parameters())`, and accelerate looks parameters up in its `state_dict`.
 
-    Rows that are not stored (padding, or those the spec drops) are zeros.
+    Rows that are not stored, such as padding, are zeros.
 
     Args:
-        cache: path of a cache, or an open one.
-        name: of the encoder in it; None: the only one.
-        dtype: of the outputs; None: as they are stored.  `.to`, `.half` and the like change it.
+        cache: the path of a cache, or an open one.
+        name: the encoder's name in the cache; None: the only encoder.
+        dtype: dtype of the outputs; None: as stored.  `.to`, `.half` and the like change it.
 
     Raises:
         CacheError: there is no such cache or encoder.
@@ -75,17 +75,17 @@ class CachedEncoder(nn.Module):
 
     @property
     def spec(self) -> EncoderSpec:
-        """What went into the encoder, and what was kept of it."""
+        """What the entries depend on: the encoder, its inputs and which outputs are stored."""
         return self.cache.spec
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first output, as `.to`, `.half` and the like set it for all."""
+        """The dtype of the outputs, which `.to`, `.half` and the like set."""
         return self._places[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where outputs are given."""
+        """The device of the outputs."""
         return self._places[0].device
 
     @property
@@ -112,22 +112,22 @@ class CachedEncoder(nn.Module):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Look the texts of a batch up.
+        """Look up a batch of texts.
 
         Args:
-            input_ids: [batch, sequence]
-            attention_mask: [batch, sequence], not zero for tokens.
-            output_hidden_states: give those that are in the cache.
-            return_dict: False: a tuple.
+            input_ids: token ids, [batch, sequence].
+            attention_mask: [batch, sequence], nonzero for tokens.
+            output_hidden_states: return the hidden states that are in the cache.
+            return_dict: False: return a tuple.
 
         Returns:
-            What the encoder's class returns, on the device of the ids:
-            [batch, sequence, width], or [batch, width] for an output per text.
+            What the encoder's class returns, on the device of the ids: [batch, sequence, width],
+            or [batch, width] for outputs with one row per text.
 
         Raises:
             CacheMissError: a text is not in the cache; says why.
-            CacheError: the outputs that are asked for are not, or the mask does not fit them.
-            UsageError: an argument that no cache can answer.
+            CacheError: a requested output is not in the cache, or the mask does not fit.
+            UsageError: an argument is not supported, because a cache cannot answer it.
         """
         if output_attentions:
             raise UsageError("output_attentions: a cache holds no attention weights")
@@ -186,7 +186,7 @@ class CachedEncoder(nn.Module):
             ) from error
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Nothing to do for False; there is nothing that could learn.
+        """Do nothing for False; refuse True, because there are no weights to train.
 
         Args:
             requires_grad: False.

@@ -94,21 +94,19 @@ class Items(Sequence[Item]):
 
 
 def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> CachedDataset:
-    """A torch dataset of texts and their outputs.
+    """Make a torch dataset of texts and their outputs.
 
     Each item has `text`, `input_ids` int64 [tokens] without padding, `attention_mask` int64
-    [tokens] of ones, and each output by its name: [rows, width], or [width] for one per text, in
-    the dtype in which it is stored, bfloat16 too.
+    [tokens] of ones, and each output by name: [rows, width], or [width] if it has one row per text,
+    in its stored dtype, which may be bfloat16.
 
     Args:
-        cache: an open one.
-        texts: an item for each, which has the text as it is here, although the cache may know
-            another of the same token ids; None: the entries of the cache in the order of their
-            numbers.
+        cache: an open cache.
+        texts: the texts, one per item; None: all entries of the cache, by number.
 
     Raises:
-        UsageError: one of `texts` is not text; says which.
-        CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
+        UsageError: one of `texts` is not a string; says which.
+        CacheMissError: a text is not in the cache.  It is raised now, not in mid-training.
 
     Examples:
         >>> from enginecast.cache import as_dataset, open_cache
@@ -183,17 +181,17 @@ def _column(values: list[Any]) -> Any:
 
 
 def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
-    """What pads the items of a cached dataset to a batch: DataLoader's `collate_fn`.
+    """Make a `collate_fn` for DataLoader that pads the items of a cached dataset to a batch.
 
     A batch has `input_ids` and `attention_mask` int64 [batch, sequence], and the outputs [batch,
-    sequence, width], or [batch, width] for one per text.  Rows are where the encoder has them,
-    padded on the spec's side; those that are not stored are zeros.  All else that items have,
-    `text` too, is what torch's `default_collate` makes of it, or a list where that cannot stack.
+    sequence, width], or [batch, width] if they have one row per text.  Padding is on the spec's
+    side; rows that are not stored are zeros.  Everything else, `text` too, goes through torch's
+    `default_collate`, or becomes a list if that cannot stack it.
 
     Args:
-        spec: of the cache.
-        length: of every batch; None: that of its longest text, and `max_length` where all rows are
-            stored.
+        spec: the cache's spec.
+        length: tokens of every batch; None: those of its longest text, or `max_length` if all rows
+            are stored.
 
     Raises:
         UsageError: `length` does not fit a cache of whole rows.
@@ -215,12 +213,12 @@ def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
 
 
 class ShardShuffle(Sampler[int]):
-    """Shuffles for slow disks: some shards at a time, in a random order, are read in full.
+    """Shuffles for slow disks: reads a few shards in full at a time, in random order.
 
     Args:
-        dataset: of which items are drawn, each once.
-        shards: how many are mixed; the more, the better the shuffle and the more is read at random.
-        seed: with the epoch it gives the order; see `set_epoch`.
+        dataset: the dataset to draw from, each item once.
+        shards: how many shards to mix; more give a better shuffle and more random reads.
+        seed: gives the order, together with the epoch; see `set_epoch`.
 
     Raises:
         UsageError: `shards` is below 1.
@@ -248,10 +246,10 @@ class ShardShuffle(Sampler[int]):
         return len(self._items_of)
 
     def set_epoch(self, epoch: int) -> None:
-        """Each epoch has its own order.
+        """Choose the order of an epoch.
 
         Args:
-            epoch: its number, from 0.
+            epoch: the epoch's number, from 0.
         """
         self._epoch = epoch
 
@@ -299,23 +297,23 @@ class LookUp:
 
 
 def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = "caption") -> Any:
-    """A `datasets.Dataset` whose items have the outputs, too; on disk it stays text alone.
+    """Add the outputs to the items of a `datasets.Dataset`.
 
-    Arrow has no bfloat16, and outputs in it would be copies: they are looked up when an item is
-    read, by its text.
+    They are looked up by text when an item is read, because Arrow has no bfloat16 and would copy
+    them.  On disk, the dataset keeps only its texts.
 
     Args:
-        cache: an open one.
-        dataset: one with a column of texts; None: one of the cache's texts is made.
-        column: of the texts.
+        cache: an open cache.
+        dataset: a dataset with a column of texts; None: make one of the cache's texts.
+        column: the name of that column.
 
     Returns:
-        The dataset with a transform, which gives the items of `as_dataset` but `text`, besides its
-        own columns.
+        The dataset with a transform, which adds the fields of `as_dataset`, except for `text`, to
+        its own columns.
 
     Raises:
-        UsageError: no such dataset or column, a column that is not text, or one that is named as
-            what would be added; a dataset with a format or transform, which would be lost.
+        UsageError: there is no such dataset or column, the column is not text, or its name is that
+            of an output; or the dataset has a format or transform, which would be lost.
             When an item is read: its text is None.
         CacheMissError: when an item is read: its text is not in the cache.
         MissingError: `datasets` is not installed.

@@ -63,24 +63,24 @@ def require_frozen(
     model: nn.Module | None = None,
     tokenizer: Any = None,
 ) -> Frozen:
-    """Refuse what makes cached outputs wrong; call it once before training.
+    """Check that cached outputs are right for a training run; call it once before training.
 
     Args:
         cached: the drop-in, or the cache.
-        optimizer: one, or several in a list, dictionary or other iterable; those of wrappers that
-            have `param_groups`, too.  Without `model` only parameters of a `CachedEncoder` can be
-            found in it.
-        model: the encoder itself, where the trainer still has it.
-        tokenizer: of `transformers` or `tokenizers`, that the trainer uses.
+        optimizer: an optimizer, a wrapper that has `param_groups`, or several of them in a list,
+            dictionary or other iterable.  Without `model`, only the parameters of a
+            `CachedEncoder` can be found in it.
+        model: the encoder itself, if the trainer still has it.
+        tokenizer: the trainer's tokenizer, of `transformers` or `tokenizers`.
 
     Returns:
         What was compared, and what could not be, with the reasons.
 
     Raises:
-        CacheError: parameters of the encoder are in an optimizer; it has adapters, resized
-            embeddings, other weights than the cache's, or dropout in training mode; the tokenizer
-            makes other ids.
-        UsageError: what is given as optimizer is none.
+        CacheError: an optimizer has parameters of the encoder; the encoder has adapters, resized
+            embeddings, other weights than the cache's, or dropout in training mode; or the
+            tokenizer makes other ids.
+        UsageError: `optimizer` is not an optimizer.
 
     Examples:
         >>> import torch

@@ -81,12 +81,12 @@ class EmbeddingCache:
 
     @property
     def spec(self) -> EncoderSpec:
-        """What went into the encoder, and what was kept of it."""
+        """What the entries depend on: the encoder, its inputs and which outputs are stored."""
         return self.encodings.spec
 
     @property
     def about(self) -> About:
-        """The encoder, its config and its verdict, which change no entry."""
+        """Facts about the encoder that no entry depends on, such as its config and verdict."""
         return self.encodings.about
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class EmbeddingCache:
         return len(self.index)
 
     def by_row(self, number: int) -> Entry:
-        """The entry of a number.
+        """Get an entry by its number.
 
         Args:
             number: 0 to `len` - 1, in the order of the shards.
@@ -108,11 +108,11 @@ class EmbeddingCache:
     def by_ids(
         self, ids: Sequence[int] | Array, mask: Sequence[int] | Array | None = None
     ) -> Entry:
-        """The entry of a row of token ids.
+        """Get an entry by its token ids.
 
         Args:
-            ids: [sequence], a row as the model gets it, or the bare ids of a text.
-            mask: [sequence], not zero for tokens; None: every id is one.
+            ids: [sequence], a row of the model's input, or a text's ids without padding.
+            mask: [sequence], nonzero for tokens; None: all ids are tokens.
 
         Raises:
             CacheMissError: there is no such entry; says why.
@@ -128,22 +128,22 @@ class EmbeddingCache:
         return self.look_up([query])[0]
 
     def by_text(self, text: str) -> Entry:
-        """The entry of a text, which is cleaned, put into the template and tokenized.
+        """Get an entry by its text, which is cleaned, put into the template and tokenized.
 
-        A text that is too long is cut, as by a fill with truncation.
+        A text that is too long is truncated.
 
         Args:
-            text: as it would be given to the encoder's pipeline.
+            text: the text, as the encoder's pipeline would get it.
 
         Raises:
-            UsageError: it is not text.
+            UsageError: it is not a string.
             CacheMissError: there is no such entry; says why.
             CacheError: its outputs are damaged.
         """
         return self.look_up(self._queries(require_texts([text], "text")))[0]
 
     def look_up(self, queries: Sequence[Query]) -> list[Entry]:
-        """The entries of texts that are given by token ids; raises as `by_ids` does.
+        """Get entries by their token ids; raises as `by_ids` does.
 
         Args:
             queries: one for each entry.
@@ -151,14 +151,14 @@ class EmbeddingCache:
         return self._entries([self._find(one) for one in queries])
 
     def get_many(self, asked: Sequence[int | bytes | str]) -> list[Entry]:
-        """Entries by number, key or text, read in the order in which they lie in the shards.
+        """Get entries by number, key or text, read in the order of the shards.
 
         Args:
             asked: numbers (int), keys (bytes of 16) and texts (str), in any order.
 
         Raises:
-            IndexError: there is no entry of a number.
-            CacheMissError: there is none of a key or text; says why.
+            IndexError: there is no entry with this number.
+            CacheMissError: there is no entry with this key or text; says why.
             CacheError: outputs are damaged.
         """
         queries = iter(self._queries([one for one in asked if isinstance(one, str)]))
@@ -168,22 +168,22 @@ class EmbeddingCache:
         return self._entries(list(found))
 
     def keys_of(self, texts: Sequence[str]) -> list[bytes]:
-        """The keys of the entries of texts, of 16 bytes each; raises as `by_text` does.
+        """Get the keys of texts, 16 bytes each; raises as `by_text` does.
 
         Args:
-            texts: one for each key.
+            texts: the texts.
         """
         queries = self._queries(require_texts(texts))
         return [self._key(self._find(one)) for one in queries]
 
     def missing(self, texts: Sequence[str]) -> list[str]:
-        """Those of some texts that have no entry, in their order; to know why, ask for one.
+        """List the texts that have no entry.  `by_text` of one of them says why.
 
         Args:
             texts: as `by_text` takes them.
 
         Raises:
-            UsageError: one is not text.
+            UsageError: one is not a string.
         """
         queries = self._queries(require_texts(texts))
         return [one.text or "" for one in queries if self.locate(one.tokens) is None]
@@ -193,30 +193,30 @@ class EmbeddingCache:
         return not self.missing(require_texts([text], "text"))
 
     def key_at(self, number: int) -> bytes:
-        """The key of an entry, 16 bytes.
+        """Get the key of an entry, 16 bytes.
 
         Args:
-            number: of the entry.
+            number: the entry's number.
         """
         return self._key(self._at(number))
 
     def texts(self) -> Iterator[str]:
-        """A text of each entry, in the order of their numbers."""
+        """A text for each entry, by number."""
         for number in range(len(self)):
             yield self.text_at(self.index.row(number))
 
     def refresh(self) -> int:
-        """See what was committed since: entries that are new.  Numbers of entries may change."""
+        """Pick up new entries.  The numbers of entries may change."""
         before = len(self)
         self.index = open_index(self.encodings, self.index)
         return len(self) - before
 
     def locate(self, tokens: Array, sequence: int | None = None) -> Location | None:
-        """Where the entry of token ids is; None: nowhere.
+        """Find the entry of token ids; None: there is none.
 
         Args:
             tokens: int64 [tokens], see `Query`.
-            sequence: length of the row that they came in; None: they came bare.
+            sequence: length of their padded row; None: they were not padded.
         """
         spec = self.spec
         if len(tokens) > spec.max_length:
@@ -230,18 +230,18 @@ class EmbeddingCache:
         return location if np.array_equal(self.ids_at(location), tokens) else None
 
     def ids_at(self, location: Location) -> Array:
-        """int32 [tokens] of an entry, without padding.
+        """Get an entry's token ids, int32 [tokens], without padding.
 
         Args:
-            location: of the entry.
+            location: where the entry is.
         """
         return self.index.shards[location.shard].ids(location.text)
 
     def text_at(self, location: Location) -> str:
-        """The text of an entry.
+        """Get the text of an entry.
 
         Args:
-            location: of the entry.
+            location: where the entry is.
         """
         return self.index.shards[location.shard].text(location.text)
 
@@ -304,14 +304,14 @@ def open_cache(
     """Open a cache for reading.
 
     Args:
-        path: of the cache.
-        name: of the encoder; None: the only one.
-        check: when outputs are compared with the sum that was stored with them: "first": when this
-            process first reads them; "always": each time; "never".
+        path: the cache's folder.
+        name: the encoder's name; None: the only encoder.
+        check: when to compare outputs with their stored checksums: "first" (when this process
+            first reads them), "always" or "never".
 
     Raises:
         CacheError: there is no such cache or encoder, or it is damaged.
-        UsageError: no such `check`.
+        UsageError: there is no such `check`.
 
     Examples:
         >>> from enginecast.cache import open_cache

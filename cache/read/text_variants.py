@@ -20,19 +20,19 @@ _TRIES = 8
 
 @dataclass(frozen=True)
 class Variants:
-    """How texts vary.
+    """Variants of a caption, for augmentation.
 
     Args:
-        count: variants of a text at most, itself among them; fewer where there are not so many.
-        shuffle_tags: put the tags in another order.
-        tag_dropout: leave each tag out with this probability.
-        keep_first: so many tags stay where they are, and are never left out.
-        separator: between tags.
-        dropout: the probability that `choose` gives the empty text: caption dropout.
-        seed: other seeds, other variants.
+        count: at most so many variants of a text, including itself.
+        shuffle_tags: shuffle the tags.
+        tag_dropout: leave out each tag with this probability.
+        keep_first: keep so many tags in place.
+        separator: what is between tags.
+        dropout: caption dropout: the probability that `choose` returns the empty text.
+        seed: other seeds give other variants.
 
     Raises:
-        UsageError: a value that does not fit.
+        UsageError: a value is out of range.
 
     Examples:
         >>> from enginecast.cache import Variants
@@ -63,7 +63,7 @@ class Variants:
             raise UsageError("count: texts do not vary without shuffle_tags or tag_dropout")
 
     def of(self, text: str) -> list[str]:
-        """What to fill of a text: its variants, each once, and the empty text if it is dropped.
+        """List what to fill for a text: its variants, and the empty text if there is dropout.
 
         Args:
             text: a caption, or tags with separators between them.
@@ -72,12 +72,12 @@ class Variants:
         return list(dict.fromkeys([*found, ""])) if self.dropout else found
 
     def choose(self, text: str, *, epoch: int, index: int) -> str:
-        """The variant to train on: the same for the same seed, epoch and index, in any process.
+        """Choose the variant to train on: the same for a seed, epoch and index in any process.
 
         Args:
-            text: the same that `of` was given.
-            epoch: number of the epoch.
-            index: of the item in its dataset.
+            text: the text that `of` was given.
+            epoch: the epoch's number.
+            index: the item's index in its dataset.
         """
         random = _random(self.seed, "choose", text, epoch, index)
         if random.random() < self.dropout:

@@ -106,28 +106,25 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         "# Operators",
         "",
-        "Made by `make operators`: each operator of torch's own database",
-        "(`torch.testing._internal.common_methods_invocations.op_db`) that a model may call, as a",
-        "small module on up to three of its sample inputs a dtype, exported to ONNX Runtime on",
-        "CPUs. What was published is compared with eager again, by code that shares nothing with",
-        "the export's own verification: over the sizes that the bundle declares, on zeros of both",
-        "signs, tiny, huge, whole, halved and shifted numbers, and on integers of the range that",
-        "the bundle declares. What differs is *silently wrong*. The column float16 has engines of",
-        "`--precision fp16`, which are compared with eager in float16. An engine refuses",
-        "infinities and NaN as inputs; an operator of floats may meet them inside a model, where",
-        "they are compared, too, in float32. Two things are not: what torch leaves open, such as",
+        "`make operators` exports to ONNX Runtime on CPUs every operator in torch's own test",
+        "database (`torch.testing._internal.common_methods_invocations.op_db`) that a model may",
+        "call: as a small module, on up to three sample inputs per dtype. Code that shares nothing",
+        "with the export's verification compares each published engine with eager again, over its",
+        "declared sizes and integers, and on zeros of both signs, tiny, huge, whole, halved and",
+        "shifted numbers. What differs is *silently wrong*. The column float16 has engines of",
+        "`--precision fp16`, compared with eager in float16.",
+        "",
+        "Engines refuse infinities and NaN as inputs, but operators may meet them inside a model,",
+        "so these are compared in float32, too. The exceptions are what torch leaves open, such as",
         "an integer made of NaN, and resizes and Fourier transforms, whose zeros make NaN of",
-        "infinities in torch, in an engine, or in both. Fourier transforms are tried on floats and",
-        "complex numbers.",
+        "infinities in torch, in an engine, or in both.",
         "",
         versions(found),
         "",
-        f"{len(rows)} of the {len(names())} operators have been examined. Of {len(asked)} that an "
+        f"{len(rows)} of the {len(names())} operators were examined. Of {len(asked)} that an "
         f"engine can have, {whole} ({whole / max(len(asked), 1):.0%}) are verified in every dtype "
-        "that is tried.",
-        "",
-        f"{sum(row.get('inside', False) for row in asked.values())} of them were compared on "
-        "infinities and NaN that arise inside.",
+        f"tried; {sum(row.get('inside', False) for row in asked.values())} of them were compared "
+        "on infinities and NaN that arise inside.",
         "",
     )
     ended = {column: counts(found, column) for column in DTYPES}
@@ -138,12 +135,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     listed = ", ".join(f"`{name}`" for name in BY_PLACE)
     yield from (
         "",
-        'A cell with a count, such as "3 of 4", says how many of the samples are verified; the',
-        "reason is that of the worst. Inputs and results of complex numbers are pairs of real",
-        "ones.",
-        "",
-        f"Operators that leave open which of equal elements is meant ({listed}) are judged by the",
-        "elements at the places that they give.",
+        'A count, such as "3 of 4", says how many samples are verified, with the reason of the',
+        "worst. Complex inputs and results are pairs of real numbers. Operators that may choose",
+        f"among equal elements ({listed}) are judged by the elements they chose.",
     )
     for title in GROUPS:
         chosen = {name: row for name, row in asked.items() if group_of(name) == title}

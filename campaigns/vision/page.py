@@ -23,19 +23,17 @@ COLUMNS = (
 HEAD = """\
 # Vision
 
-Made by `make vision`: models of torchvision, timm, open_clip and Lightning, tiny or at a small
-image size, with random weights, exported through a factory (`campaigns/vision/models.py`). \
-enginecast
-does not depend on these packages; where one is missing, its rows stay as they are.
+`make vision` exports models of torchvision, timm, open_clip and Lightning through a factory
+(`campaigns/vision/models.py`). They are tiny or run on small images, with random weights.
 
-* **fp32**: *verified* only where a second comparison agreed, too: the zoo's judge ran the published
-  engine on fresh inputs, in other sizes where they vary, against eager, by a measure of its own. An
-  engine that differs there is *silently wrong*.
-* **sizes**: dimensions that vary, and the draws that the judge compared.
-* **engine**: what runs: ONNX Runtime, or TorchScript.
-* **mutation**: whether `enginecast verify` finds that the largest weight has lost a quarter of its
+* **fp32**: *verified* means that a second comparison agreed, too: the published engine ran on fresh
+  inputs, in other sizes if they vary, and was compared with eager by another measure. An engine
+  that differs there is *silently wrong*.
+* **engine**: ONNX Runtime or TorchScript.
+* **sizes**: which dimensions vary, and how many inputs were compared.
+* **mutation**: whether `enginecast verify` notices that the largest weight lost a quarter of its
   rows.
-* **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU).
+* **fp16**: the verdict in true fp16 arithmetic; none of these engines has run on a GPU.
 """
 
 

@@ -40,25 +40,23 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         "# The zoo",
         "",
-        "Made by `make zoo`: every base architecture of transformers, tiny, with random perturbed",
-        "weights, exported in fp32 with the inputs that enginecast derives, or, where the config",
-        "does not say it all, with given ones as the model's processor makes them (`--inputs`,",
-        "campaigns/zoo/given.py). A bundle that was published is compared with eager again, on "
-        "other",
-        "shapes and by another measure; one that differs there is *silently wrong*.",
+        "`make zoo` exports every base architecture of transformers in fp32, tiny and with random",
+        "weights. enginecast derives the inputs from the config; if that is not enough, we pass",
+        "what the model's processor makes (`--inputs`). Each published bundle is compared with",
+        "eager again, on other shapes and by another measure. If it differs there, it is *silently",
+        "wrong*.",
         "",
-        "Some types need a package that enginecast does not: "
+        "Some types need another package: "
         + ", ".join(f"{name} ({len(types)})" for name, types in PACKAGES.items())
         + ".",
-        "Their rows name it, and stay as they are where it is not installed. A class followed by a",
-        "name, as `BarkModel.semantic`, is a model without a `forward` for tensors: that method or",
-        "part of it is exported, through a factory (campaigns/zoo/entries.py).",
+        "A class followed by a name, such as `BarkModel.semantic`, has no `forward` for tensors;",
+        "we export that method or part.",
         "",
         versions(found),
         "",
-        f"{len(models)} of the {len(MODEL_MAPPING_NAMES)} model types have been examined; {ran} "
-        f"run in eager with these inputs, of these {ended['verified']} "
-        f"({share_verified(models):.1%}) are verified.",
+        f"Of {len(MODEL_MAPPING_NAMES)} model types, {len(models)} were examined and {ran} run in "
+        f"eager with these inputs; {ended['verified']} of those ({share_verified(models):.1%}) are "
+        "verified.",
         "",
         *table(
             ("outcome", "models"),

@@ -1,4 +1,4 @@
-"""What mkdocs asks while it builds the site: pages made from the code, and links out of docs/."""
+"""What mkdocs asks while it builds the site: its name, pages made from the code, and links out of docs/."""
 
 import re
 from html import escape
@@ -11,6 +11,8 @@ from error_page import error_page
 from mkdocs.structure.files import File, Files
 from pass_page import pass_page
 from schema_page import schema_page
+
+from enginecast.version import __version__
 
 ROOT = Path(__file__).parents[2]
 MADE = {
@@ -28,6 +30,11 @@ CODE_IN_TABLE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 """Code with an escaped bar, which GitHub shows as a bar and Python's Markdown as it stands."""
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:]+)\)")
+
+
+def on_config(config: Any) -> None:
+    """Show the version in the header and in the titles."""
+    config.site_name = f"{config.site_name} {__version__}"
 
 
 def on_files(files: Files, config: Any) -> Files:

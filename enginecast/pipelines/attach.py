@@ -41,9 +41,8 @@ StrPath = str | os.PathLike[str]
 class Replaced(dict[str, nn.Module]):
     """The components that engines replaced, by name.  Made by `attach`.
 
-    As a context, it puts them back at its end.
-
-    Their memory is free once nobody holds them, this object included.
+    As a context manager, it puts them back at the end.  Their memory is freed once nothing refers
+    to them, including this object.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class Replaced(dict[str, nn.Module]):
         return f"Replaced({named})"
 
     def check(self, **asked: Any) -> CheckOutcome:
-        """Compare the pipeline of engines with the eager one: latents after each step, pictures.
+        """Compare latents and images of the pipeline with engines and in eager.
 
         Args:
-            asked: of `Wish`: prompts, steps, height, width, seed, ...
+            asked: the fields of `Wish`: prompts, steps, height, width, seed, ...
 
         Raises:
-            UsageError: the pipeline refuses what it is asked for.
+            UsageError: the pipeline does not accept these.
         """
         wish = Wish(**asked)
         found = generate(self._pipe, wish)
@@ -84,7 +83,7 @@ class Replaced(dict[str, nn.Module]):
         return whole_outcome(eager, noisy, found, outcomes, dtype)
 
     def put_back(self) -> None:
-        """Give the pipeline its components back, and free the engines."""
+        """Put the pipeline's own components back, and free the engines."""
         for name, component in self.items():
             close_engines(getattr(self._pipe, name))
             setattr(self._pipe, name, component)
@@ -113,16 +112,17 @@ def attach(
     threads: int | None = None,
     check: Check = "full",
 ) -> Replaced:
-    """Let engines compute in the place of a pipeline's components.
+    """Replace a pipeline's components by engines.
 
     Args:
-        pipe: a pipeline of diffusers.
-        engines: a folder with a folder for each component; or bundles by component, and by method
-            where one has two: {"unet": "unet.bundle", "vae.decode": "decoder.bundle"}.
-        prefer: backends, the wanted one first, as `enginecast.load` has them; None: the one for the
-            device that the pipeline is on.
+        pipe: a diffusers pipeline.
+        engines: a folder with one folder per component, as `diffusers export` writes it; or
+            bundles by component, and by method if it has several:
+            {"unet": "unet.bundle", "vae.decode": "decoder.bundle"}.
+        prefer: backends in order of preference, as in `enginecast.load`; None: the one for the
+            pipeline's device.
         allow_code: open engines that run code when they are loaded, whoever made them.
-        threads: threads within one operator; None: as many as were tuned, or as there are cores.
+        threads: threads within one operator; None: the tuned number, or all cores.
         check: "full" compares the digest of every file, "size" only the sizes.
 
     Returns:
@@ -130,7 +130,7 @@ def attach(
 
     Raises:
         BundleError: a bundle is damaged, or holds no engine that runs here.
-        UsageError: a bundle is not of this pipeline's component: class, config or weights differ.
+        UsageError: a bundle is for another component: class, config or weights differ.
         MissingError: this machine cannot run an engine.
 
     Warns:

@@ -23,7 +23,7 @@ _WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 
 @dataclass(frozen=True)
 class CanonicalizeWrites(CapturePass):
-    """Drop writes that change or keep nothing, and show those that torch's schemas hide.
+    """Drop writes without effect, and make visible those that torch's schemas hide.
 
     A site with a note is a buffer of that name, which every call overwrites whole before it reads
     it, as longrope does: its node computes the value, and nothing is written.

@@ -25,7 +25,7 @@ _DIVIDES = (aten.div.Tensor, aten.div.Scalar)
 
 @dataclass(frozen=True)
 class DropIdleDraws(CapturePass):
-    """Replace draws by zeros, where every value that is computed from them is multiplied by zero
+    """Replace random draws by zeros if every value that is computed from them is multiplied by zero
     while it is linear in them still.
     """
 

@@ -58,7 +58,7 @@ COMPLEX = {
 
 @dataclass(frozen=True)
 class Functionalize(CapturePass):
-    """Turn writes in place into values; refuse one that is not known here, with its line."""
+    """Turn in-place writes into values; refuse unknown ones, with their line."""
 
     name: ClassVar[str] = "functionalize"
     after: ClassVar[frozenset[str]] = frozenset({"canonicalize-writes"})

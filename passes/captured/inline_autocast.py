@@ -31,7 +31,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class InlineAutocast(CapturePass):
-    """Put what regions of autocast hold into the graphs around them; refuse one that casts."""
+    """Inline autocast regions into the graphs around them; refuse regions that cast."""
 
     name: ClassVar[str] = "inline-autocast"
 

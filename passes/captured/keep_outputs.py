@@ -15,7 +15,7 @@ from enginecast.passes.ir.sites import SiteLog
 
 @dataclass(frozen=True)
 class KeepOutputs(CapturePass):
-    """Return some of the outputs as a dict, and erase the nodes and weights that none needs."""
+    """Return only the requested outputs, as a dict, and erase nodes and weights that none needs."""
 
     name: ClassVar[str] = "keep-outputs"
 

@@ -15,7 +15,7 @@ from enginecast.passes.unify_dtype import UnifyDtype, in_halves
 
 @dataclass(frozen=True)
 class WidenHalves(Pass):
-    """Compute in fp32 what the model computes in 16 bits by itself, and round where it does."""
+    """Compute the model's own 16-bit values in fp32, and round where it does."""
 
     name: ClassVar[str] = "widen-halves"
     after: ClassVar[frozenset[str]] = frozenset({"bind-weights", "functionalize"})

@@ -27,7 +27,7 @@ ours = torch.ops.enginecast
 
 @dataclass(frozen=True)
 class DecomposeFused(GraphPass):
-    """Take fused ops of ours apart into those that torch's compilers know."""
+    """Decompose our fused ops into ops that torch's compilers know."""
 
     name: ClassVar[str] = "decompose-fused"
     promise: ClassVar[Promise] = "exact"

@@ -49,8 +49,10 @@ for _op in (
 
 @dataclass(frozen=True)
 class DecomposeQuantized(Pass):
-    """Replace our quantized ops by aten ones.  A weight stays quantized only where it was hoisted:
-    as plain ops, what brings it back to floats is a weight expression like any other.
+    """Decompose our quantized ops into aten ops.
+
+    A weight stays quantized only where it was hoisted: as plain ops, what brings it back to floats
+    is a weight expression like any other.
 
     Raises:
         LoweringError: an integer product of a size that CUDA does not take.

@@ -22,7 +22,7 @@ from enginecast.passes.ir.traits import Trait, has
 
 @dataclass(frozen=True)
 class DropAssertions(GraphPass):
-    """Erase every assertion, and say which ones a user should know of: not those of dtypes, and not
+    """Erase all assertions, and list those that a user should know of: not those of dtypes, and not
     the bounds that torch itself derives for a size that an op such as nonzero decides.
     """
 

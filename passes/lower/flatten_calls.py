@@ -21,7 +21,7 @@ from enginecast.passes.ir.sites import SiteLog
 
 @dataclass(frozen=True)
 class FlattenCalls(Pass):
-    """Make every input an argument of its own, by its name and in the program's order."""
+    """Make every input a named argument of its own, in the program's order."""
 
     name: ClassVar[str] = "flatten-calls"
     promise: ClassVar[Promise] = "exact"

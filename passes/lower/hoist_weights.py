@@ -62,7 +62,7 @@ SHARE = 32
 
 @dataclass(frozen=True)
 class HoistWeights(Pass):
-    """Compute what depends on weights alone when the engine is written, and never again."""
+    """Compute what depends only on weights once, while the engine is written."""
 
     name: ClassVar[str] = "hoist-weights"
     after: ClassVar[frozenset[str]] = frozenset({"lift-weights"})

@@ -31,7 +31,7 @@ from enginecast.passes.ir.sites import SiteLog
 
 @dataclass(frozen=True)
 class LiftWeights(Pass):
-    """Move weight expressions out of blocks; operands that no block reads any more are dropped."""
+    """Move weight expressions out of blocks, and drop operands that no block reads."""
 
     name: ClassVar[str] = "lift-weights"
     promise: ClassVar[Promise] = "exact"

@@ -146,5 +146,5 @@ def test_results_are_merged_by_type(tmp_path: Path) -> None:
     merge([Row("b", outcome="verified"), Row("a", outcome="refused", reason="x|y")], tmp_path / "r")
     merge([Row("a", outcome="verified")], tmp_path / "r")
     assert list(read(tmp_path / "r")["models"]) == ["a", "b"]
-    said = "2 run in eager with these inputs, of these 2 (100.0%)"
+    said = "2 run in eager with these inputs; 2 of those (100.0%) are verified"
     assert said in page(read(tmp_path / "r"))

@@ -255,7 +255,7 @@ def record(pipeline: Any) -> Iterator[Calls]:
     """Record the arguments of every call to a pipeline's components while the block runs.
 
     Args:
-        pipeline: one of diffusers, or a module, or modules by name.
+        pipeline: a diffusers pipeline, a module, or a dict of modules by name.
 
     Yields:
         The calls by component, such as "unet" and "vae.decode": an `example` for `export`. Of each

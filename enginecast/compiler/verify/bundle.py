@@ -85,33 +85,33 @@ def verify_bundle(
     tuned: bool = True,
     download: bool = False,
 ) -> Verification:
-    """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
+    """Run a bundle's engine on its test inputs, and compare it with eager.
 
     Args:
         path: the bundle, as `load` takes it.
         model: the model to compare with: a folder, `package.module:factory` or a file. None: the
-            reference that is stored in the bundle, which needs neither the model nor torch.
+            reference in the bundle, which needs neither the model nor torch.
         device: "cpu" or "cuda"; None: "cpu".
-        providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
-        prefer: backends, the wanted one first, as `load` has them.
-        threads: threads within one operator; None: as many as were tuned, or as there are cores.
+        providers: ONNX Runtime execution providers in order of preference; None: those of `device`.
+        prefer: backends in order of preference, as in `load`.
+        threads: threads within one operator; None: the tuned number, or all cores.
         allow_code: open engines that run code when they are loaded, and load such a model.
-        trust: a file with a public key or certificates (PEM), with which the bundle was signed.
+        trust: a file with the public key or certificates (PEM) that the bundle was signed with.
         check: "full" compares the digest of every file, "size" only the sizes.
         random_weights: seed of the weights, for a model that is only a config.
-        inputs: a safetensors file of inputs by name to compare on; it goes with `model`.
-        dynamic: dimensions that vary, with `model`, "NAME:DIM=MIN..MAX" each.
-        values: ranges of integer inputs, with `model`, "NAME=MIN..MAX" each.
-        tuned: open the engine as `enginecast tune` found best here; False: as by default.
-        download: fetch a bundle or model that is named OWNER/NAME from the Hugging Face Hub, where
-            there is no such folder. False: nothing is fetched.
+        inputs: with `model`, a safetensors file of inputs by name to compare on.
+        dynamic: with `model`, dimensions that vary, "NAME:DIM=MIN..MAX" each.
+        values: with `model`, ranges of integer inputs, "NAME=MIN..MAX" each.
+        tuned: use the settings that `enginecast tune` found here, if any.
+        download: fetch a bundle or model OWNER/NAME from the Hugging Face Hub, if there is no such
+            folder. False: use no network.
 
     Returns:
-        The verdict, and what was compared. A bundle whose verdict was by emulation gets this one.
+        The verdict, and what was compared. In the bundle, it replaces a verdict by emulation.
 
     Raises:
         BundleError: the bundle is damaged, or has no reference and no model was given.
-        UsageError: inputs were described, and no model was given.
+        UsageError: inputs were described without a model.
         MissingError: this machine cannot run the engine.
 
     Examples:

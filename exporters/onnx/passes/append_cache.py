@@ -48,7 +48,7 @@ _TOKENS = 2
 
 @dataclass(frozen=True)
 class AppendCache(GraphPass):
-    """Let attention append new keys and values to the cache that is returned."""
+    """Append new keys and values to the cache within the attention op."""
 
     name: ClassVar[str] = "append-cache"
     after: ClassVar[frozenset[str]] = frozenset({"fuse-attention", "legalize-onnx"})

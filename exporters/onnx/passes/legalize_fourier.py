@@ -24,7 +24,7 @@ STORED = 1 << 20
 
 @dataclass(frozen=True)
 class LegalizeFourier(GraphPass):
-    """Say Fourier transforms as products, which every reader of ONNX computes well."""
+    """Write Fourier transforms as matrix products, which every ONNX runtime computes well."""
 
     name: ClassVar[str] = "legalize-fourier"
     promise: ClassVar[Promise] = "reordered"

@@ -25,7 +25,7 @@ from enginecast.passes.ir.rules import apply_rules
 
 @dataclass(frozen=True)
 class LegalizeOnnx(GraphPass):
-    """Say everything in ops that the reader of an ONNX graph has, and runs well."""
+    """Replace ops that the ONNX runtime lacks, or runs badly."""
 
     reader: Reader = "onnxruntime-cpu"
 

@@ -66,7 +66,7 @@ _OPS = (
 
 @dataclass(frozen=True)
 class LegalizeQuantized(Pass):
-    """Say quantized values in the ops that the reader of an ONNX graph multiplies fast."""
+    """Write quantized values in the ops that the ONNX runtime multiplies fast."""
 
     reader: Reader = "onnxruntime-cpu"
     gemm_float8: bool = False

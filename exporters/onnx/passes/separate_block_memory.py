@@ -36,7 +36,7 @@ from enginecast.passes.ir.sites import SiteLog
 
 @dataclass(frozen=True)
 class SeparateBlockMemory(Pass):
-    """Copy what shares memory across the borders of blocks."""
+    """Copy tensors that share memory across the borders of blocks."""
 
     name: ClassVar[str] = "separate-block-memory"
     promise: ClassVar[Promise] = "exact"

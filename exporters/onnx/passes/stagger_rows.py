@@ -45,7 +45,7 @@ FEWEST_ROWS = 16
 
 @dataclass(frozen=True)
 class StaggerRows(GraphPass):
-    """Add columns of zeros to what a linear reads, where its rows would share cache lines."""
+    """Add columns of zeros to a linear's input if its rows would share cache lines."""
 
     name: ClassVar[str] = "stagger-rows"
     promise: ClassVar[Promise] = "reordered"

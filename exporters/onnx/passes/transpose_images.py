@@ -42,7 +42,7 @@ _RESHAPES = (aten.reshape.default, aten.view.default)
 
 @dataclass(frozen=True)
 class TransposeImages(GraphPass):
-    """Join a transpose of tokens and the reshape beside a convolution to one of the image."""
+    """Merge a transpose of tokens and a reshape next to a convolution into one of the image."""
 
     name: ClassVar[str] = "transpose-images"
     promise: ClassVar[Promise] = "reordered"

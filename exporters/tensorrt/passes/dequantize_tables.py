@@ -23,7 +23,7 @@ from enginecast.passes.ir.rules import apply_rules
 
 @dataclass(frozen=True)
 class DequantizeTables(Pass):
-    """Look up dequantized rows instead of dequantizing the rows that were looked up."""
+    """Dequantize a table before the lookup instead of the rows after it."""
 
     name: ClassVar[str] = "dequantize-tables"
     promise: ClassVar[Promise] = "exact"
