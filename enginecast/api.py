@@ -71,7 +71,8 @@ def export(
         precision: of the preset pipeline: "mixed" is fp16 with the residual stream in fp32;
             "int8" and "fp8" quantize weights and activations, "...-storage" the weights alone.
             None: "fp32", or what `pipeline` or `plan` says.
-        pipeline: the passes to run instead of a preset, as text: "canonicalize,fuse-rms-norm".
+        pipeline: the passes to run instead of a preset, as text: "canonicalize,fuse-rms-norm";
+            "@fp16,my-pass" adds to a preset.
         device: what the engine is for. None: the CPU, or a GPU for a precision that no CPU has.
         threads: threads within an operator while the engine is verified; None: all cores.
         overwrite: replace a bundle that is there.
@@ -95,7 +96,8 @@ def export(
             TorchScript; its manifest lists what (`downgrades`).
         arch: GPU architecture, such as "sm90"; None: this machine's, where it matters.
         also: targets of further engines in the bundle, made from the same program.
-        target_options: an instance of the target's own options, such as `TensorRTOptions`.
+        target_options: the target's own options: an instance, such as `TensorRTOptions`, or texts
+            as of `--target-option`, `["level=3"]`.
         max_error: limit for quantization: a relative L2 error of a row of an output, 0.02, or a
             least cosine, "cos=0.997". None: the precision's default.
         optimize: what a quantization plan is for: "speed" keeps layers that no form makes faster,

@@ -197,7 +197,7 @@ class Decoder:
     """The state of one run of a language model: what its engine is fed from call to call.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`, or a UsageError.
+        engine: of a bundle that was exported with `--kv-cache`, or a UsageError.
         encoder: of the part that reads what the decoder attends to; None: that which was loaded
             with the engine, where the model has an encoder.
     """
@@ -300,7 +300,7 @@ def generation_of(engine: Engine) -> Generation:
     if found is None:
         raise UsageError(
             f"{engine.folder}: the engine does not generate text",
-            hint="Export the model with --task text-generation.",
+            hint="Export the model with --kv-cache.",
         )
     return found
 
@@ -329,7 +329,7 @@ def generate(
     """Generate text: prompts and what follows them.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
+        engine: of a bundle that was exported with `--kv-cache`.
         input_ids: the prompts, int64 [batch, tokens], padded on the left; or what the encoder
             reads, where the model has one: a text with padding anywhere, sound or an image as its
             engine takes them, or a mapping of several by name.
@@ -614,7 +614,7 @@ class Generator:
     It takes and returns tensors of torch where it is given such, and numpy arrays else.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`.
+        engine: of a bundle that was exported with `--kv-cache`.
 
     Examples:
         >>> import enginecast, torch

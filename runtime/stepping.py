@@ -15,7 +15,7 @@ class Stepper:
     """Calls an engine in turn, and feeds each call the state that the last one gave.
 
     Args:
-        engine: of a bundle that was exported with `--state inputs`.
+        engine: of a bundle that was exported with `--stateful`.
 
     Raises:
         UsageError: the engine has no state.
@@ -36,7 +36,7 @@ class Stepper:
         if not states:
             raise UsageError(
                 f"{engine.folder}: the engine has no state that starts from stored values",
-                hint="Export the model with --state inputs.",
+                hint="Export the model with --stateful.",
             )
         self.engine = engine
         self.state: dict[str, Array]
