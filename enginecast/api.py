@@ -71,7 +71,8 @@ def export(
         precision: the preset: "mixed" is fp16 with the residual stream in fp32; "int8" and "fp8"
             quantize weights and activations, "...-storage" only weights. None: "fp32", or what
             `pipeline` or `plan` says.
-        pipeline: the passes to run instead of a preset: "canonicalize,fuse-rms-norm".
+        pipeline: the passes to run instead of a preset: "canonicalize,fuse-rms-norm";
+            "@fp16,my-pass" adds to a preset.
         device: what the engine is for. None: the CPU, or a GPU if no CPU has the precision.
         threads: threads within an operator during verification; None: all cores.
         overwrite: replace an existing bundle.
@@ -95,7 +96,8 @@ def export(
             engine; its manifest lists what (`downgrades`).
         arch: GPU architecture, such as "sm90"; None: this machine's.
         also: targets of more engines in the bundle, made from the same program.
-        target_options: an instance of the target's own options, such as `TensorRTOptions`.
+        target_options: the target's own options: an instance, such as `TensorRTOptions`, or texts
+            as of `--target-option`, `["level=3"]`.
         max_error: limit for quantization: the relative L2 error of an output row, 0.02, or its
             lowest cosine, "cos=0.997". None: the precision's default.
         optimize: the goal of a quantization plan: "speed" leaves layers alone that would not

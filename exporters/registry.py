@@ -1,6 +1,7 @@
 """The registry of targets: ours by name, those of other packages by entry point."""
 
-from typing import TYPE_CHECKING, Literal
+import pkgutil
+from typing import TYPE_CHECKING, Any, Literal
 
 from enginecast.errors import UsageError
 from enginecast.plugins import Registry
@@ -19,6 +20,11 @@ TargetName = Literal["onnxruntime", "tensorrt", "aotinductor", "openvino", "torc
 """For type checkers, which do not know the targets of other packages."""
 DEFAULT: TargetName = "onnxruntime"
 """What an engine is made for when nobody says it."""
+OPTIONS = {
+    "tensorrt": "enginecast.exporters.tensorrt.options:TensorRTOptions",
+    "aotinductor": "enginecast.exporters.aotinductor.options:AOTInductorOptions",
+}
+"""The dataclasses of their own options, which are read without torch."""
 REGISTRY = Registry("target", "enginecast.targets", TARGETS, UsageError)
 
 
@@ -32,3 +38,15 @@ def target_of(name: str) -> "Target":
     from enginecast.exporters.target import Target  # here, so that listing does not import torch
 
     return REGISTRY.load(name, Target)()
+
+
+def options_of(name: str) -> Any:
+    """The dataclass of a target's own options; None: it has none.  Of ours, without torch.
+
+    Raises:
+        UsageError: there is no such target.
+    """
+    REGISTRY.require(name)
+    if name not in TARGETS:
+        return target_of(name).options
+    return pkgutil.resolve_name(OPTIONS[name]) if name in OPTIONS else None

@@ -122,8 +122,6 @@ class Target:
     """Whether an engine holds a scale in the dtype of what it scales, and not in fp32."""
     options: ClassVar[type | None] = None
     """The dataclass of its own options, whose defaults are those of a build; None: it has none."""
-    flags: ClassVar[str] = ""
-    """How the command line has these options, for messages."""
     takes: ClassVar[Sequence[Literal["program", "script"]]] = ("program",)
     """A program of torch.export after its passes (`lower`); a model that was scripted and traced,
     which runs no passes (`lower_script`); or the first, and where torch.export refuses a model for

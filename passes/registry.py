@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from enginecast.errors import SpecError
-from enginecast.passes.ir.spec import Located, parse_located
+from enginecast.passes.ir.spec import Located, Presets, parse_located
+from enginecast.passes.presets import preset
 from enginecast.plugins import Broken, Registry
 
 if TYPE_CHECKING:
@@ -98,13 +99,17 @@ def require_passes(text: str) -> None:
         SpecError: points at the place.
         DefectError: two packages claim the name of a pass.
     """
-    for element in parse_located(text):
+    for element in parse_located(text, preset):
         with _pointing_at(element):
             REGISTRY.require(element.spec.name)
 
 
-def build(text: str) -> tuple["Pass", ...]:
+def build(text: str, presets: Presets = preset) -> tuple["Pass", ...]:
     """Make the passes that a pipeline spec names, in order.  A pass may occur more than once.
+
+    Args:
+        text: the spec.
+        presets: what `@fp16` and the like stand for; else the presets for ONNX Runtime on a CPU.
 
     Raises:
         SpecError: the text is not in the grammar, names an unknown pass or option, or has a pass
@@ -113,7 +118,7 @@ def build(text: str) -> tuple["Pass", ...]:
     """
     from enginecast.passes.ir.options import pass_from_spec  # here: it imports torch
 
-    elements = parse_located(text)
+    elements = parse_located(text, presets)
     passes = tuple(pass_from_spec(_class_of(element), element) for element in elements)
     for index, pass_ in enumerate(passes):
         earlier = {other.name for other in passes[:index]}

@@ -197,7 +197,7 @@ class Decoder:
     """The state of one run of a language model: what its engine is fed from call to call.
 
     Args:
-        engine: of a bundle that was exported with `--task text-generation`, or a UsageError.
+        engine: of a bundle that was exported with `--kv-cache`, or a UsageError.
         encoder: of the part that reads what the decoder attends to; None: that which was loaded
             with the engine, where the model has an encoder.
     """
@@ -300,7 +300,7 @@ def generation_of(engine: Engine) -> Generation:
     if found is None:
         raise UsageError(
             f"{engine.folder}: the engine does not generate text",
-            hint="Export the model with --task text-generation.",
+            hint="Export the model with --kv-cache.",
         )
     return found
 
@@ -329,7 +329,7 @@ def generate(
     """Generate text that continues prompts.
 
     Args:
-        engine: an engine that was exported with `--task text-generation`.
+        engine: an engine that was exported with `--kv-cache`.
         input_ids: the prompts, int64 [batch, tokens], padded on the left; or, if the model has an
             encoder, its input: text with padding on either side, audio, an image, or a dict of
             several inputs by name.
@@ -613,7 +613,7 @@ class Generator:
     It returns torch tensors if it gets torch tensors, and numpy arrays otherwise.
 
     Args:
-        engine: an engine that was exported with `--task text-generation`.
+        engine: an engine that was exported with `--kv-cache`.
 
     Examples:
         >>> import enginecast, torch

@@ -18,6 +18,7 @@ from enginecast.errors import (
     MissingError,
     UsageError,
 )
+from enginecast.option_fields import takes_old_names
 from enginecast.runtime.bundle.directory import changed
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, EngineRecord, Excess
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
@@ -55,7 +56,7 @@ class _Asked:
 
     require: Level | None
     allow_code: bool
-    trust: str | os.PathLike[str] | None
+    public_key: str | os.PathLike[str] | None
     threads: int | None
     cuda_graphs: bool
     check: Check
@@ -64,6 +65,7 @@ class _Asked:
     max_runs: int | None
 
 
+@takes_old_names
 def load(
     path: str | os.PathLike[str],
     *,
@@ -72,7 +74,7 @@ def load(
     device: str | None = None,
     require: Level | None = None,
     allow_code: bool = False,
-    trust: str | os.PathLike[str] | None = None,
+    public_key: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     cuda_graphs: bool = True,
     check: Check = "full",
@@ -94,8 +96,8 @@ def load(
             emulation or on another provider, or that have errors accepted by `--accept`; "accepted"
             takes such errors without a warning, and "verified-by-emulation" emulation, too.
         allow_code: open engines that run code when they are loaded, whoever made them.  Otherwise,
-            such engines need `trust`, or an entry in the list of `enginecast trust`.
-        trust: a file with a public key or certificates (PEM): refuse the bundle unless the key's
+            such engines need `public_key`, or an entry in the list of `enginecast trust`.
+        public_key: a file with a public key or certificates (PEM): refuse the bundle unless the key's
             owner signed it as it is (`enginecast sign`).
         threads: threads within one operator; None: the tuned number, or all cores.
         cuda_graphs: on a GPU, record runs with repeated shapes as CUDA graphs, which take memory
@@ -139,11 +141,11 @@ def load(
         raise UsageError(f"require: expected one of {expected}, got {require!r}")
     if pad_rows not in ("exact", "zero"):
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
-    if trust is not None and check != "full":
-        raise UsageError("trust: a signature is for digests; leave check at full")
+    if public_key is not None and check != "full":
+        raise UsageError("public_key: a signature is for digests; leave check at full")
     path = _fetched(path) if download else path
     asked = _Asked(
-        require, allow_code, trust, threads, cuda_graphs, check, tuned, pad_rows, max_runs
+        require, allow_code, public_key, threads, cuda_graphs, check, tuned, pad_rows, max_runs
     )
     if prefer is not None:
         if providers is not None or device is not None:
@@ -164,7 +166,7 @@ def load(
         engine, doubt = _open(bundle, _fitting(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
         message = f"{engine.folder}: {engine.record.file}: {doubt}"
-        warnings.warn(message, EnginecastWarning, stacklevel=2)
+        warnings.warn(message, EnginecastWarning, stacklevel=3)
     return engine
 
 
@@ -186,10 +188,10 @@ def _opened(path: str | os.PathLike[str], asked: _Asked, *, beside: bool = False
             raise
         hint = "From the Hugging Face Hub: load(..., download=True)."
         raise BundleError(error.message, hint=hint) from error
-    if asked.trust is not None:
+    if asked.public_key is not None:
         from enginecast.runtime.bundle.signature import require_signature
 
-        require_signature(bundle, asked.trust)
+        require_signature(bundle, asked.public_key)
     return bundle
 
 
@@ -219,14 +221,14 @@ def _open(
             hint="Export with another --target, upgrade enginecast, or install the package that"
             " brings this one.",
         )
-    trusted = asked.allow_code or asked.trust is not None
+    trusted = asked.allow_code or asked.public_key is not None
     if session.runs_code and not trusted and not is_trusted(bundle):
         an = "an" if record.target[0] in "aeiou" else "a"
         raise BundleError(
             f"{record.file}: {an} {record.target} engine runs code when it is loaded",
             hint="If you trust who made the bundle, pass allow_code=True (--allow-code), or a key"
-            " that it was signed with (trust=, --trust), or run `enginecast trust DIR` once. The"
-            f" bundle is {bundle.sha256}.",
+            " that it was signed with (--public-key), or run `enginecast trust DIR` once."
+            f" The bundle is {bundle.sha256}.",
         )
     bundle = _whole(bundle, record, asked)
     settings = _settings(bundle, record, session, providers[0], asked)
@@ -283,7 +285,7 @@ def _settings(
 def _ignored(message: str) -> None:
     """Warn once per process."""
     message += "\n`enginecast tune DIR` tunes it here"
-    warnings.warn(message, EnginecastWarning, stacklevel=5)
+    warnings.warn(message, EnginecastWarning, stacklevel=6)
 
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
@@ -318,7 +320,7 @@ def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[
                 refused.append(f"{backend.name}: {_whole_message(error)}")
         if following is not None:
             message = f"{bundle.root}: no {refused[-1]}\ntrying {following.name} next"
-            warnings.warn(message, EnginecastWarning, stacklevel=3)
+            warnings.warn(message, EnginecastWarning, stacklevel=4)
     reasons = "".join(f"\n  {one}" for one in refused)
     kind = BundleError if lacking == len(refused) else MissingError
     raise kind(f"{bundle.root}: none of the preferred backends is available:{reasons}")
@@ -372,7 +374,7 @@ def _fitting(bundle: Bundle, provider: str) -> EngineRecord:
     if not reason or other is None:
         return first  # which says by itself why it cannot be opened
     message = f"{bundle.root}: {first.file}: {reason}\ntaking {other.file} ({other.target})"
-    warnings.warn(message, EnginecastWarning, stacklevel=3)
+    warnings.warn(message, EnginecastWarning, stacklevel=4)
     return other
 
 

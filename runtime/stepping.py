@@ -15,7 +15,7 @@ class Stepper:
     """Calls an engine repeatedly, and passes each call the state that the last one returned.
 
     Args:
-        engine: an engine that was exported with `--state inputs`.
+        engine: an engine that was exported with `--stateful`.
 
     Raises:
         UsageError: the engine has no state.
@@ -36,7 +36,7 @@ class Stepper:
         if not states:
             raise UsageError(
                 f"{engine.folder}: the engine has no state that starts from stored values",
-                hint="Export the model with --state inputs.",
+                hint="Export the model with --stateful.",
             )
         self.engine = engine
         self.state: dict[str, Array]

@@ -35,7 +35,7 @@ def open_engine(request: EncoderRequest) -> "EngineModel":
         device=None if request.providers else request.device,
         threads=request.threads,
         allow_code=request.allow_code,
-        trust=request.trust,
+        public_key=request.public_key,
     )
     return EngineModel(engine)
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from enginecast.cache.store.spec import Clean, Side, Size
 from enginecast.errors import UsageError
+from enginecast.option_fields import takes_old_names
 from enginecast.runtime.bundle.manifest import Record
 
 FILE = "pipelines.json"
@@ -24,6 +25,7 @@ TooLong = Literal["error", "truncate"]
 StoreDtype = Literal["float32", "bfloat16", "float16"]
 
 
+@takes_old_names
 @dataclass(frozen=True)
 class EncoderRequest:
     """An encoder as a user names it.  Plain values, so that any worker process can open it.
@@ -44,7 +46,7 @@ class EncoderRequest:
         store_dtype: None: as the encoder gives them.
         random_weights: seed, for a folder with a config alone.
         device: "cpu" or "cuda"; None: "cpu".
-        providers, threads, allow_code, trust: see `runtime.load`.
+        providers, threads, allow_code, public_key: see `runtime.load`.
     """
 
     model: str
@@ -66,7 +68,7 @@ class EncoderRequest:
     providers: tuple[str, ...] | None = None
     threads: int | None = None
     allow_code: bool = False
-    trust: Path | None = None
+    public_key: Path | None = None
 
 
 class Part(Record, frozen=True, kw_only=True):

@@ -387,7 +387,7 @@ def _quiet_ray(variables: Mapping[str, str]) -> Iterator[Any]:
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.filterwarnings("ignore", module=r"ray(\.|$)")
-            with required("ray", "--engine ray", "ray"):
+            with required("ray", "--runner ray", "ray"):
                 import ray
                 import ray.data
             for name in ("ray", "ray.data"):  # which its import configures

@@ -499,7 +499,7 @@ def _causes(miss: _Miss) -> Iterator[tuple[str, str]]:
     among = f"of {len(near)} that were looked at, " if len(near) < len(cache) else ""
     yield (
         "it was not filled" + (f"; {among}the one most like it is {like}" if like else ""),
-        "Put it into a file and run `enginecast cache fill ENCODER --texts FILE -o "
+        "Put it into a file and run `enginecast cache fill ENCODER --prompts FILE -o "
         f"{cache.path.parent}`; for texts that are made on the fly (dropped or shuffled tags) "
         "`enginecast.cache.Variants` lists what to fill.",
     )

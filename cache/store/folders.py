@@ -199,7 +199,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
             what = "it is not a folder" if root.exists() else "it does not exist"
         raise CacheError(
             f"{root}: expected an embedding cache, but {what}",
-            hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",
+            hint="`enginecast cache fill ENCODER --prompts FILE -o CACHE` makes one.",
         )
     found = _decoded(mark, Mark)
     if (found.format, found.version) != (FORMAT, VERSION):

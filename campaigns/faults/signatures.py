@@ -180,7 +180,7 @@ def signatures(count: int, folder: Path) -> Tally:
     sign(signed, Signer(private))
     sign(other, Signer(private))
     sign(foreign, Signer(keys(folder, "stranger")[0]))
-    load(signed, trust=public).close()
+    load(signed, public_key=public).close()
     whole, root = _content(signed), folder / "bundle"
     for number in range(count):
         shutil.copytree(signed, root)
@@ -191,7 +191,7 @@ def signatures(count: int, folder: Path) -> Tally:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EnginecastWarning)
-                load(root, trust=public).close()
+                load(root, public_key=public).close()
         except BundleError as error:
             named = str(root) in error.message or any(
                 name in error.message for name in (SIGNATURE_NAME, *os.listdir(signed))
@@ -203,7 +203,7 @@ def signatures(count: int, folder: Path) -> Tally:
             else:
                 tally.defect(f"{what}: it was loaded")
         shutil.rmtree(root)
-    load(signed, trust=public).close()
+    load(signed, public_key=public).close()
     return tally
 
 

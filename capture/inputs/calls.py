@@ -104,7 +104,7 @@ class Call:
 
 
 OF_CACHES = (
-    "--task text-generation exports a language model with a cache of keys and values; for any other"
+    "--kv-cache exports a language model with a cache of keys and values; for any other"
     " cache, take its tensors as a list, and make the cache of them in forward."
 )
 

@@ -23,7 +23,6 @@ from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.errors import SourceError, UsageError
 
 INPUTS = "inputs"
-STATES = (INPUTS,)
 STATE = "state"
 """The task of such a source."""
 BEFORE, AFTER = "state_", "next_"
@@ -175,10 +174,10 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
         UsageError: its forward writes to no buffer, or it is a program or of TorchScript.
     """
     if source.given_program() is not None:
-        raise UsageError(f"--state {INPUTS} does not fit {source.name}, which is a program")
+        raise UsageError(f"--stateful does not fit {source.name}, which is a program")
     if source.given_script() is not None:
         raise UsageError(
-            f"--state {INPUTS} does not fit {source.name}, which is a TorchScript module",
+            f"--stateful does not fit {source.name}, which is a TorchScript module",
             hint="Export the module it was made from, or make the state an input and an output.",
         )
     module = source.eager()
@@ -218,7 +217,7 @@ def with_state(source: Source, calls: Sequence[Mapping[str, Tensor]]) -> Statefu
             )
     if not written:
         raise UsageError(
-            f"--state {INPUTS} does not fit {source.name}: its forward writes to no buffer",
+            f"--stateful does not fit {source.name}: its forward writes to no buffer",
             hint="Leave it out; or register what forward keeps: self.register_buffer(NAME, ...).",
         )
     started = StatefulSource(source, {name: before[name] for name in written}, ())

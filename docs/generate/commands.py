@@ -6,11 +6,13 @@ from typing import Any
 import typer
 
 from enginecast.cli.app import app
-from enginecast.cli.terminal.help import EXAMPLES
+from enginecast.cli.terminal.help import EXAMPLES, HELP, target_option_rows
+from enginecast.exporters.registry import OPTIONS
 
 HEAD = """# Command line
 
-Every command and option, as in `--help`. Results go to stdout; progress, logs and anything the model's
+Every command and option. `--help` shows the options that most people need, `--help-TOPIC` those of a topic, and `--help-all`
+all of them, as here. A flag `--x` is turned off by `--no-x`. Results go to stdout; progress, logs and anything the model's
 code prints go to stderr. With `--json`, stdout is one JSON object with a `schema_version`.
 See [exit codes](exit-codes.md), too.
 
@@ -33,7 +35,7 @@ precision = "fp16"
 dynamic = ["input_ids:0=1..16", "input_ids:1=1..128"]
 
 [cache.fill]
-texts = "captions.txt"
+prompts = "captions.txt"
 ```
 
 An unknown key is an error that suggests similar options. Paths are relative to the current folder.
@@ -84,7 +86,7 @@ def section(path: str, command: Any, context: Any) -> Iterator[str]:
     yield f"```text\nenginecast {path} {pieces}\n```"
     groups: dict[str, list[Any]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(context):
-        if parameter.get_help_record(context) is not None:
+        if parameter.get_help_record(context) is not None and group_of(parameter) != HELP:
             groups.setdefault(group_of(parameter), []).append(parameter)
     for name, parameters in groups.items():
         if parameters:
@@ -93,12 +95,24 @@ def section(path: str, command: Any, context: Any) -> Iterator[str]:
             yield "|---|---|---|"
             for parameter in parameters:
                 yield row(parameter, context)
+            if any("--target-option" in parameter.opts for parameter in parameters):
+                yield from target_options()
     if path in EXAMPLES:
         yield "\n**Examples**\n"
         yield "```text"
         for example in EXAMPLES[path]:
             yield f"enginecast {example}"
         yield "```"
+
+
+def target_options() -> Iterator[str]:
+    """What `--target-option` takes, by target."""
+    for target in OPTIONS:
+        yield f"\n`--target-option` of `--target {target}`:\n"
+        yield "| | |"
+        yield "|---|---|"
+        for spelled, text in target_option_rows(target):
+            yield f"| {code(spelled)} | {text} |"
 
 
 def group_of(parameter: Any) -> str:

@@ -1,5 +1,6 @@
 """The command line: a thin skin over the Python API.  Results go to stdout, progress to stderr."""
 
+import os
 import signal
 import sys
 import threading
@@ -50,6 +51,8 @@ BadCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
 CRASHED = DefectError.exit_code
 """Python's own 1 would read as a verdict."""
 
+COMPLETE = "_ENGINECAST_COMPLETE"
+"""The variable by which a shell asks for completions."""
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -118,6 +121,8 @@ def _exit_code(arguments: Sequence[str], *, as_json: bool) -> int | None:
         cause = missing(error, called) or plugin_defect(error) or unimportable(error) or outdated()
         return crash() if cause is None else fail(cause, as_json=as_json)
     except SystemExit as error:  # nothing was done, whatever code it names
+        if COMPLETE in os.environ:  # that was the shell's question
+            raise
         return fail(plugin_defect(error) or left(error), as_json=as_json)
     except BaseException as error:  # such as asyncio.CancelledError
         defect = plugin_defect(error)

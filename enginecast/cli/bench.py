@@ -17,6 +17,7 @@ from enginecast.cli.options.from_fields import (
     RunFlags,
     fetched,
     grouped,
+    refuse_given,
 )
 from enginecast.cli.terminal.output import (
     print_json,
@@ -31,10 +32,13 @@ from enginecast.verification.report.layout import print_table
 if TYPE_CHECKING:
     from enginecast.bench.bundle import Bench, Row
 
+OF_MODEL = {"random_weights", "download"}
+
 
 @grouped
 @results_apart()
 def bench(
+    context: typer.Context,
     bundle: BundleDir,
     how: RunFlags,
     model: Annotated[
@@ -62,6 +66,9 @@ def bench(
     """Time an engine against other ways to run its model."""
     from enginecast.bench.bundle import bench_bundle
 
+    if model is None:
+        hint = "Give both, or leave them out."
+        refuse_given(context, OF_MODEL, "only with --model MODEL --against NAME", hint=hint)
     console = progress(quiet)
     found = bench_bundle(
         bundle,

@@ -2,26 +2,35 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 import typer
 
 from enginecast.cli.options.from_fields import (
-    AllowCode,
+    AllowFallback,
     Arch,
     AsJson,
     Device,
+    DropGuilty,
     Frames,
     Height,
+    LoadFlags,
     MaxError,
+    Optimize,
+    Overwrite,
     Precision,
     Quiet,
+    Target,
+    TargetOptions,
     Threads,
+    Variant,
     Verbose,
     Width,
     grouped,
+    shown,
 )
 from enginecast.cli.terminal.output import (
     loading,
@@ -50,17 +59,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Denoising steps.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the noise.")]
-Guidance = Annotated[
-    float | None, typer.Option("--guidance-scale", metavar="X", help="Guidance scale.")
-]
-Negative = Annotated[
-    str | None, typer.Option("--negative-prompt", metavar="TEXT", help="What to avoid.")
-]
+_run = partial(typer.Option, rich_help_panel="Run of the pipeline")
+Steps = Annotated[int | None, _run("--steps", metavar="N", help="Denoising steps.")]
+Seed = Annotated[int | None, _run("--seed", metavar="N", help="Seed of the noise.")]
+Guidance = Annotated[float | None, _run("--guidance-scale", metavar="X", help="Guidance scale.")]
+Negative = Annotated[str | None, _run("--negative-prompt", metavar="TEXT", help="What to avoid.")]
 More = Annotated[
     list[str] | None,
-    typer.Option(
+    _run(
         "--set",
         metavar="NAME=VALUE",
         help="Another pipeline argument, such as max_sequence_length=128; repeatable.",
@@ -84,13 +90,15 @@ def export(
         typer.Option(metavar="NAME=PRECISION", help="Precision of one component; repeatable."),
     ] = None,
     max_error: MaxError = None,
+    drop_guilty: DropGuilty = False,
+    optimize: Optimize = "speed",
     eager: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave this component in eager PyTorch; repeatable."),
     ] = None,
-    text: Annotated[
+    prompt: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROMPT", help="Prompt of the recorded run; repeatable."),
+        typer.Option(metavar="TEXT", help="Prompt of the recorded run; repeatable."),
     ] = None,
     negative_prompt: Negative = None,
     steps: Steps = 4,
@@ -100,25 +108,14 @@ def export(
     frames: Frames = None,
     seed: Seed = 0,
     more: More = None,
-    variant: Annotated[
-        str, typer.Option(metavar="NAME", help="Variant of the weight files, such as fp16.")
-    ] = "",
-    target: Annotated[
-        str, typer.Option(metavar="NAME", help="Runtime for the engines, as for `export`.")
-    ] = DEFAULT,
+    variant: Variant = "",
+    target: Target = DEFAULT,
     device: Device = None,
     arch: Arch = None,
+    target_options: TargetOptions = None,
     threads: Threads = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing folder of engines.")
-    ] = False,
-    allow_fallback: Annotated[
-        bool,
-        typer.Option(
-            "--allow-fallback",
-            help="Exit with 0 even if components stay eager or become TorchScript.",
-        ),
-    ] = False,
+    overwrite: Overwrite = False,
+    allow_fallback: AllowFallback = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -129,10 +126,19 @@ def export(
     """
     show_log(verbose)
     asked = _pairs("--component", component)
+    base = ExportRequest(
+        str(folder),
+        target=target,
+        device=device,
+        arch=arch,
+        max_error=max_error,
+        optimize=cast(Literal["speed", "size"], optimize),  # `check` refuses any other
+        drop_guilty=drop_guilty,
+        target_options=target_options,
+        threads=threads,
+    )
     for name in {precision, *asked.values()}:
-        ExportRequest(
-            str(folder), target=target, precision=name, device=device, arch=arch, threads=threads
-        ).check()
+        replace(base, precision=name).check()
     require_original(folder)
     require_pipeline(folder)
     require_target(output, overwrite=overwrite, marker=RECORD)
@@ -142,7 +148,7 @@ def export(
     from enginecast.pipelines.generate import PROMPTS, Wish
 
     wish = Wish(
-        prompts=_two(text, PROMPTS),
+        prompts=_two(prompt, PROMPTS),
         negative_prompt=negative_prompt or "",
         steps=steps,
         height=height,
@@ -156,15 +162,11 @@ def export(
         folder,
         output,
         wish,
+        base,
         precision=precision or "fp32",
         precisions=asked,
-        max_error=max_error,
         eager=tuple(eager or ()),
         variant=variant,
-        target=target,
-        device=device,
-        arch=arch,
-        threads=threads,
         overwrite=overwrite,
         allow_fallback=allow_fallback,
     )
@@ -201,13 +203,10 @@ def run(
     frames: Frames = None,
     seed: Seed = None,
     more: More = None,
-    device: Device = None,
-    threads: Threads = None,
-    prefer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Engines to try in this order; repeatable."),
-    ] = None,
-    allow_code: AllowCode = False,
+    device: Annotated[str | None, shown(LoadFlags, "device")] = None,
+    threads: Annotated[int | None, shown(LoadFlags, "threads")] = None,
+    prefer: Annotated[list[str] | None, shown(LoadFlags, "prefer")] = None,
+    allow_code: Annotated[bool, shown(LoadFlags, "allow_code")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline of engines.

@@ -28,9 +28,6 @@ from enginecast.cli.terminal.output import (
     show_log,
 )
 from enginecast.compiler.request import ExportRequest
-from enginecast.errors import UsageError
-from enginecast.exporters.aotinductor.options import AOTInductorOptions
-from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.runtime.bundle.staging import require_target
 
 if TYPE_CHECKING:
@@ -54,11 +51,14 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
     request: ExportRequest,
-    tensorrt: TensorRTOptions | None,
-    aotinductor: AOTInductorOptions | None,
     download: Download = False,
     no_speed: Annotated[
-        bool, typer.Option("--no-speed", help="Skip timing the engine against eager.")
+        bool,
+        typer.Option(
+            "--no-speed",
+            help="Skip timing the engine against eager.",
+            rich_help_panel="Verification",
+        ),
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -75,8 +75,6 @@ def export(
 ) -> None:
     """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
-    if tensorrt and aotinductor:
-        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
     request.check()
     require_target(output, overwrite=request.overwrite)
     model = located(model, download=download)
@@ -85,12 +83,7 @@ def export(
     from enginecast.compiler.export import session
     from enginecast.compiler.steps import Steps
 
-    request = replace(
-        request,
-        model=model,
-        target_options=tensorrt or aotinductor,
-        command=command_line(),
-    )
+    request = replace(request, model=model, command=command_line())
     console = progress(quiet)
     steps = Steps(console)
     measure = None

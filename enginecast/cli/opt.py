@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,7 @@ REDUCED = "reduced"
 """Where --reduce writes, unless -o says it."""
 SECONDS = 120.0
 """How long it takes at most, unless --seconds says it."""
+_reduced = partial(typer.Option, rich_help_panel="Verification")
 SITE = ("node", "module", "source", "reason", "note")
 """What `--json` says of a site."""
 CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error", "worst_ratio"]
@@ -52,7 +54,10 @@ CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error"
 def opt(
     model: Model,
     options: ModelOptions,
-    pipeline: Annotated[str | None, typer.Option(metavar="SPEC", help="Passes to run.")] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="Passes to run; '@fp16,my-pass' adds to a preset."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Also run this target's preset and lowering passes."),
@@ -70,11 +75,11 @@ def opt(
     ] = False,
     reduce: Annotated[
         bool,
-        typer.Option("--reduce", help="Shrink a program on which a pass fails to a small script."),
+        _reduced("--reduce", help="Shrink a program on which a pass fails to a small script."),
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="N", min=1, help=f"Time limit of --reduce; default {SECONDS:.0f}."),
+        _reduced(metavar="N", min=1, help=f"Time limit of --reduce; default {SECONDS:.0f}."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -89,8 +94,10 @@ def opt(
     as_json: AsJson = False,
 ) -> None:
     """Run passes without an export, with a check after each."""
-    if watch and (reduce or as_json or output is not None):
-        other = "--reduce" if reduce else "--json" if as_json else "-o"
+    if watch and (reduce or as_json or print_ir or output is not None):
+        other = (
+            "--reduce" if reduce else "--json" if as_json else "--print-ir" if print_ir else "-o"
+        )
         raise UsageError(f"--watch cannot be combined with {other}")
     if reduce and (print_ir or print_diff):
         raise UsageError("--reduce prints no program: leave --print-ir and --print-diff out")

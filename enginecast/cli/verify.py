@@ -16,13 +16,17 @@ from enginecast.cli.options.from_fields import (
     Values,
     grouped,
     located,
+    refuse_given,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
+
+OF_MODEL = {"random_weights", "download", "inputs", "dynamic", "values"}
 
 
 @grouped
 @results_apart()
 def verify(
+    context: typer.Context,
     bundle: BundleDir,
     how: RunFlags,
     model: Annotated[
@@ -43,7 +47,11 @@ def verify(
     from enginecast.compiler.verify.bundle import verify_bundle
     from enginecast.verification.report.tables import print_verdict
 
-    if model is not None:
+    if model is None:
+        refuse_given(
+            context, OF_MODEL, "only with --model MODEL", hint="Give it, or leave them out."
+        )
+    else:
         ModelOptions(inputs=inputs, dynamic=dynamic or (), values=values or ()).check()
         model = located(model, download=download)
     check = verify_bundle(

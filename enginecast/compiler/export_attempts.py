@@ -97,7 +97,7 @@ def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) 
 def may_be_script(options: ModelOptions) -> bool:
     """Whether an export may go on with the module itself."""
     # Of a module itself no calls in turn would be compared.
-    return options.furthest == "torchscript" and not options.task and not options.state
+    return options.furthest == "torchscript" and not options.kv_cache and not options.stateful
 
 
 class LeadsOnError(Exception):

@@ -21,9 +21,15 @@ from enginecast.capture.inputs.given import (
 )
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.errors import InputError, SpecError, UsageError
-from enginecast.exporters.registry import DEFAULT, TARGETS, target_of
+from enginecast.exporters.registry import DEFAULT, OPTIONS, TARGETS, options_of, target_of
 from enginecast.exporters.registry import REGISTRY as REGISTERED
-from enginecast.option_fields import Option, require_choices
+from enginecast.option_fields import (
+    Option,
+    parse_target_options,
+    require_choices,
+    takes_old_names,
+)
+from enginecast.passes.ir.spec import spelled_out
 from enginecast.passes.presets import QUANTIZED, require_precision
 from enginecast.passes.registry import build, require_passes
 from enginecast.runtime.bundle.manifest import Precision
@@ -39,8 +45,8 @@ if TYPE_CHECKING:
     from enginecast.passes.ir.quantization_plan import QuantizationPlan
 
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
-_planned = partial(Option, heading="Engine", commands=("export", "inspect"))
-_exported = partial(Option, heading="", commands=("export",))
+_planned = partial(Option, commands=("export", "inspect"))
+_exported = partial(Option, heading="Verification", commands=("export",))
 
 SKIP_FIELDS: Mapping[str, tuple[str, str]] = {
     "unify-dtype": ("keep", "keep_classes"),
@@ -67,6 +73,7 @@ def parse_max_error(text: str) -> float:
     return value if not kind else math.sqrt(1 - value**2)
 
 
+@takes_old_names
 @dataclass(frozen=True)
 class ModelOptions:
     """What a user says of a model, its inputs and its capture."""
@@ -108,6 +115,7 @@ class ModelOptions:
             "How far to go if torch.export refuses: none, rewrite, specialise, torchscript.",
             "NAME",
             choices=("none", "rewrite", "specialise", "torchscript"),
+            heading="Verification",
         ),
     ] = None
     """None: as far as "torchscript", which then needs a user's consent."""
@@ -116,23 +124,16 @@ class ModelOptions:
     allow_unverified_branches: Annotated[
         bool, _exported("Publish even if no input reaches some path of a branch.")
     ] = False
-    task: Annotated[
-        str,
+    kv_cache: Annotated[
+        bool,
         Option(
-            "text-generation: make the engine a step of `generate`, with the KV cache as inputs"
-            " and outputs; and one of the encoder, where there is one.",
-            "NAME",
-            choices=("text-generation",),
+            "For text generation: make the engine a step of `generate`, with the KV cache as inputs"
+            " and outputs; and one of the encoder, where there is one."
         ),
-    ] = ""
-    state: Annotated[
-        str,
-        Option(
-            "inputs: make the buffers that the model writes to inputs and outputs.",
-            "NAME",
-            choices=("inputs",),
-        ),
-    ] = ""
+    ] = False
+    stateful: Annotated[
+        bool, Option("Make the buffers that the model writes to inputs and outputs.")
+    ] = False
 
     def check(self) -> None:
         """Refuse files that cannot be read, and texts that are in no grammar; without torch.
@@ -151,11 +152,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        if self.state and self.task:
-            raise UsageError(
-                f"--state {self.state} does not go with --task {self.task}, whose state is the"
-                " cache"
-            )
+        if self.stateful and self.kv_cache:
+            raise UsageError("--stateful does not go with --kv-cache, whose state is the cache")
 
     @property
     def furthest(self) -> "Fallback":
@@ -222,24 +220,36 @@ class ExportRequest:
     output: str | os.PathLike[str] = ""
     """The bundle's folder; it must not exist."""
     target: Annotated[
-        str, _planned(f"Runtime for the engine: {', '.join(TARGETS)}, or a plugin's.", "NAME")
+        str,
+        _planned(
+            f"Runtime for the engine: {', '.join(TARGETS)}, or a plugin's.",
+            "NAME",
+            heading="Target",
+        ),
     ] = DEFAULT
     """"aotinductor": machine code; "torchscript": the model as it is, without passes."""
     precision: Annotated[
         str | None,
         Option(
-            "A preset pipeline: fp32, fp16, bf16, mixed; int8, fp8; int8-storage, int4-storage,"
-            " fp8-storage (weights only).",
+            "A preset pipeline: fp32 (default), fp16, bf16, mixed; int8, fp8; int8-storage,"
+            " int4-storage, fp8-storage (weights only).",
             "NAME",
         ),
     ] = None
     """Also what is measured; "mixed" is fp16 with the residual stream in fp32.  None: fp32, or what
     the pipeline's unify-dtype or the plan says."""
-    pipeline: Annotated[str | None, Option("Use these passes instead of a preset.", "SPEC")] = None
-    device: Annotated[str | None, Option("Device the engine runs on.", "cpu|cuda")] = None
+    pipeline: Annotated[
+        str | None,
+        Option("Use these passes instead of a preset; '@fp16,my-pass' adds to one.", "SPEC"),
+    ] = None
+    device: Annotated[
+        str | None, Option("Device the engine runs on.", "cpu|cuda", heading="Target")
+    ] = None
     """What the engine is for; None: the CPU, or a GPU for a precision that the CPU provider lacks,
     and for a quantized one or machine code with `arch`."""
-    arch: Annotated[str | None, _planned("GPU architecture, such as sm90.", "NAME")] = None
+    arch: Annotated[
+        str | None, _planned("GPU architecture, such as sm90.", "NAME", heading="Target")
+    ] = None
     skip_modules_pattern: Annotated[
         Sequence[str], Option("Modules to leave unchanged (regex); repeatable.", "RE")
     ] = ()
@@ -273,10 +283,21 @@ class ExportRequest:
         _planned("Use this quantization plan (JSON).", "FILE", kind=Path | None),
     ] = None
     also: Annotated[
-        Sequence[str], _exported("Add a second engine: onnxruntime or openvino.", "NAME")
+        Sequence[str],
+        _exported("Add a second engine: onnxruntime or openvino.", "NAME", heading="Target"),
     ] = ()
-    target_options: Any = None
-    """An instance of the target's own `options`, such as `TensorRTOptions`; None: the defaults."""
+    target_options: Annotated[
+        Any,
+        _planned(
+            "Option of the target; repeatable; see --help-target.",
+            "KEY=VALUE",
+            heading="Target",
+            flag="target-option",
+            kind=list[str] | None,
+        ),
+    ] = None
+    """An instance of the target's own `options`, such as `TensorRTOptions`, or texts KEY=VALUE;
+    None: the defaults."""
     options: ModelOptions = field(default_factory=ModelOptions)
     """Weights, inputs, dynamic dimensions."""
     example: Any = None
@@ -285,11 +306,11 @@ class ExportRequest:
         None
     )
     """When the engine is verified."""
-    overwrite: Annotated[bool, _exported("Replace an existing bundle.")] = False
+    overwrite: Annotated[bool, _exported("Replace an output that exists.", heading="")] = False
     command: str = ""
     """The command line, for the report; empty: asked from Python."""
     allow_fallback: Annotated[
-        bool, _exported("Publish even if the engine lacks something that was asked for.")
+        bool, _exported("Accept engines that lack something that was asked for.")
     ] = False
     drop_guilty: Annotated[bool, _exported("Skip rewrites that lose too much accuracy.")] = False
     accept: Annotated[
@@ -298,6 +319,11 @@ class ExportRequest:
             "Accept an error beyond its limit, and record it; repeatable.", "OUTPUT[/CASE][=X]"
         ),
     ] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target_options, list | tuple):
+            made = _target_options(self.target, self.target_options)
+            object.__setattr__(self, "target_options", made)
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is: all of it that can be told without torch.
@@ -342,8 +368,8 @@ class ExportRequest:
 
         self.check()
         target = target_of(self.target)
-        task, state = self.options.task, self.options.state
-        turns = f"--task {task}" if task else f"--state {state}" if state else ""
+        options = self.options
+        turns = "--kv-cache" if options.kv_cache else "--stateful" if options.stateful else ""
         if turns and "program" not in target.takes:
             raise UsageError(
                 f"{turns} does not fit --target {target.name}", hint="Use --target onnxruntime."
@@ -352,7 +378,11 @@ class ExportRequest:
         if "program" not in target.takes:
             return self._without_passes(target)
         given = None if self.plan is None else read_plan(Path(self.plan))
-        computed = None if self.pipeline is None else _dtype_of_pipeline(self.pipeline)
+        passes = build(self.pipeline or "", target.pipeline)
+        computed = None if self.pipeline is None else _checked_dtype(passes)
+        is_own = self.pipeline is not None and self.pipeline == spelled_out(  # it names no preset
+            self.pipeline, target.pipeline
+        )
         if self.precision is not None and computed is not None and computed != self.precision:
             raise UsageError(
                 f"--precision {self.precision} does not fit the pipeline, which computes in"
@@ -361,28 +391,33 @@ class ExportRequest:
             )
         name = self.precision or computed or (given.format if given is not None else "fp32")
         arch = self.arch or (given.arch if given is not None and given.arch != "cpu" else None)
-        device = self.device or target.default_device(name, arch)
+        quantized = name if name in QUANTIZED else _quantized_by(passes)
+        device = self.device or target.default_device(name if is_own else quantized or name, arch)
         target.check_device(device)
-        quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
-        self._check_quantized(quantized, given)
+        self._check_quantized(quantized, given, is_own=is_own)
         if turns and quantized:
             raise UsageError(
                 f"{turns} does not go with --precision {quantized}: consecutive calls of a"
                 " quantized engine are not compared yet",
                 hint="Use --precision fp32, fp16 or bf16.",
             )
-        if quantized and device == "cuda" and self.pipeline is None:
-            target.pipeline(name, device=device)  # what does not go together does so on no GPU
-            arch = arch or _arch_of_this_machine(name)
-        text = target.pipeline(
-            name, device=device, arch=arch if device == "cuda" else None, max_error=self.max_error
+        if quantized and device == "cuda" and not is_own:
+            target.pipeline(quantized, device=device)  # what does not go together, on no GPU does
+            arch = arch or _arch_of_this_machine(quantized)
+        presets = partial(
+            target.pipeline,
+            device=device,
+            arch=arch if device == "cuda" else None,
+            max_error=self.max_error,
         )
+        text = presets(name) if self.pipeline is None else spelled_out(self.pipeline, presets)
         text = self._for_size(text) if self.optimize == "size" else text
-        text = self._with_skips(text if self.pipeline is None else self.pipeline)
+        text = self._with_skips(text)
         for pass_ in build(text):
             if isinstance(pass_, PlanPass):
                 check_arch(pass_.options)  # before the work, and not after the capture
-        precision = target.computes(name, device)
+        is_extended = self.pipeline is not None and not is_own
+        precision = _checked_dtype(build(text)) if is_extended else target.computes(name, device)
         return EngineConfig(
             self.target,
             cast(Precision, precision),  # `pipeline` refused any other
@@ -406,7 +441,7 @@ class ExportRequest:
                 if owner.options is type(options):
                     raise UsageError(
                         f"--target {target.name} takes no options of --target {owner.name}",
-                        hint=f"Use {owner.flags} with --target {owner.name} alone.",
+                        hint=f"They go with --target {owner.name} alone.",
                     )
             raise UsageError(f"--target {target.name} takes no {type(options).__name__}")
         if len(set(self.also)) < len(self.also):
@@ -423,9 +458,11 @@ class ExportRequest:
                     hint=f"It puts a second engine beside that of --target {' or '.join(fit)}.",
                 )
 
-    def _check_quantized(self, quantized: str, given: "QuantizationPlan | None") -> None:
+    def _check_quantized(
+        self, quantized: str, given: "QuantizationPlan | None", *, is_own: bool
+    ) -> None:
         """Refuse options of a plan where there is none."""
-        if self.max_error is not None and (not quantized or self.pipeline is not None):
+        if self.max_error is not None and (not quantized or is_own):
             raise UsageError(
                 "--max-error limits a quantization plan, and nothing is quantized here",
                 hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
@@ -436,7 +473,7 @@ class ExportRequest:
                 f"--max-error {self.max_error:g}: expected a number between 0 and 1, or a cosine:"
                 " cos=0.997"
             )
-        if self.optimize == "size" and (not quantized or self.pipeline is not None):
+        if self.optimize == "size" and (not quantized or is_own):
             raise UsageError(
                 "--optimize size is for a quantization plan, and none is made here",
                 hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
@@ -515,6 +552,22 @@ class ExportRequest:
         return render(chosen)
 
 
+def _target_options(target: str, texts: Sequence[str]) -> Any:
+    """The options of a target, from texts; None: none is given.
+
+    Raises:
+        UsageError: they do not fit the target.
+    """
+    owner = options_of(target)
+    if owner is None and texts:
+        have = ", ".join(name for name in OPTIONS if name != target)
+        raise UsageError(
+            f"--target-option {texts[0]}: --target {target} has no options",
+            hint=f"Targets with options: {have}.",
+        )
+    return parse_target_options(owner, texts, target) if texts else None
+
+
 def _beside(config: EngineConfig, target: str) -> EngineConfig:
     """A second engine runs on its one device; or where the first does not: on any GPU, and on the
     CPU where that can.
@@ -530,9 +583,9 @@ def _beside(config: EngineConfig, target: str) -> EngineConfig:
     return replace(config, device=device, runs_here=here or device == "cpu")
 
 
-def _quantized_by(pipeline: str | None) -> str:
+def _quantized_by(passes: "Sequence[Pass]") -> str:
     """What a pipeline quantizes to; empty when it does not."""
-    names = {pass_.name for pass_ in build(pipeline or "")}
+    names = {pass_.name for pass_ in passes}
     return next((kind.format for kind in QUANTIZED.values() if kind.rewrites in names), "")
 
 
@@ -544,10 +597,9 @@ def computed_dtype(passes: "Sequence[Pass]") -> str:
     return found[-1] if found and found[-1] != "fp64" else "fp32"
 
 
-def _dtype_of_pipeline(pipeline: str) -> str:
+def _checked_dtype(passes: "Sequence[Pass]") -> str:
     from enginecast.passes.unify_dtype import UnifyDtype
 
-    passes = build(pipeline)
     if any(isinstance(pass_, UnifyDtype) and pass_.to == "fp64" for pass_ in passes):
         raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
     return computed_dtype(passes)

@@ -28,7 +28,6 @@ from enginecast.errors import (
     VerificationError,
     first_line,
 )
-from enginecast.exporters.registry import DEFAULT
 from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
@@ -50,6 +49,8 @@ from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.device.machine import available
 
+NO_PLAN: Mapping[str, Any] = {"max_error": None, "optimize": "speed"}
+"""Options of a quantization plan, for a component that has none."""
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""
 
@@ -61,18 +62,14 @@ class PipelineRequest:
     folder: Path
     output: Path
     wish: Wish = field(default_factory=Wish)
+    base: ExportRequest = field(default_factory=lambda: ExportRequest(""))
+    """Target, device, limits and the like of each component's export."""
     precision: str = "fp32"
     precisions: Mapping[str, str] = field(default_factory=dict)
     """By component."""
-    max_error: float | None = None
-    """Of a row of what a quantized engine gives, and of the latents; None: the plans' own."""
     eager: tuple[str, ...] = ()
     """Components that stay as they are."""
     variant: str = ""
-    target: str = DEFAULT
-    device: str | None = None
-    arch: str | None = None
-    threads: int | None = None
     overwrite: bool = False
     allow_fallback: bool = False
     """Whether components that stay eager, or are engines of TorchScript, are as asked."""
@@ -137,9 +134,11 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         if option == "--component" and name in request.eager:
             raise UsageError(f"--component {name} and --eager {name} exclude each other")
     asked = {request.precision, *request.precisions.values()}
-    if request.max_error is not None and not asked & QUANTIZED.keys():
+    said = "--optimize size is for" if request.base.optimize == "size" else ""
+    said = said if request.base.max_error is None else "--max-error limits"
+    if said and not asked & QUANTIZED.keys():
         raise UsageError(
-            "--max-error limits a quantization plan, and nothing is quantized here",
+            f"{said} a quantization plan, and nothing is quantized here",
             hint=f"It goes with --component NAME={'|'.join(QUANTIZED)}.",
         )
     for precision in asked:
@@ -371,15 +370,10 @@ def _stays(folder: PipelineFolder, name: str, calls: Calls, request: PipelineReq
 
 
 def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportRequest:
-    return ExportRequest(
-        str(model),
-        target=request.target,
-        precision=precision,
-        device=request.device,
-        arch=request.arch,
-        max_error=request.max_error if precision in QUANTIZED else None,
-        threads=request.threads,
-        allow_fallback=True,  # the record of the pipeline says what needs consent
+    limits: dict[str, Any] = {} if precision in QUANTIZED else dict(NO_PLAN)
+    # The record of the pipeline says what needs consent.
+    return replace(
+        request.base, model=str(model), precision=precision, allow_fallback=True, **limits
     )
 
 
@@ -432,7 +426,7 @@ def _check(
     if not made:
         return CheckOutcome(outcome="not run", reasons=("no component is an engine",))
     try:
-        how = {"threads": request.threads, "allow_code": True}
+        how = {"threads": request.base.threads, "allow_code": True}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EnginecastWarning)  # the outcome says it
             pipe = with_engines(output, components, **how)

@@ -29,7 +29,7 @@ OWN = {
     **{name: f"give {option}" for name, option in OPTIONS.items()},
     **dict.fromkeys(("output_type", "return_dict"), "the command sets it"),
     **dict.fromkeys(("callback", "callback_steps", "callback_on_step_end"), "the command sets it"),
-    "prompt": "give --prompt, or --text for an export",
+    "prompt": "give --prompt",
     "generator": "give --seed",
 }
 """Arguments that `--set` does not take, and what to do instead."""

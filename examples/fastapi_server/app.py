@@ -214,7 +214,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--trust", type=Path, help="load only what this key's owner signed")
+    key = "load only what this key's owner signed"
+    parser.add_argument("--public-key", "--trust", dest="trust", type=Path, help=key)
     parser.add_argument("--require", choices=("verified", "verified-by-emulation"))
     defaults = Limits()
     parser.add_argument("--max-texts", type=int, default=defaults.texts)
@@ -253,7 +254,7 @@ def serve(given: argparse.Namespace) -> None:
     )
     with bound(given.host, given.port) as listening:
         engine = enginecast.load(
-            given.bundle, device=given.device, trust=given.trust, require=given.require
+            given.bundle, device=given.device, public_key=given.trust, require=given.require
         )
         if engine.manifest.text is None:
             raise BundleError(f"{given.bundle}: expected a bundle of a text model")

@@ -70,7 +70,7 @@ def lower_to_aotinductor(request: LoweringRequest) -> Artifact:
     if isinstance(found, Split):
         pieces = found.pieces
     elif found is not None:
-        request.say(f"--regional: the program is compiled as one: {found}")
+        request.say(f"--target-option regional=true: the program is compiled as one: {found}")
         found = None
     names = names_of(program, request.outputs, weights, found)
     files = (PACKAGE_FILE, *((WEIGHTS_FILE,) if weights else ()))

@@ -13,7 +13,6 @@ class AOTInductor(Target):
     name = "aotinductor"
     arithmetic = "inductor"
     options = AOTInductorOptions
-    flags = "--regional"
     products = "aotinductor"
     # Ops of ours are opaque to Inductor, which makes one kernel of a sum and its norm itself.
     fusions = "fuse-gelu,fuse-rms-norm,fuse-attention{to=sdpa}"

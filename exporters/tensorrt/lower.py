@@ -111,7 +111,7 @@ def require_tensorrt(options: TensorRTOptions) -> None:
     gpus.Gpu(torch)
     if options.route == "torch":
         import_torch_tensorrt(
-            "--trt-route torch",
+            "--target-option route=torch",
             torch=torch.__version__,
             tensorrt=trt.__version__,
             cuda=torch.version.cuda,

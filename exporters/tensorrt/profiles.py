@@ -55,7 +55,7 @@ def _chosen_sizes(
     by_name = {one.name: one for one in inputs}
     chosen: dict[str, tuple[int, str]] = {}
     for name, shape in optimal.items():
-        option = f"--opt-shape {name}={'x'.join(map(str, shape))}"
+        option = f"--target-option opt-shape={name}={'x'.join(map(str, shape))}"
         if name not in by_name:
             raise UsageError(f"{option}: expected one of the inputs {', '.join(by_name)}")
         declared = by_name[name].shape

@@ -15,7 +15,6 @@ class TensorRT(Target):
     name = "tensorrt"
     arithmetic = "tensorrt"
     options = TensorRTOptions
-    flags = "--opt-shape and --trt-..."
     products = "tensorrt"
     copies = 2  # in the engine, and in the network that it is built from
     accepts_second = True

@@ -41,7 +41,7 @@ from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
-WHY = "--trt-route torch"
+WHY = "--target-option route=torch"
 FP8 = torch.float8_e4m3fn
 """The one that TensorRT calls FP8."""
 QUANTIZED = (own.quantize.default, own.dequantize.default, own.quantized_linear.default)
@@ -264,14 +264,14 @@ def settings_for(version: str, options: TensorRTOptions, timing_cache: Path) -> 
     """
     if options.strip_weights:
         raise UsageError(
-            "--trt-route torch: weights stay in the plan; expected the route 'onnx' for a plan"
-            " without them, which is filled from its ONNX file"
+            "--target-option route=torch: weights stay in the plan; expected the route 'onnx' for a"
+            " plan without them, which is filled from its ONNX file"
         )
     if options.hardware == "same-capability":
         raise UsageError(
-            "--trt-route torch: torch_tensorrt knows the hardware compatibility 'ampere+' or none,"
-            " got 'same-capability'",
-            hint="Use --trt-route onnx.",
+            "--target-option route=torch: torch_tensorrt knows the hardware compatibility 'ampere+'"
+            " or none, got 'same-capability'",
+            hint="Use --target-option route=onnx.",
         )
     return {
         "attn_bias_is_causal": False,
@@ -311,5 +311,5 @@ def check_settings(dynamo: Any, version: str, settings: Mapping[str, Any]) -> No
             f"torch_tensorrt {version} does not know the setting"
             f"{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}, and would ignore"
             f" {'them' if len(unknown) > 1 else 'it'}",
-            hint="Use --trt-route onnx.",
+            hint="Use --target-option route=onnx.",
         )

@@ -20,7 +20,7 @@ from enginecast.errors import LoweringError
 from enginecast.ops.rules import Rules
 from enginecast.passes.ir.effects import aten, own
 
-ONNX_ROUTE = "Use --trt-route onnx."
+ONNX_ROUTE = "Use --target-option route=onnx."
 _DTYPES = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16"}
 
 

@@ -1,6 +1,7 @@
 r"""The text of a pipeline: parse it, print it, point at a place in it.  Needs no torch.
 
-    pipeline ::= (pass ("," pass)*)?
+    pipeline ::= (part ("," part)*)?
+    part     ::= pass | "@" NAME                     the passes of the preset of this name
     pass     ::= NAME ("{" option (" " option)* "}")?
     option   ::= NAME "=" value ("," value)*
     value    ::= true | false | NUMBER | NAME | "quoted text"
@@ -14,13 +15,16 @@ shell, quote the whole text: bash expands braces.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple, NoReturn
 
-from enginecast.errors import SpecError
+from enginecast.errors import SpecError, UsageError
 
 Value = bool | int | float | str
+Presets = Callable[[str], str]
+"""The text of a preset by its name; a UsageError where there is none."""
 
 _BLANK = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.+-]+", re.ASCII)
@@ -104,9 +108,24 @@ def parse(text: str) -> tuple[PassSpec, ...]:
     return tuple(located.spec for located in parse_located(text))
 
 
-def parse_located(text: str) -> tuple[Located, ...]:
-    """Like `parse`, but keeps all positions, so that later checks can point at them."""
-    return _Reader(text).pipeline()
+def parse_located(text: str, presets: Presets | None = None) -> tuple[Located, ...]:
+    """Like `parse`, but keeps all positions, so that later checks can point at them.
+
+    Args:
+        presets: what stands for `@NAME`, whose passes all have its position; None: no text has it.
+    """
+    return _Reader(text, presets).pipeline()
+
+
+def spelled_out(text: str, presets: Presets) -> str:
+    """The text with the passes of its presets; as it is, where it names none.
+
+    Raises:
+        SpecError: the text is not in the grammar, or names no preset; shows the place.
+    """
+    named: list[str] = []
+    found = parse_located(text, lambda name: named.append(name) or presets(name))  # type: ignore[func-returns-value]
+    return render([one.spec for one in found]) if named else text
 
 
 def render(specs: tuple[PassSpec, ...] | list[PassSpec]) -> str:
@@ -127,20 +146,41 @@ def _render_value(value: Value) -> str:
 class _Reader:
     """Recursive-descent parser of one text; `position` is its only state."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, presets: Presets | None) -> None:
         self.text = text
+        self.presets = presets
         self.position = 0
 
     def pipeline(self) -> tuple[Located, ...]:
         self.blank()
         if self.position == len(self.text):
             return ()
-        elements = [self.element()]
+        elements = [*self.part()]
         while self.accept(","):
-            elements.append(self.element())
+            elements += self.part()
         if self.position < len(self.text):
             self.fail("expected ',' or the end")
         return tuple(elements)
+
+    def part(self) -> tuple[Located, ...]:
+        place = self.here()
+        if self.presets is None or not self.text.startswith("@", self.position):
+            return (self.element(),)
+        self.position += 1
+        name = self.name("the name of a preset")
+        try:
+            found = parse_located(self.presets(name))
+        except UsageError as error:
+            raise place.error(f"@{name}: {error.message}", hint=error.hint) from error
+        return tuple(
+            Located(
+                one.spec,
+                place,
+                dict.fromkeys(one.keys, place),
+                {key: (place,) * len(values) for key, values in one.values.items()},
+            )
+            for one in found
+        )
 
     def element(self) -> Located:
         place = self.here()

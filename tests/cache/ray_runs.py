@@ -23,7 +23,7 @@ PATIENCE = 120.0
 
 @dataclass
 class RayRun:
-    """`enginecast cache fill --engine ray`, with warnings as errors, in a session of its own.
+    """`enginecast cache fill --runner ray`, with warnings as errors, in a session of its own.
 
     Args:
         folder: its home and its place for temporary files.
@@ -90,13 +90,13 @@ def name_of(process: psutil.Process) -> str:
 
 @contextmanager
 def ray_fill(*arguments: object) -> Iterator[RayRun]:
-    """Start `enginecast cache fill ARGUMENTS --engine ray --workers 2`."""
+    """Start `enginecast cache fill ARGUMENTS --runner ray --workers 2`."""
     folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))  # Ray's sockets want a short path
     command = [sys.executable, "-W", "error", *INTERRUPTED, "-m", "enginecast", "cache", "fill"]
     command += [str(argument) for argument in arguments]
     environment: dict[str, Any] = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
     process = subprocess.Popen(
-        [*command, "--engine", "ray", "--workers", "2"],
+        [*command, "--runner", "ray", "--workers", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -57,7 +57,7 @@ def fill_with_kills(
     """Fill, kill and fill again, and look at everything each time."""
     chance = random.Random(kills)
     path, cache = write_captions(folder, texts), folder / "cache"
-    arguments = (encoder, "--texts", path, "-o", cache, "--shard-size", shard_size)
+    arguments = (encoder, "--prompts", path, "-o", cache, "--shard-size", shard_size)
     unfinished = 0
     for number in range(kills):
         before = shards_of(cache)
@@ -120,7 +120,7 @@ def test_fifty_kills_of_a_hundred_thousand_captions(exports: Exports, tmp_path: 
 
 def two_writers(start: Start, encoder: Path, texts: list[str], folder: Path, size: str) -> None:
     path, cache = write_captions(folder, texts), folder / "cache"
-    arguments = (encoder, "--texts", path, "-o", cache, "--shard-size", size)
+    arguments = (encoder, "--prompts", path, "-o", cache, "--shard-size", size)
     writers = [start(*arguments) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
     require_whole(cache, texts, complete=True)
@@ -149,7 +149,7 @@ def test_an_interrupt_stores_what_was_encoded(tmp_path: Path) -> None:
     delay = 0.1
     for number in range(30):
         cache = tmp_path / f"cache-{number}"
-        arguments = (encoder, "--texts", path, "-o", cache, "--batch-tokens", 16)
+        arguments = (encoder, "--prompts", path, "-o", cache, "--batch-tokens", 16)
         running = Forked(*arguments)
         while there(cache) is None:
             time.sleep(0.001)
@@ -175,7 +175,7 @@ def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     texts = colour_captions(300)
     encoder = colour_bundle(tmp_path / "colors.bundle")
     path, cache = write_captions(tmp_path, texts), tmp_path / "cache"
-    arguments = (encoder, "--texts", path, "-o", cache, "--batch-tokens", 64)
+    arguments = (encoder, "--prompts", path, "-o", cache, "--batch-tokens", 64)
     assert Forked(*arguments, "--shard-size", "5kB").wait() == 0
     before = shards_of(cache)
     more = [*texts, *(text for text in colour_captions(900, seed=1) if text not in texts)]

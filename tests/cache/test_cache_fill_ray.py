@@ -86,8 +86,8 @@ def test_two_workers_store_what_one_process_does(
 ) -> None:
     texts = write(tmp_path, 150)  # enough that the plan does not cut them finer for two workers
     alone, cache = tmp_path / "alone", tmp_path / "cache"
-    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
-    with ray_fill(model, "--texts", texts, "-o", cache, *SMALL, "--json") as run:
+    assert cast(capsys, "cache", "fill", model, "--prompts", texts, "-o", alone, *SMALL).code == 0
+    with ray_fill(model, "--prompts", texts, "-o", cache, *SMALL, "--json") as run:
         code, out, err = run.end()
         assert (code, err) == (0, "")
         reported = json.loads(out)
@@ -100,7 +100,7 @@ def test_two_workers_store_what_one_process_does(
     assert shards(cache) == shards(alone)
     assert len(shards(cache)) > 8
     require_same(cache, alone)
-    ran = cast(capsys, "cache", "fill", model, "--texts", texts, "-o", cache, "--json")
+    ran = cast(capsys, "cache", "fill", model, "--prompts", texts, "-o", cache, "--json")
     assert ran.json["cached_before"] == reported["unique"]
 
 
@@ -110,8 +110,8 @@ def test_killed_workers_lose_nothing_and_double_nothing(
 ) -> None:
     texts = write(tmp_path, 4000)
     alone, cache = tmp_path / "alone", tmp_path / "cache"
-    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
-    with ray_fill(model, "--texts", texts, "-o", cache, *SMALL, "--json") as run:
+    assert cast(capsys, "cache", "fill", model, "--prompts", texts, "-o", alone, *SMALL).code == 0
+    with ray_fill(model, "--prompts", texts, "-o", cache, *SMALL, "--json") as run:
         for _ in range(3):
             before = len(shards(cache))
             run.until(lambda before=before: len(shards(cache)) >= before + 10)  # type: ignore[misc]
@@ -144,7 +144,7 @@ def test_a_full_disk_in_a_worker_is_one_error_and_the_next_fill_goes_on(
 ) -> None:
     texts = write(tmp_path, 4000)
     cache = small_disk / "cache"
-    rest = model, "--texts", texts, "-o", cache, *SMALL, "--max-disk", "100MB"
+    rest = model, "--prompts", texts, "-o", cache, *SMALL, "--max-disk", "100MB"
     with ray_fill(*rest) as run:
         # It would be refused before it began: another process fills the disk meanwhile.
         run.until(lambda: len(shards(cache)) >= 5)
@@ -187,7 +187,7 @@ def test_a_node_that_is_lost_in_the_middle_of_a_fill(
 ) -> None:
     texts = write(tmp_path, 4000)
     alone, cache = tmp_path / "alone", tmp_path / "cache"
-    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
+    assert cast(capsys, "cache", "fill", model, "--prompts", texts, "-o", alone, *SMALL).code == 0
     folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))  # Ray's sockets want a short path
     environment = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": environment}
@@ -198,8 +198,8 @@ def test_a_node_that_is_lost_in_the_middle_of_a_fill(
     assert cluster.stdout is not None
     try:
         address = cluster.stdout.readline().strip()
-        command = [sys.executable, "-m", "enginecast", "cache", "fill", model, "--texts", texts]
-        command += ["-o", cache, *SMALL, "--engine", "ray", "--ray-address", address, "--json"]
+        command = [sys.executable, "-m", "enginecast", "cache", "fill", model, "--prompts", texts]
+        command += ["-o", cache, *SMALL, "--runner", "ray", "--ray-address", address, "--json"]
         with subprocess.Popen(
             [*map(str, command), "--workers", "2"], stderr=subprocess.PIPE, **piped
         ) as fill:
@@ -229,8 +229,8 @@ def test_a_killed_fill_leaves_no_process_and_the_next_goes_on(
 ) -> None:
     texts = write(tmp_path, 4000)
     alone, cache = tmp_path / "alone", tmp_path / "cache"
-    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
-    arguments = (model, "--texts", texts, "-o", cache, *SMALL)
+    assert cast(capsys, "cache", "fill", model, "--prompts", texts, "-o", alone, *SMALL).code == 0
+    arguments = (model, "--prompts", texts, "-o", cache, *SMALL)
     for name, wanted in ENDS.items():
         before = shards(cache)
         with ray_fill(*arguments) as run:
@@ -263,7 +263,7 @@ def test_another_model_on_the_workers_is_one_clear_error(tmp_path: Path, model: 
     swapped = words_t5(tmp_path / "t5")
     other = words_t5(tmp_path / "other", seed=1) / "model.safetensors"
     cache = tmp_path / "cache"
-    with ray_fill(swapped, "--texts", write(tmp_path, 40), "-o", cache) as run:
+    with ray_fill(swapped, "--prompts", write(tmp_path, 40), "-o", cache) as run:
         run.until(lambda: any(run.folder.glob("enginecast-ray-*")))  # the plan is made by now
         other.replace(swapped / "model.safetensors")
         code, _, err = run.end()
@@ -326,7 +326,7 @@ def test_workers_share_what_there_is() -> None:
 
 def test_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingError, match="--engine ray needs ray") as caught, local_ray(1, 0):
+    with pytest.raises(MissingError, match="--runner ray needs ray") as caught, local_ray(1, 0):
         raise AssertionError
     assert caught.value.hint == install_command("ray")
 

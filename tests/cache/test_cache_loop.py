@@ -58,7 +58,7 @@ def test_the_loop_with_a_cache_learns_the_same(
         "cache",
         "fill",
         folder,
-        "--texts",
+        "--prompts",
         tmp_path / "captions.txt",
         "-o",
         cache,

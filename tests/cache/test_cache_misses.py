@@ -133,7 +133,7 @@ def test_word_pieces_and_an_end_that_pads(
     """Word pieces come back as other ids even of cached texts; CLIP's end token is its padding."""
     folder = exports.model(name)
     (tmp_path / "texts.txt").write_text("a red fox\na white dog\n")
-    options = ("--texts", tmp_path / "texts.txt", "-o", tmp_path / "cache", "--quiet", mask)
+    options = ("--prompts", tmp_path / "texts.txt", "-o", tmp_path / "cache", "--quiet", mask)
     assert cast(capsys, "cache", "fill", folder, *options).code == 0
     cache = open_cache(tmp_path / "cache")
     tokens = cache.tokenizing.tokens(["a red dog at night"])[0].ids
@@ -164,5 +164,5 @@ def test_a_text_that_nobody_filled(filled: Filled) -> None:
     said = str(error.value)
     assert "'t y u i q' (6 tokens) is not among its 6 entries: it was not filled" in said
     assert "the one most like it is 'q w e r t y' (7 tokens)" in said
-    assert "cache fill ENCODER --texts FILE" in said
+    assert "cache fill ENCODER --prompts FILE" in said
     assert "enginecast.cache.Variants" in said

@@ -40,7 +40,7 @@ def captions(tmp_path: Path) -> Path:
 
 
 def fill(capsys: Capture, encoder: str, texts: Path, cache: Path, *options: object) -> Ran:
-    return cast(capsys, "cache", "fill", encoder, "--texts", texts, "-o", cache, *options)
+    return cast(capsys, "cache", "fill", encoder, "--prompts", texts, "-o", cache, *options)
 
 
 def there(cache: Path, name: str = "text_encoder") -> Encodings:
@@ -258,9 +258,9 @@ BAD = [
     (("--shard-size", "0MB"), 2, "--shard-size 0MB: expected a size"),
     (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),
     (("--too-long", "skip"), 2, "--too-long skip: expected error or truncate"),
-    (("--engine", "spark"), 2, "--engine spark: expected local or ray"),
-    (("--workers", "2"), 2, "--workers 2: only for --engine ray"),
-    (("--ray-address", "auto"), 2, "--ray-address auto: only for --engine ray"),
+    (("--runner", "spark"), 2, "--runner spark: expected local or ray"),
+    (("--workers", "2"), 2, "--workers 2: only for --runner ray"),
+    (("--ray-address", "auto"), 2, "--ray-address auto: only for --runner ray"),
     (("--name", "../t5"), 2, "--name ../t5: expected letters"),
     (("--for", "fluxx"), 2, "--for fluxx: no such pipeline is known"),
     (("--column", "caption"), 2, "caption"),
@@ -334,7 +334,7 @@ def test_a_bundle_needs_no_torch(bundle: str, captions: Path, tmp_path: Path) ->
 import sys
 from enginecast.cli.app import main
 try:
-    main(["cache", "fill", {bundle!r}, "--texts", {str(captions)!r}, "-o", "cache", "--quiet"])
+    main(["cache", "fill", {bundle!r}, "--prompts", {str(captions)!r}, "-o", "cache", "--quiet"])
 except SystemExit as stop:
     assert not stop.code, stop.code
 heavy = {{"torch", "transformers", "diffusers", "ray", "pyarrow", "datasets"}}

@@ -200,6 +200,6 @@ def test_what_a_norm_keeps_is_state(tmp_path: Path) -> None:
         module,
         tmp_path / "b",
         example={"x": torch.randn(3, 8)},
-        options=ModelOptions(state="inputs"),
+        options=ModelOptions(stateful=True),
     )
     assert export(request).report.verdict.outcome == "verified"

@@ -146,7 +146,7 @@ def test_a_head_that_the_class_lacks_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "changes", "left_out"),
     [
-        ("LlamaForCausalLM", {}, {"the KV cache": "--task text-generation"}),
+        ("LlamaForCausalLM", {}, {"the KV cache": "--kv-cache"}),
         ("LlamaForCausalLM", {"use_cache": False}, {}),
         ("LlamaModel", {}, {}),
     ],

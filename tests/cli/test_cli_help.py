@@ -1,5 +1,6 @@
 """Help, options that every command has, and files of options."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,14 @@ import typer
 from cache_shards import made
 from exports import cast
 
-from enginecast.cli.app import app
-from enginecast.cli.terminal.help import EXAMPLES
+from enginecast.cli.app import COMPLETE, app
+from enginecast.cli.terminal.help import EXAMPLES, HELP, MANY
+from enginecast.compiler.request import ModelOptions
+from enginecast.errors import BundleError
+from enginecast.option_fields import TOPICS
 from enginecast.pipelines.record import RECORD
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]
 ORDER = (
@@ -69,21 +74,102 @@ def test_no_summary_is_cut(capsys: Capture) -> None:
         assert "..." not in shown
 
 
+def headings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+
+
 def test_options_are_in_groups(capsys: Capture) -> None:
-    shown = cast(capsys, "export", "--help").out
-    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == [
-        "Arguments:",
-        "Options:",
-        "Precision and passes:",
-        "Engine:",
-        "TensorRT:",
-        "AOTInductor:",
-        "Model and inputs:",
-        "Examples:",
+    keys = "--target-option KEY=VALUE of --target"
+    target = ["Target:", f"{keys} tensorrt:", f"{keys} aotinductor:"]
+    assert headings(cast(capsys, "export", "--help-all").out) == [
+        *("Arguments:", "Options:", "Precision and passes:", *target),
+        *("Model and inputs:", "Verification:", "Examples:"),
     ]
-    tensorrt = shown.partition("TensorRT:\n")[2].partition("\nAOTInductor:")[0]
-    assert tensorrt.count("\n  --trt-") + tensorrt.startswith("  --trt-") == 8
+    assert headings(cast(capsys, "export", "--help-target").out) == target
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_comes_in_parts(name: str, capsys: Capture) -> None:
+    first, whole = (cast(capsys, *name.split(), word).out for word in ("--help", "--help-all"))
+    options = [one for one in COMMANDS[name].params if one.param_type_name == "option"]
+    options = [one for one in options if one.rich_help_panel != HELP]
+    rows, _, rest = first.partition("Examples:")
+    for one in options:
+        spelled = max(one.opts, key=len)
+        assert spelled in whole
+        assert spelled in first  # its name, where not its help
+        if len(options) > MANY:
+            assert len(re.findall(r"^  -", rows, re.MULTILINE)) <= MANY + 2
+            if one.rich_help_panel and spelled not in rows:
+                assert f"--help-{TOPICS[one.rich_help_panel]}" in rest
+    if "--precision" in first:
+        assert re.search("Options:\n  --precision NAME", first)
+
+
+def test_completion_knows_every_option(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPLETE, "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "enginecast export m --")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    done = cast(capsys)
+    assert (done.code, done.err) == (0, "")
+    assert {"--stateful", "--target-option", "--help-target"} < set(done.out.split())
+    assert not {"--state", "--trt-level"} & set(done.out.split())
+
+
+def test_older_names_and_opposites_of_options(
+    config: Path, capsys: Capture, recwarn: pytest.WarningsRecorder
+) -> None:
+    build = ("--trt-level", "3", "--trt-refit", "--opt-shape=x=1x2", "--opt-shape", "y=1")
+    made = context("export", "m", "-o", "d", *build, "--state", "inputs", "--task=text-generation")
+    texts = ["level=3", "refit=true", "opt-shape=x=1x2", "opt-shape=y=1"]
+    assert (made["target_options"], made["stateful"], made["kv_cache"]) == (texts, True, True)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: --trt-level is now --target-option level=...",
+        "warning: --trt-refit is now --target-option refit=true",
+        "warning: --opt-shape is now --target-option opt-shape=...",
+        "warning: --state is now --stateful",
+        "warning: --task is now --kv-cache",
+    ]
+    config.write_text(
+        "[export]\noverwrite = true\nno-speed = true\nstate = 'inputs'\ntrt-level = 3\n"
+        "opt-shape = ['x=1x2', 'y=1']\ntarget-option = 'refit'\n"
+    )
+    words = ("m", "-o", "d", "--config", str(config), "--no-overwrite", "--speed")
+    made = context("export", *words)
+    assert made["target_options"] == ["level=3", "opt-shape=x=1x2", "opt-shape=y=1", "refit"]
+    assert (made["overwrite"], made["no_speed"], made["stateful"]) == (False, False, True)
+    assert context("run", "b", "-o", "o", "--trust", "--texts")["public_key"] == Path("--texts")
+    assert context("cache fill", "e", "-o", "c", "--texts", "t")["prompts"] == Path("t")
+    assert context("diffusers export", "f", "-o", "d", "--text", "a fox")["prompt"] == ["a fox"]
+    assert context("export", "m", "-o", "d", "--state", "")["stateful"] is False
+    refused = cast(capsys, "export", "m", "-o", "d", "--state", "memory")
+    assert (refused.code, "--state memory: expected inputs" in refused.err) == (2, True)
+    for name, value in (("state", "inputs"), ("task", "text-generation")):
+        options = ModelOptions(**{name: value})  # type: ignore[arg-type]
+        assert options == ModelOptions(stateful=name == "state", kv_cache=name == "task")
+    with pytest.raises(BundleError):
+        load(config.parent, trust=config)  # type: ignore[call-arg]
+    assert [str(one.message) for one in recwarn] == [
+        "state is now called stateful",
+        "task is now called kv_cache",
+        "trust is now called public_key",
+    ]
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / MANIFEST_NAME).touch()
+    for words, named in (
+        (
+            ("inspect", tmp_path, "--precision", "int8", "--pipeline", "x"),
+            "--precision, --pipeline",
+        ),
+        (("inspect", "m", "--target", "tensorrt", "--target-option", "level=3"), "level"),
+        (("verify", tmp_path, "--random-weights", "1"), "--random-weights"),
+        (("bench", tmp_path, "--download"), "--download"),
+        (("opt", "m", "--pipeline", "canonicalize", "--watch", "--print-ir"), "--print-ir"),
+    ):
+        done = cast(capsys, *words)
+        assert (done.code, named in done.err.splitlines()[0]) == (2, True), done.err
 
 
 def context(name: str, *words: str) -> dict[str, Any]:
@@ -218,7 +304,7 @@ def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
         (("bisect", "m:f", "--precision", "typo"), "'typo' is not a precision"),
         (("verify", "taken", "--model", "typo:f"), "No module named 'typo'"),
         (("diffusers", "export", "folder", "-o", "taken"), "already exists"),
-        (("cache", "fill", "typo", "--texts", "a.txt", "-o", "out"), "typo: expected a bundle"),
+        (("cache", "fill", "typo", "--prompts", "a.txt", "-o", "out"), "typo: expected a bundle"),
     ):
         message = said(*early)
         assert message.startswith("error: "), message

@@ -41,7 +41,8 @@ def test_real_files_are_valid(name: str, model: str, precision: str, exports: Ex
 def test_a_file_of_options_is_valid() -> None:
     takes = validator(CONFIG).is_valid
     assert takes({"export": {"model": "t5", "dynamic": ["x:0=1..4"], "overwrite": True}})
-    assert takes({"cache": {"fill": {"texts": "a.txt", "batch-tokens": 4096, "outputs": "a"}}})
+    assert takes({"cache": {"fill": {"prompts": "a.txt", "batch-tokens": 4096, "outputs": "a"}}})
+    assert takes({"cache": {"fill": {"texts": "a.txt"}}, "export": {"state": "inputs"}})
     for wrong in ({"export": {"precison": "fp16"}}, {"export": {"overwrite": 1}}, {"x": 1}):
         assert not takes(wrong)
 

@@ -75,7 +75,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Half of the time, and it has tests of its own: whether other sizes take another path.
         patch.setattr(tracing, "_swept", lambda *_: ())
         with pytest.raises(SystemExit) as ended:
-            main([*words, "--task", "text-generation"])
+            main([*words, "--kv-cache"])
     assert ended.value.code == 0
     return folder / "bundle"
 
@@ -134,7 +134,7 @@ def test_a_decoder_of_one_token_is_refused_before_the_export(
     config = ProphetNetConfig(**sizes, **sides, **layers, **heads)
     ProphetNetForConditionalGeneration(config).save_pretrained(tmp_path / "model")
     monkeypatch.setattr(session, "prepare", lambda *_, **__: pytest.fail("it was captured"))
-    words = ["export", tmp_path / "model", "-o", tmp_path / "bundle", "--task", "text-generation"]
+    words = ["export", tmp_path / "model", "-o", tmp_path / "bundle", "--kv-cache"]
     ran = cast(capsys, *words)
     assert ran.code == 2
     assert "expected a model that reads several tokens after those in its cache, got Ass" in ran.err

@@ -192,7 +192,7 @@ def test_whatever_takes_a_model_downloads_it(hub: Hub, tmp_path: Path) -> None:
         ("export", NAME, "-o", bundle, "--no-speed"),
         ("verify", bundle, "--model", NAME),
         ("bench", bundle, "--model", NAME, "--against", "eager", "--rounds", 3, "--seconds", 0),
-        ("cache", "fill", NAME, "--texts", tmp_path / "texts.txt", "-o", tmp_path / "cache"),
+        ("cache", "fill", NAME, "--prompts", tmp_path / "texts.txt", "-o", tmp_path / "cache"),
     ):
         done = run(tmp_path, endpoint, *map(str, words), "--download")
         assert done.returncode == 0, done.stderr

@@ -38,7 +38,13 @@ def test_a_network_that_is_taken(exports: Exports, capsys: Capture) -> None:
     ran = cast(
         capsys,
         *("inspect", exports.model("vit"), "--target", "tensorrt", "--precision", "fp16"),
-        *("--dynamic", "pixel_values:0=1..8", "--opt-shape", "pixel_values=2x3x16x16", "--json"),
+        *(
+            "--dynamic",
+            "pixel_values:0=1..8",
+            "--target-option",
+            "opt-shape=pixel_values=2x3x16x16",
+            "--json",
+        ),
     )
     assert ran.code == 0, ran.err
     reported = ran.json["tensorrt"]
@@ -82,9 +88,12 @@ def test_an_op_without_an_onnx_form_is_a_refusal_too(capsys: Capture) -> None:
 
 @pytest.mark.slow
 def test_a_shape_to_tune_for_must_be_one_of_the_range(exports: Exports, capsys: Capture) -> None:
-    given = ("inspect", exports.model("vit"), "--target", "tensorrt", "--opt-shape")
-    ran = cast(capsys, *given, "pixels=1x3x32x32")
-    assert "--opt-shape pixels=1x3x32x32: expected one of the inputs pixel_values" in ran.err
-    ran = cast(capsys, *given, "pixel_values=65x3x16x16")
+    given = ("inspect", exports.model("vit"), "--target", "tensorrt", "--target-option")
+    ran = cast(capsys, *given, "opt-shape=pixels=1x3x32x32")
+    assert (
+        "--target-option opt-shape=pixels=1x3x32x32: expected one of the inputs pixel_values"
+        in ran.err
+    )
+    ran = cast(capsys, *given, "opt-shape=pixel_values=65x3x16x16")
     assert ran.code == 2
     assert "expected batch from 1 to 64, got 65" in ran.err

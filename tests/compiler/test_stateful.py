@@ -32,7 +32,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.verification.reference import REFERENCE_NAME, read_reference
 from enginecast.verification.stepping import step_failures
 
-STATE = ModelOptions(state="inputs")
+STATE = ModelOptions(stateful=True)
 
 
 class Stream(nn.Module):
@@ -249,18 +249,16 @@ def test_what_has_no_such_state_is_refused(tmp_path: Path) -> None:
         export(Outer(nn.Linear(8, 8)), tmp_path / "none", x)
     with pytest.raises(SourceError, match=r"forward makes the buffer last torch.float32 \[16\]"):
         export(Grows(), tmp_path / "grows", x)
-    with pytest.raises(UsageError, match="--state memory: expected inputs"):
-        ModelOptions(state="memory")
-    with pytest.raises(UsageError, match="does not go with --task"):
-        ModelOptions(state="inputs", task="text-generation")
-    with pytest.raises(UsageError, match="--state inputs does not go with --precision int8"):
+    with pytest.raises(UsageError, match="does not go with --kv-cache"):
+        ModelOptions(stateful=True, kv_cache=True)
+    with pytest.raises(UsageError, match="--stateful does not go with --precision int8"):
         export(Smoothed(), tmp_path / "int8", x, precision="int8")
 
 
 def test_without_the_option_the_refusal_names_it(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="writes to its own state") as caught:
         enginecast.compile(BufferCounter(), tmp_path / "bundle", example={"x": torch.randn(2, 3)})
-    assert "--state inputs" in caught.value.hint
+    assert "--stateful" in caught.value.hint
 
 
 class Given(nn.Module):
@@ -467,7 +465,7 @@ def test_a_static_cache_is_stepped(tmp_path: Path) -> None:
         pad_token_id=0, eos_token_id=2, use_cache=True, cache_implementation="static"
     )
     module = TorchExportableModuleWithStaticCache(model, 1, 24, torch.device("cpu"))
-    options = ModelOptions(state="inputs", values=("cache_position=0..23",))
+    options = ModelOptions(stateful=True, values=("cache_position=0..23",))
     example = {"input_ids": torch.tensor([[5]]), "cache_position": torch.tensor([0])}
     made = enginecast.compile(module, tmp_path / "bundle", example=example, options=options)
     prompt = torch.tensor([[5, 17, 8]])

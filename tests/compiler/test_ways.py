@@ -126,7 +126,7 @@ def test_the_failure_in_all_sizes_counts_but_for_sizes_that_there_are_not(
     ("options", "lacking"),
     [
         (ModelOptions(fallback="specialise"), SCRIPT),
-        (ModelOptions(state="inputs"), SCRIPT),
+        (ModelOptions(stateful=True), SCRIPT),
         (ModelOptions(fallback="none"), HIDDEN),
         (ModelOptions(dynamic=("x:0=1..8",)), "fixed"),
     ],

@@ -1,8 +1,11 @@
 """The presets are pipelines that build, and what does not fit is refused."""
 
+from typing import Any
+
 import pytest
 
-from enginecast.errors import UsageError
+from enginecast.compiler.request import ExportRequest
+from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.spec import parse, render
 from enginecast.passes.presets import QUANTIZED, preset
@@ -80,3 +83,46 @@ def test_what_is_not_built_is_refused(precision: str, target: str, message: str)
     assert caught.value.message == message
     assert "onnxruntime" in caught.value.hint or "fp16" in caught.value.hint
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("preset_of", "more"),
+    [
+        ("fp16", {}),
+        ("bf16", {"skip_modules_pattern": ("head",)}),
+        ("int8", {"max_error": 0.02}),
+        ("int8", {"arch": "sm90", "optimize": "size"}),
+        ("fp8-storage", {"target": "tensorrt", "arch": "sm90"}),
+    ],
+)
+def test_a_pipeline_adds_to_a_preset_of_its_target(preset_of: str, more: dict[str, Any]) -> None:
+    alone = ExportRequest("model", precision=preset_of, **more).resolve()
+    added = ExportRequest("model", pipeline=f"@{preset_of},canonicalize", **more).resolve()
+    assert added.pipeline == f"{alone.pipeline},canonicalize"
+    assert (added.precision, added.device, added.arch) == (
+        alone.precision,
+        alone.device,
+        alone.arch,
+    )
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        (
+            "fuse-gelu,@fp17",
+            "@fp17: 'fp17' is not a precision\n  fuse-gelu,@fp17\n            ^\nA",
+        ),
+        ("canonicalize,@fp16", "must come after 'unify-dtype'\n  canonicalize,@fp16\n  ^"),
+        ("@fp16,typo", "unknown pass 'typo'\n  @fp16,typo\n        ^"),
+        (
+            "@,canonicalize",
+            "expected the name of a preset in pipeline spec\n  @,canonicalize\n   ^",
+        ),
+        ("@fp16{to=bf16}", "expected ',' or the end in pipeline spec\n  @fp16{to=bf16}\n       ^"),
+    ],
+)
+def test_errors_of_presets_point_at_the_place(pipeline: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ExportRequest("model", pipeline=pipeline).resolve()
+    assert message in str(caught.value)

@@ -18,8 +18,6 @@ from exports import Exports, cast
 import enginecast
 import enginecast.cache
 from enginecast import errors
-from enginecast.capture.sources.generation.decoder import TASKS
-from enginecast.capture.sources.stateful import STATES
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.verify.bundle import verify_bundle
@@ -159,7 +157,7 @@ def test_the_examples_run(
     (tmp_path / "t5.bundle").symlink_to(exports("t5").folder)
     texts, cache = tmp_path / "texts.txt", tmp_path / "captions.cache"
     texts.write_text("a red fox\nrain\n", encoding="utf-8")
-    filled = cast(capsys, "cache", "fill", exports("t5").folder, "--texts", texts, "-o", cache)
+    filled = cast(capsys, "cache", "fill", exports("t5").folder, "--prompts", texts, "-o", cache)
     assert filled.code == 0, filled.err
     owners = {**CALLABLES, **{each.__name__: each for each in CLASSES}}
     with contextlib.chdir(tmp_path):
@@ -200,4 +198,4 @@ def test_names_for_type_checkers_are_those_that_there_are() -> None:
 
 def test_choices_are_those_of_the_code_that_takes_them() -> None:
     choices = {each.name: said.choices for each, said in options_of(ModelOptions) if said.choices}
-    assert choices == {"fallback": get_args(Fallback), "task": TASKS, "state": STATES}
+    assert choices == {"fallback": get_args(Fallback)}

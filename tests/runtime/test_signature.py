@@ -114,11 +114,11 @@ def test_a_signed_bundle_loads_with_the_key_and_without(root: Path, tmp_path: Pa
     private, public = keys(tmp_path)
     assert sign(root, Signer(private)) == root / "model.sig"
     assert {path.name for path in tmp_path.iterdir()} == {"out", "key.pem", "key.pub"}
-    load(root, trust=public).close()
-    load(root, trust=str(public), check="full").close()
+    load(root, public_key=public).close()
+    load(root, public_key=str(public), check="full").close()
     load(root).close()
     sign(root, Signer(private))  # again, in place of the old one
-    load(root, trust=public).close()
+    load(root, public_key=public).close()
 
 
 def test_the_library_s_own_command_agrees(root: Path, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_library_s_own_command_agrees(root: Path, tmp_path: Path) -> None:
     command[6:] = ["--signature", str(root / "model.sig"), "--private_key", str(private)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    load(root, trust=public).close()
+    load(root, public_key=public).close()
 
 
 def test_a_signature_stands_for_bundles_within_the_bundle(root: Path, tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_a_bundle_in_a_bundle_is_signed_without_a_file_beside_it(
 def test_a_certificate_speaks_for_the_key(root: Path, tmp_path: Path) -> None:
     signer, authority = certified(tmp_path)
     sign(root, signer)
-    load(root, trust=authority).close()
+    load(root, public_key=authority).close()
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(BundleError, match=r"model\.sig: not a valid signature by .*root\.crt"):
-        load(root, trust=certified(other)[1])
+        load(root, public_key=certified(other)[1])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_certificate_has_to_be_valid_now_and_for_code(
         another_program.setattr(signature, "unfit", lambda certificate: "")
         sign(root, signer)
     with pytest.raises(BundleError, match=rf"model\.sig: .*{said}"):
-        load(root, trust=authority)
+        load(root, public_key=authority)
 
 
 def test_the_signature_that_is_verified_is_the_one_that_was_read(
@@ -231,7 +231,7 @@ def test_the_signature_that_is_verified_is_the_one_that_was_read(
 
     monkeypatch.setattr(config, "verify", swapped)
     with pytest.raises(BundleError, match="not a valid signature"):
-        load(root, trust=public)
+        load(root, public_key=public)
     assert other.is_file()
 
 
@@ -239,10 +239,10 @@ def test_what_is_not_signed_by_the_key_is_refused(root: Path, tmp_path: Path) ->
     private, _ = keys(tmp_path)
     _, other = keys(tmp_path, "other")
     with pytest.raises(BundleError, match=r"there is no model\.sig"):
-        load(root, trust=other)
+        load(root, public_key=other)
     sign(root, Signer(private))
     with pytest.raises(BundleError, match=r"not a valid signature by .*other\.pub"):
-        load(root, trust=other)
+        load(root, public_key=other)
 
 
 def test_a_verdict_is_not_upgraded_where_a_signature_is_asked_for(
@@ -253,7 +253,7 @@ def test_a_verdict_is_not_upgraded_where_a_signature_is_asked_for(
     upgraded(root)
     load(root).close()  # digests alone cannot tell
     with pytest.raises(BundleError, match=r"not a valid signature.*mismatch for \W*manifest"):
-        load(root, trust=public)
+        load(root, public_key=public)
 
 
 def test_every_part_of_a_signature_counts(root: Path, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_every_part_of_a_signature_counts(root: Path, tmp_path: Path) -> None:
     for damaged in (b"", b"{}", b"[" * 9999, data[:-9], json.dumps(edited).encode()):
         (root / "model.sig").write_bytes(damaged)
         with pytest.raises(BundleError, match=r"model\.sig: not a"):
-            load(root, trust=public)
+            load(root, public_key=public)
 
 
 def test_files_that_a_signature_leaves_out_are_refused(root: Path, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_files_that_a_signature_leaves_out_are_refused(root: Path, tmp_path: Pat
     config = model_signing.signing.Config().use_elliptic_key_signer(private_key=private)
     config.set_hashing_config(hashing).sign(root, root / "model.sig")
     with pytest.raises(BundleError, match=r"model\.sig: (not a valid|signed for different files)"):
-        load(root, trust=public)
+        load(root, public_key=public)
 
 
 def test_an_encrypted_key(root: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_an_encrypted_key(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"key\.pem: cannot sign with it"):
         sign(root, Signer(private, b"wrong"))
     sign(root, Signer(private, b"secret"))
-    load(root, trust=public).close()
+    load(root, public_key=public).close()
 
 
 def test_keys_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_keys_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
         sign(root, Signer(tmp_path / "nothing"))
     for wrong in ("text", "nothing", "key.pem"):
         with pytest.raises(UsageError, match=wrong):
-            load(root, trust=tmp_path / wrong)
+            load(root, public_key=tmp_path / wrong)
     assert not (root / "model.sig").exists()
     assert private.exists()
 
@@ -314,13 +314,13 @@ def test_damaged_bundles_are_not_signed(root: Path, tmp_path: Path) -> None:
 
 def test_a_signature_is_for_digests(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave check at full"):
-        load(root, trust=keys(tmp_path)[1], check="size")
+        load(root, public_key=keys(tmp_path)[1], check="size")
 
 
 def test_without_the_library(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(MissingError, match="needs model_signing") as caught:
-        load(root, trust=keys(tmp_path)[1])
+        load(root, public_key=keys(tmp_path)[1])
     assert install_command("signing") in caught.value.hint
 
 
@@ -338,7 +338,7 @@ def test_code_needs_a_signature_or_trust_or_consent(tmp_path: Path, home: Path) 
     private, public = keys(tmp_path)
     sign(root, Signer(private))
     with pytest.raises(BundleError, match=LOADED):
-        load(root, trust=public)
+        load(root, public_key=public)
     with pytest.raises(BundleError, match="runs code"):
         load(root)  # signed by whom?
     trusted.trust(open_bundle(root))
@@ -381,9 +381,9 @@ def test_the_commands(
     )
     (tmp_path / "prompts.txt").write_text("red fox\n")
     run = ["run", root, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "o.safetensors"]
-    assert command(capsys, *run, "--trust", public)[0] == 0
-    assert command(capsys, *run, "--trust-digests")[0] == 0
-    assert command(capsys, *run, "--trust", keys(tmp_path, "other")[1])[0] == 2
+    assert command(capsys, *run, "--public-key", public)[0] == 0
+    assert command(capsys, *run, "--no-digests")[0] == 0
+    assert command(capsys, *run, "--public-key", keys(tmp_path, "other")[1])[0] == 2
     digest = open_bundle(root).sha256
     code, found = command(capsys, "trust", root)
     assert (code, found["trusted"]) == (0, [{"sha256": digest, "folder": str(root)}])

@@ -16,7 +16,7 @@ from enginecast.runtime.engine import Engine
 Feeds = dict[str, np.ndarray[Any, Any]]
 Change = Callable[[Feeds], Mapping[str, np.ndarray[Any, Any]]]
 """Makes other inputs of some of an engine's."""
-TASK = ModelOptions(task="text-generation")
+TASK = ModelOptions(kv_cache=True)
 
 
 def export(model: PreTrainedModel, folder: Path, **options: Any) -> Bundle:

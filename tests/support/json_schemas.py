@@ -25,6 +25,7 @@ from enginecast.cli.terminal.output import SCHEMA_VERSION
 from enginecast.compiler.inspection.plan import Inspection
 from enginecast.compiler.inspection.script import ScriptInspection
 from enginecast.doctor.checks import Report as Examination
+from enginecast.option_fields import RENAMED
 from enginecast.pipelines.record import PipelineRecord
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.tensor_files import StoredDtype
@@ -185,8 +186,14 @@ def _config(command: Any) -> Schema:
         if each.multiple or each.nargs == -1:
             value = {"anyOf": [value, {"type": "array", "items": value}]}
         for name in spelled or [each.name]:
-            if name not in ("config", "help", "install-completion", "show-completion", "version"):
+            if name.partition("-")[0] not in ("config", "help", "install", "show", "version"):
                 made[name] = {**value, "description": getattr(each, "help", None) or ""}
+    for name, renamed in RENAMED.items():
+        if renamed.now in made and name not in made:
+            one = SWITCH if renamed.is_flag else {"type": ["string", "number"]}
+            value = {"anyOf": [one, {"type": "array", "items": one}]}
+            value = value if "anyOf" in made[renamed.now] else one
+            made[name] = {**value, "description": f"Now {renamed}.", "deprecated": True}
     return {"type": "object", "properties": made, "additionalProperties": False}
 
 

@@ -37,7 +37,13 @@ def test_a_plan_and_an_engine_beside_it(
     ran = cast(
         capsys,
         *("export", model, "-o", bundle, "--target", "tensorrt", "--also", "onnxruntime"),
-        *("--opt-shape", "input_ids=2x16", "--opt-shape", "attention_mask=2x16", "--json"),
+        *(
+            "--target-option",
+            "opt-shape=input_ids=2x16",
+            "--target-option",
+            "opt-shape=attention_mask=2x16",
+            "--json",
+        ),
     )
     assert ran.code == 0, ran.err
     reported = ran.json

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-import typer
 from exports import Exports, cast
 
-from enginecast.cli.options.from_fields import grouped
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.options import TensorRTOptions
@@ -14,35 +12,25 @@ from enginecast.exporters.tensorrt.options import TensorRTOptions
 BUILD = TensorRTOptions(level=5)
 
 
-@grouped
-def export(tensorrt: TensorRTOptions | None) -> None:
-    """Stands for the command."""
-    FOUND.append(tensorrt)
-
-
-FOUND: list[TensorRTOptions | None] = []
-
-
-def given(*words: str) -> TensorRTOptions | None:
-    """What a command line makes of the options."""
-    app = typer.Typer()
-    app.command()(export)
-    app(args=list(words), standalone_mode=False)
-    return FOUND[-1]
+def given(*texts: str) -> TensorRTOptions | None:
+    """What `--target-option` makes of texts."""
+    made: TensorRTOptions | None
+    made = ExportRequest("model", target="tensorrt", target_options=texts).target_options
+    return made
 
 
 def test_nothing_given_is_nothing() -> None:
     assert given() is None
 
 
-def test_every_option_is_taken() -> None:
-    assert given("--trt-level", "0") == TensorRTOptions(level=0)
-    assert given(
-        *("--trt-route", "torch", "--opt-shape", "input_ids=1x128"),
-        *("--opt-shape", "pixels=2x3x224x224", "--trt-workspace", "512MiB"),
-        *("--trt-timing-cache", "caches", "--trt-refit", "--trt-strip-weights"),
-        *("--trt-version-compatible", "--trt-hardware", "ampere+", "--trt-level", "0"),
-    ) == TensorRTOptions(
+def test_every_option_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert given("level=0") == TensorRTOptions(level=0)
+    texts = (
+        *("route=torch", "opt-shape=input_ids=1x128", "opt-shape=pixels=2x3x224x224"),
+        *("workspace=512MiB", "timing-cache=caches", "refit", "strip-weights=true"),
+        *("version-compatible=true", "hardware=ampere+", "level=0"),
+    )
+    assert given(*texts) == TensorRTOptions(
         route="torch",
         optimal={"input_ids": (1, 128), "pixels": (2, 3, 224, 224)},
         workspace=512 << 20,
@@ -53,36 +41,50 @@ def test_every_option_is_taken() -> None:
         hardware="ampere+",
         level=0,
     )
+    listed = cast(capsys, "export", "--help-target").out
+    assert all(f"  {text.partition('=')[0]}=" in listed for text in texts)
+    assert "regional=true|false" in listed
 
 
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("4 GB", 4 << 30), ("64k", 65536)])
 def test_sizes(text: str, size: int) -> None:
-    found = given("--trt-workspace", text)
+    found = given(f"workspace={text}")
     assert found is not None
     assert found.workspace == size
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("target", "texts", "message"),
     [
-        (("--trt-route", "onyx"), "--trt-route onyx: expected onnx or torch"),
-        (("--trt-workspace", "4"), "--trt-workspace 4: expected a size such as 4GiB"),
-        (("--trt-workspace", "0GiB"), "--trt-workspace 0GiB: expected a size"),
-        (("--trt-hardware", "turing"), "--trt-hardware turing: expected one of none, ampere+"),
-        (("--trt-level", "6"), "--trt-level 6: expected 0 to 5"),
-        (("--opt-shape", "input_ids"), "--opt-shape input_ids: expected NAME=1x128"),
-        (("--opt-shape", "=1x2"), "--opt-shape =1x2: expected NAME=1x128"),
-        (("--opt-shape", "x=1x"), "--opt-shape x=1x: expected NAME=1x128"),
+        ("tensorrt", ["route=onyx"], "route=onyx: expected onnx or torch"),
+        ("tensorrt", ["workspace=4"], "workspace=4: expected a size such as 4GiB"),
+        ("tensorrt", ["workspace=0GiB"], "workspace=0GiB: expected a size"),
+        ("tensorrt", ["hardware=turing"], "hardware=turing: expected one of none, ampere+"),
+        ("tensorrt", ["level=6"], "level=6: expected 0 to 5"),
+        ("tensorrt", ["level=high"], "level=high: expected 0..5"),
+        ("tensorrt", ["level=1", "level=2"], "level=2: level is given twice"),
+        ("tensorrt", ["refit=yes"], "refit=yes: expected true or false"),
+        ("tensorrt", ["opt-shape=input_ids"], "opt-shape=input_ids: expected NAME=1x128"),
+        ("tensorrt", ["opt-shape==1x2"], "opt-shape==1x2: expected NAME=1x128"),
+        ("tensorrt", ["opt-shape=x=1x"], "opt-shape=x=1x: expected NAME=1x128"),
         (
-            ("--opt-shape", "x=1x2", "--opt-shape", "x=1x3"),
-            "--opt-shape x=1x3: x already has a shape, 1x2",
+            "tensorrt",
+            ["opt-shape=x=1x2", "opt-shape=x=1x3"],
+            "opt-shape=x=1x3: x already has a shape, 1x2",
         ),
+        (
+            "tensorrt",
+            ["levle=3"],
+            "levle=3: --target tensorrt has no option 'levle'\nIt has route, opt-shape, workspace,",
+        ),
+        ("aotinductor", ["level=3"], "level=3: --target aotinductor has no option 'level'"),
+        ("onnxruntime", ["level=3"], "level=3: --target onnxruntime has no options"),
     ],
 )
-def test_what_does_not_fit_is_refused(words: tuple[str, ...], message: str) -> None:
+def test_what_does_not_fit_is_refused(target: str, texts: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        given(*words)
-    assert caught.value.message.startswith(message)
+        ExportRequest("model", target=target, target_options=texts)
+    assert str(caught.value).startswith(f"--target-option {message}")
 
 
 OF_TENSORRT = "--target {} takes no options of --target tensorrt"

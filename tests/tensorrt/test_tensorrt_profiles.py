@@ -47,7 +47,10 @@ def test_without_symbols_there_is_no_profile() -> None:
 @pytest.mark.parametrize(
     ("optimal", "message"),
     [
-        ({"ids": (1, 128)}, r"--opt-shape ids=1x128: expected one of the inputs input_ids, pixels"),
+        (
+            {"ids": (1, 128)},
+            r"--target-option opt-shape=ids=1x128: expected one of the inputs input_ids, pixels",
+        ),
         ({"input_ids": (1,)}, r"input_ids=1: expected 2 sizes, as of batchxsequence, got 1"),
         ({"input_ids": (1, 2, 3)}, r"expected 2 sizes, as of batchxsequence, got 3"),
         ({"input_ids": (9, 128)}, r"expected batch from 1 to 8, got 9"),
@@ -55,7 +58,7 @@ def test_without_symbols_there_is_no_profile() -> None:
         ({"pixels": (1, 3, 16, 17)}, r"pixels=1x3x16x17: expected 16, which is fixed, got 17"),
         (
             {"input_ids": (1, 128), "pixels": (2, 3, 16, 16)},
-            r"pixels=2x3x16x16: batch is 2 here and 1 in --opt-shape input_ids=1x128",
+            r"pixels=2x3x16x16: batch is 2 here and 1 in --target-option opt-shape=input_ids=1x128",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_an_op_without_a_converter(build: Build, fake: FakeTorchTensorRT) -> Non
     )
     with pytest.raises(LoweringError, match=sentence) as stop:
         build(block())
-    assert stop.value.hint == "Use --trt-route onnx."
+    assert stop.value.hint == "Use --target-option route=onnx."
     assert fake.network is None, "nothing was built"
 
 

@@ -75,8 +75,10 @@ def test_every_row_has_a_source_and_names() -> None:
 def test_without_torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt_versions, "installed", lambda name: {})
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)  # as if it were not installed
-    with pytest.raises(MissingError, match="--trt-route torch needs torch_tensorrt, which is not"):
-        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+    with pytest.raises(
+        MissingError, match="--target-option route=torch needs torch_tensorrt, which is not"
+    ):
+        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,7 @@ def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         MissingError, match=r"torch 2\.11\.0 goes with torch_tensorrt 2\.11"
     ) as stop:
-        import_torch_tensorrt("--trt-route torch", torch="2.11.0", tensorrt="10.15.1.29")
+        import_torch_tensorrt("--target-option route=torch", torch="2.11.0", tensorrt="10.15.1.29")
     assert "torch 2.12 with torch_tensorrt 2.12 and TensorRT 10.16" in stop.value.hint
     assert stop.value.exit_code == 3
 
@@ -96,7 +98,7 @@ def test_one_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tensorrt_library, "import_module", broken)
     with pytest.raises(MissingError, match=r"does not load: Found no NVIDIA driver .* system\.\n"):
-        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_one_that_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_one_that_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
     bare.__version__ = "2.13.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_tensorrt", bare)
     with pytest.raises(MissingError, match=r"2\.13\.0 lacks torch_tensorrt\.Input"):
-        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_the_names_against_the_real_one() -> None:

@@ -60,7 +60,7 @@ NEEDS_VALUES = (
 """What a run without values says of a model that may well run with them."""
 OF_CACHE = "expected as many tokens in all keys and values of the cache"
 OF_MASK = "expected a mask of the tokens in the cache and of the new ones"
-HINT = "Leave --task out to export the model as an encoder of text, without a cache."
+HINT = "Leave --kv-cache out to export the model as an encoder of text, without a cache."
 
 
 @dataclass(frozen=True)
@@ -442,10 +442,10 @@ def check_task(source: Source, task: str) -> None:
         UsageError: it is.
     """
     if task not in TASKS:
-        raise UsageError(f"--task {task}: expected {' or '.join(TASKS)}")
+        raise UsageError(f"task {task}: expected {' or '.join(TASKS)}")
     if source.example() or source.recorded:
         raise UsageError(
-            f"--task {task} does not fit {source.name}, which comes with example inputs",
+            f"--kv-cache does not fit {source.name}, which comes with example inputs",
             hint="The task knows its inputs: return the module alone.",
         )
 
@@ -474,7 +474,7 @@ def require_generating(
     kind = getattr(known, "__name__", "a program")
     without = f" without {', '.join(lacking)}" if generates(known) else ""
     raise UsageError(
-        f"--task {task} does not fit {source.name}: expected a model of transformers with {what},"
+        f"--kv-cache does not fit {source.name}: expected a model of transformers with {what},"
         f" got {kind}{without}",
         hint=f"Give a folder or a factory of {hint}.",
     )
@@ -507,7 +507,7 @@ def require_keys_and_values(name: str, config: Any, hint: str) -> None:
         if not isinstance(layer, DynamicLayer) or any("Linear" in kind for kind in kinds):
             raise SourceError(
                 f"{name}: layer {index} keeps a state of its own ({kinds[0]}), as convolutions,"
-                " Mamba and linear attention do; --task takes caches of keys and values alone",
+                " Mamba and linear attention do; --kv-cache takes caches of keys and values alone",
                 hint=hint,
             )
 

@@ -73,7 +73,7 @@ OF_TEXT = "input_ids"
 NOT_ENCODED = ("past_key_values", "cache", "encoder_outputs", "labels", "use_cache", "return_dict")
 """Arguments of `forward`, besides those that begin with "decoder_", that are not the encoder's."""
 OF_ENCODED = "expected keys, values and a mask of as many tokens as the encoder gave"
-HINT = "Leave --task out to export the model without a cache."
+HINT = "Leave --kv-cache out to export the model without a cache."
 ENCODED = "encoder_sequence"
 ROWS = 2
 """Batch size of the encoder runs that determine its output length."""

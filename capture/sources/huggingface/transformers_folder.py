@@ -192,7 +192,7 @@ class HuggingFaceSource(Source):
         asks = read_json(self.folder / CONFIG_FILE).get("use_cache", True)
         # `read_config` switches the cache off.
         if asks and decodes and hasattr(config, "use_cache") and self.model_class.can_generate():
-            return {"the KV cache": "--task text-generation"}
+            return {"the KV cache": "--kv-cache"}
         return {}
 
     @property

@@ -91,7 +91,7 @@ def refuse_mutation(program: ExportedProgram, allowed: Container[Node] = ()) -> 
         raise CaptureError(
             f"the model writes to its own state: {node.target} changes {owner}{line_of(node)}",
             hint="An engine keeps no state between calls: make its buffers inputs and outputs"
-            " (--state inputs), or return the new value instead.",
+            " (--stateful), or return the new value instead.",
         )
     for outer, block in all_blocks(program):
         given = {placeholder: placeholder.name for placeholder in block.placeholders}

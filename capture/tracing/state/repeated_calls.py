@@ -275,7 +275,7 @@ def _refuse(changes: list[Change], output: str, draw: str) -> None:
             f"{'; '.join(map(str, changes[:4]))}, and a later call with equal inputs gives "
             f"another {output!r}",
             hint="An engine keeps no state between calls: make it an input and return the new "
-            "value, or keep it in a buffer and give --state inputs.",
+            "value, or keep it in a buffer and give --stateful.",
         )
     raise CaptureError(
         f"two calls with equal inputs give different values of {output!r}: the model draws random "

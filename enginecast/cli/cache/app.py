@@ -39,10 +39,11 @@ def fill(
         str,
         typer.Argument(metavar="ENCODER", help="A bundle, or a Hugging Face folder (runs eager)."),
     ],
-    texts: Annotated[
+    prompts: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help=".txt, .jsonl, .csv, .parquet, or a Hugging Face dataset's folder."
+            metavar="FILE",
+            help="Texts: .txt, .jsonl, .csv, .parquet, or a Hugging Face dataset's folder.",
         ),
     ],
     cache: Annotated[
@@ -61,7 +62,7 @@ def fill(
     from enginecast.cli.cache.fill import run_fill
 
     request = encoder_flags.request(fetched(encoder) if download else encoder)
-    raise typer.Exit(run_fill(request, texts, cache, flags))
+    raise typer.Exit(run_fill(request, prompts, cache, flags))
 
 
 @app.command()

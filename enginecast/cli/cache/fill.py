@@ -60,11 +60,11 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     """
     if options.too_long not in ("error", "truncate"):
         raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
-    if options.engine not in ("local", "ray"):
-        raise UsageError(f"--engine {options.engine}: expected local or ray")
+    if options.runner not in ("local", "ray"):
+        raise UsageError(f"--runner {options.runner}: expected local or ray")
     for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
-        if value is not None and options.engine != "ray":
-            raise UsageError(f"{option} {value}: only for --engine ray")
+        if value is not None and options.runner != "ray":
+            raise UsageError(f"{option} {value}: only for --runner ray")
     part = part_of(request.pipeline).part if request.pipeline else None
     name = options.name or part or NAME
     require_name(name)
@@ -156,7 +156,7 @@ def _fill(
 ) -> Filled:
     try:
         with watch(schedule, quiet=options.quiet) as report:
-            if options.engine == "local":
+            if options.runner == "local":
                 return fill_local(
                     where, encoder, schedule, batch_tokens=options.batch_tokens, progress=report
                 )

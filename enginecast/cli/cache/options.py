@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from enginecast.cache.encoders.request import EncoderRequest
 
 
+_stored = partial(Option, heading="Storage and workers")
+
+
 @dataclass(frozen=True)
 class EncoderFlags:
     """How texts go into an encoder, and what is kept of it; see `EncoderRequest`."""
@@ -21,7 +25,9 @@ class EncoderFlags:
 
     pipeline: Annotated[
         str | None,
-        Option("Options for a pipeline: flux:text_encoder_2.", "PIPELINE[:PART]", flag="for"),
+        Option(
+            "Options for a diffusion pipeline: flux:text_encoder_2.", "PIPELINE[:PART]", flag="for"
+        ),
     ] = None
     tokenizer: Annotated[str | None, Option("Tokenizer folder, or tokenizer.json.", "PATH")] = None
     template: Annotated[str | None, Option("Template; {} is replaced by each text.", "TEXT")] = None
@@ -51,7 +57,7 @@ class EncoderFlags:
     providers: Annotated[Sequence[str], said(LoadFlags, "providers")] = ()
     threads: Annotated[int | None, said(LoadFlags, "threads")] = None
     allow_code: Annotated[bool, said(LoadFlags, "allow_code")] = False
-    trust: Annotated[Path | None, said(LoadFlags, "trust")] = None
+    public_key: Annotated[Path | None, said(LoadFlags, "public_key")] = None
 
     def request(self, model: str) -> "EncoderRequest":
         from enginecast.cache.encoders.request import EncoderRequest
@@ -75,17 +81,17 @@ class FillFlags:
     too_long: Annotated[str, Option("How to handle texts that are too long.", "error|truncate")] = (
         "error"
     )
-    batch_tokens: Annotated[int, Option("Tokens per batch, including padding.", "N", least=1)] = (
+    batch_tokens: Annotated[int, _stored("Tokens per batch, including padding.", "N", least=1)] = (
         16384
     )
-    shard_size: Annotated[str, Option("Approximate shard size.", "SIZE")] = "256MB"
-    max_disk: Annotated[str | None, Option("Size limit of the cache.", "SIZE")] = None
+    shard_size: Annotated[str, _stored("Approximate shard size.", "SIZE")] = "256MB"
+    max_disk: Annotated[str | None, _stored("Size limit of the cache.", "SIZE")] = None
     dry_run: Annotated[bool, Option("Show what would be done; write nothing.")] = False
-    engine: Annotated[str, Option("Where to run.", "local|ray")] = "local"
-    workers: Annotated[int | None, Option("Number of workers (ray).", "N", least=1)] = None
+    runner: Annotated[str, _stored("Where to run.", "local|ray")] = "local"
+    workers: Annotated[int | None, _stored("Number of workers (ray).", "N", least=1)] = None
     ray_address: Annotated[
         str | None,
-        Option("Address of a running cluster; default: start a local one.", "ADDRESS"),
+        _stored("Address of a running cluster; default: start a local one.", "ADDRESS"),
     ] = None
     as_json: bool = False
     quiet: bool = False

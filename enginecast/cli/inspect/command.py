@@ -6,7 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from enginecast.cli.options.from_fields import AsJson, Download, grouped, located
+from enginecast.cli.options.from_fields import (
+    AsJson,
+    Download,
+    grouped,
+    located,
+    refuse_given,
+)
 from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import (
@@ -16,18 +22,25 @@ from enginecast.errors import (
     VerificationError,
     first_line,
 )
-from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.option_fields import target_option_keys
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 REPORT = "report.json"
+SHOWS = {"model", "as_json", "quiet", "verbose", "config", "allow_code"}
+"""What `inspect` takes for a bundle, which is as it is."""
+PLANS = frozenset(
+    {"precision", "pipeline", "skip_modules_pattern", "skip_modules_classes", "max_error"}
+    | {"optimize", "plan", "save_plan"}
+)
+"""What it takes for a model that is captured, as a TorchScript module is not."""
 
 
 @grouped
 @results_apart()
 def inspect(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
     request: ExportRequest,
-    tensorrt: TensorRTOptions | None,
     download: Download = False,
     save_plan: Annotated[
         Path | None,
@@ -39,7 +52,16 @@ def inspect(
 
     For a DIR.rejected, shows why the engine was rejected.
     """
-    if (Path(model) / MANIFEST_NAME).is_file():
+    is_bundle = (Path(model) / MANIFEST_NAME).is_file()
+    if is_bundle or is_rejected(Path(model)):
+        refuse_given(
+            context,
+            {str(one.name) for one in context.command.params} - SHOWS,
+            f"{model} is {'a bundle' if is_bundle else 'a rejected export'}, which is shown as it"
+            " is",
+            hint="Leave them out, or give the MODEL that it was made from.",
+        )
+    if is_bundle:
         from enginecast.cli.inspect.bundle import show_bundle
 
         show_bundle(Path(model), as_json=as_json)
@@ -50,8 +72,30 @@ def inspect(
         show_rejected(Path(model), as_json=as_json)
         return
     request.check()
+    if request.target_options is not None:
+        _refuse_of_builds(request.target_options)
     model = located(model, download=download)
-    _plan(replace(request, model=model, target_options=tensorrt), save_plan, as_json)
+    _plan(context, replace(request, model=model), save_plan, as_json)
+
+
+def _refuse_of_builds(options: Any) -> None:
+    """Refuse options of a target that change no plan.
+
+    Raises:
+        UsageError: lists those that were given.
+    """
+    unset = type(options)()
+    found = [
+        key
+        for key, (each, said) in target_option_keys(type(options)).items()
+        if said is not None and said.commands and "inspect" not in said.commands
+        if getattr(options, each.name) != getattr(unset, each.name)
+    ]
+    if found:
+        raise UsageError(
+            f"--target-option {', '.join(found)}: for an export alone: it changes no plan",
+            hint="Leave it out.",
+        )
 
 
 def is_rejected(path: Path) -> bool:
@@ -59,7 +103,9 @@ def is_rejected(path: Path) -> bool:
     return (path / REPORT).is_file() and not (path / "config.json").exists()
 
 
-def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None:
+def _plan(
+    context: typer.Context, request: ExportRequest, save_plan: Path | None, as_json: bool
+) -> None:
     """Capture and plan; print, and say last what the target cannot express."""
     loading()
     from enginecast.cli.inspect.pages import (
@@ -91,6 +137,12 @@ def _plan(request: ExportRequest, save_plan: Path | None, as_json: bool) -> None
         )
     source = open_model(request.model, options)
     if source.given_script() is not None:
+        refuse_given(
+            context,
+            PLANS,
+            f"{source.name} is a TorchScript module, of which code and weights are shown",
+            hint="Leave them out.",
+        )
         script = inspect_script(source)
         if as_json:
             print_json(asdict(script))

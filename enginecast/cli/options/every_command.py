@@ -1,18 +1,41 @@
-"""Options that every command has: --config, --quiet, --verbose."""
+"""Options that every command has: --config, --quiet, --verbose, and those that show its help."""
 
 import difflib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from enginecast.cli.options.from_fields import Quiet, Verbose
-from enginecast.cli.terminal.output import be_quiet, show_log
+from enginecast.cli.terminal.help import ALL, HELP
+from enginecast.cli.terminal.output import be_quiet, errors, say, show_log
 from enginecast.errors import UsageError, first_line
+from enginecast.option_fields import RENAMED, TOPICS
+
+OF_NONE = ("config", "help")
+"""What no file has: the options of these names, and those that begin so."""
+
+
+def _with_new_names(
+    section: dict[str, Any], known: dict[str, Any], path: Path
+) -> Iterator[tuple[str, Any]]:
+    """The options of a file by the names that they have now; those of one name together."""
+    joined: dict[str, list[Any]] = {}
+    for name, value in section.items():
+        old = RENAMED.get(name)
+        if name in known or old is None or old.now not in known:
+            joined.setdefault(name, []).append(value)
+            continue
+        say(errors(), f"warning: --config {path}: {name} is now {old}")
+        many = value if isinstance(value, list) else [value]
+        joined.setdefault(old.now, []).extend(old.takes(name, one) for one in many)
+    for name, values in joined.items():
+        lists = [one if isinstance(one, list) else [one] for one in values]
+        yield name, values[0] if len(values) == 1 else [one for each in lists for one in each]
 
 
 def _read(context: typer.Context, path: Path | None) -> None:
@@ -43,9 +66,9 @@ def _read(context: typer.Context, path: Path | None) -> None:
         if parameter.param_type_name == "argument":
             known[str(parameter.name)] = parameter
         known |= {one[2:]: parameter for one in parameter.opts if one.startswith("--")}
-    known = {name: one for name, one in known.items() if name not in ("config", "help")}
+    known = {name: one for name, one in known.items() if name.partition("-")[0] not in OF_NONE}
     found: dict[str, Any] = {}
-    for name, value in section.items():
+    for name, value in _with_new_names(section, known, path):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"Did you mean {' or '.join(near)}?" if near else "Names are those of --help."
@@ -79,6 +102,35 @@ Config = Annotated[
 ]
 
 
+def _help_of(topic: str) -> Any:
+    """The option that shows the help of a topic; it needs nothing else of the command line."""
+
+    def show(context: typer.Context, asked: bool) -> None:
+        if asked and not context.resilient_parsing:
+            context.meta[HELP] = topic
+            print(context.get_help())
+            raise typer.Exit
+
+    return Annotated[
+        bool,
+        typer.Option(
+            f"--help-{TOPICS.get(topic, topic)}",
+            rich_help_panel=HELP,
+            help="Show these options alone." if topic in TOPICS else "Show all options.",
+            is_eager=True,
+            expose_value=False,
+            callback=show,
+        ),
+    ]
+
+
+def _headings(parameters: list[Parameter]) -> list[str]:
+    """Of the options of a command, in order."""
+    options = [said for one in parameters for said in get_args(one.annotation)[1:]]
+    found = {getattr(said, "rich_help_panel", None) for said in options}
+    return [heading for heading in TOPICS if heading and heading in found]
+
+
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that all have, and that it does not have itself."""
     own = signature(command)
@@ -89,7 +141,9 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, annotation, default in (("quiet", Quiet, False), ("verbose", Verbose, 0))
         if name not in own.parameters
     ]
-    for name, annotation, default in [*added, ("config", Config, None)]:
+    topics = [(f"help_{n}", _help_of(one), False) for n, one in enumerate(_headings(parameters))]
+    topics.append(("help_all", _help_of(ALL), False))
+    for name, annotation, default in [*added, ("config", Config, None), *topics]:
         parameters.append(
             Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
@@ -97,7 +151,8 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*arguments: Any, **given: Any) -> Any:
-        given.pop("config", None)  # which `_read` has seen to
+        for name in ("config", *(name for name, *_ in topics)):
+            given.pop(name, None)  # their callbacks have seen to them
         be_quiet(bool(given.get("quiet")))
         for name, _, default in added:
             value = given.pop(name, default)

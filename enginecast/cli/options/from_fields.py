@@ -1,6 +1,6 @@
 """Options that several commands share: one of the command line for each field of a dataclass."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -14,7 +14,7 @@ from enginecast.capture.sources.place import kind_of
 from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
-from enginecast.option_fields import HEADINGS, Option, flag_of, options_of
+from enginecast.option_fields import TOPICS, Option, flag_of, is_many, options_of
 
 
 def said(owner: type, name: str) -> Option:
@@ -25,14 +25,19 @@ def said(owner: type, name: str) -> Option:
 
 def shown(owner: type, name: str) -> Any:
     """The same for the signature of a command."""
-    return next(_shown(each, said) for each, said in options_of(owner) if each.name == name)
+    found = (one for one in options_of(owner) if one[0].name == name)
+    return next(_shown(each, said, _heading_of(owner, said)) for each, said in found)
+
+
+def _heading_of(owner: Any, said: Option) -> str:
+    return str(owner.HEADING if said.heading is None else said.heading)
 
 
 def _is_many(each: Field[Any]) -> bool:
-    return get_origin(get_args(each.type)[0]) in (Sequence, Mapping)
+    return is_many(get_args(each.type)[0])
 
 
-def _shown(each: Field[Any], said: Option, heading: str = "") -> Any:
+def _shown(each: Field[Any], said: Option, heading: str) -> Any:
     return typer.Option(
         f"--{flag_of(each, said)}",
         metavar=said.metavar,
@@ -61,11 +66,11 @@ class LoadFlags:
     ] = ()
     threads: Annotated[int | None, said(ExportRequest, "threads")] = None
     allow_code: Annotated[bool, said(ModelOptions, "allow_code")] = False
-    trust: Annotated[
+    public_key: Annotated[
         Path | None,
         Option("Load only bundles signed by this public key or certificate (PEM).", "FILE"),
     ] = None
-    trust_digests: Annotated[
+    no_digests: Annotated[
         bool,
         Option("Check only the sizes of weights, not their digests: faster, but misses damage."),
     ] = False
@@ -73,7 +78,7 @@ class LoadFlags:
     def arguments(self) -> dict[str, Any]:
         """Of `enginecast.load`."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        found["check"] = "size" if found.pop("trust_digests") else "full"
+        found["check"] = "size" if found.pop("no_digests") else "full"
         return found | {"providers": self.providers or None, "prefer": self.prefer or None}
 
 
@@ -103,11 +108,17 @@ Height = Annotated[int | None, shown(ComponentOptions, "height")]
 Width = Annotated[int | None, shown(ComponentOptions, "width")]
 Frames = Annotated[int | None, shown(ComponentOptions, "frames")]
 Precision = Annotated[str | None, shown(ExportRequest, "precision")]
+Target = Annotated[str, shown(ExportRequest, "target")]
+TargetOptions = Annotated[list[str] | None, shown(ExportRequest, "target_options")]
+Overwrite = Annotated[bool, shown(ExportRequest, "overwrite")]
+AllowFallback = Annotated[bool, shown(ExportRequest, "allow_fallback")]
 Device = Annotated[str | None, shown(ExportRequest, "device")]
 Arch = Annotated[str | None, shown(ExportRequest, "arch")]
+DropGuilty = Annotated[bool, shown(ExportRequest, "drop_guilty")]
+Optimize = Annotated[str, shown(ExportRequest, "optimize")]
+Variant = Annotated[str, shown(ComponentOptions, "variant")]
 MaxError = Annotated[float | None, shown(ExportRequest, "max_error")]
 Threads = Annotated[int | None, shown(ExportRequest, "threads")]
-Trust = Annotated[Path | None, shown(LoadFlags, "trust")]
 Download = Annotated[
     bool,
     typer.Option("--download", help="Download MODEL (OWNER/NAME) from the Hugging Face Hub."),
@@ -121,30 +132,26 @@ Verbose = Annotated[
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each field of the dataclasses among its parameters.
 
-    Each other field takes the value of the command's parameter of the same name.  Where a parameter
-    may be None instead of a dataclass, it is None unless one of the options is given.
+    Each other field takes the value of the command's parameter of the same name.
     """
     parameters: list[Parameter] = []
-    groups: dict[str, tuple[Any, bool]] = {}
+    groups: dict[str, Any] = {}
     for parameter in signature(command).parameters.values():
-        kind, *others = get_args(parameter.annotation) or (parameter.annotation,)
+        kind = parameter.annotation
         if not is_dataclass(kind):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
-        groups[parameter.name] = kind, bool(others)
+        groups[parameter.name] = kind
         for each, said, heading in _options(kind):
             if not said.commands or command.__name__ in said.commands:
-                parameters.append(_parameter(each, said, heading, is_optional=bool(others)))
-    parameters.sort(key=lambda one: HEADINGS.index(_heading(one)))
+                parameters.append(_parameter(each, said, heading))
+    parameters.sort(key=lambda one: list(TOPICS).index(_heading(one)))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, (kind, is_optional) in groups.items():
+        for name, kind in groups.items():
             taken = {each.name: given.pop(each.name, None) for each, *_ in _options(kind)}
-            is_given = any(
-                value not in (None, []) and value is not False for value in taken.values()
-            )
-            given[name] = None if is_optional and not is_given else _built(kind, {**given, **taken})
+            given[name] = _built(kind, {**given, **taken})
         command(**given)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -155,21 +162,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def _options(owner: Any) -> Iterator[tuple[Field[Any], Option, str]]:
     """The options of a dataclass, and of those in its fields, with their headings."""
     for each, said in options_of(owner):
-        yield each, said, owner.HEADING if said.heading is None else said.heading
+        yield each, said, _heading_of(owner, said)
     for each in fields(owner):
         if is_dataclass(each.type):
             yield from _options(each.type)
 
 
-def _parameter(each: Field[Any], said: Option, heading: str, *, is_optional: bool) -> Parameter:
+def _parameter(each: Field[Any], said: Option, heading: str) -> Parameter:
     kind = get_args(each.type)[0] if said.kind is None else said.kind
     default = each.default
     if _is_many(each):
         kind, default = list[str] | None, None
     elif get_origin(kind) is Literal or isinstance(kind, str | ForwardRef):
         kind = str
-    if is_optional and kind is not bool:
-        kind, default = kind | None, None
     return Parameter(
         each.name,
         Parameter.KEYWORD_ONLY,
@@ -196,6 +201,26 @@ def _built(owner: Any, values: Mapping[str, Any]) -> Any:
                 value = parse(value)
             made[each.name] = value
     return owner(**made)
+
+
+def refuse_given(context: typer.Context, names: Collection[str], why: str, hint: str) -> None:
+    """Refuse options of a command line that would be ignored.
+
+    Args:
+        names: of the command's parameters.
+
+    Raises:
+        UsageError: lists those that were given.
+    """
+    found = [
+        max(one.opts, key=len)
+        for one in context.command.params
+        if one.name in names
+        and context.params.get(one.name) is not False
+        and getattr(context.get_parameter_source(one.name), "name", "") == "COMMANDLINE"
+    ]
+    if found:
+        raise UsageError(f"{', '.join(found)}: {why}", hint=hint)
 
 
 def located(model: str, *, download: bool = False) -> str:

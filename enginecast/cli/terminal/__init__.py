@@ -1,4 +1,4 @@
 """What every command shares with the terminal: options, output, errors.
 
-Holds: help texts, tables, progress. It imports `enginecast.errors` and no other folder of ours.
+Holds: help texts, older names of options, tables, progress. It knows no command.
 """

@@ -17,6 +17,7 @@ from enginecast.capture.inputs.specs import (
 )
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.image_sizes import with_sizes
+from enginecast.capture.sources.generation.decoder import TEXT_GENERATION
 from enginecast.capture.sources.generation.encoder_decoder import as_generating
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
@@ -50,11 +51,11 @@ def open_model(
         example=example,
         component=options.component,
     )
-    if options.task:
-        return as_generating(source, options.task)
+    if options.kv_cache:
+        return as_generating(source, TEXT_GENERATION)
     read = {} if options.inputs is None else read_inputs(options.inputs)
     source = with_sizes(source.as_called(), read)
-    if not options.state:
+    if not options.stateful:
         return source
     specs, given, _ = input_specs(source, options.inputs, ())
     return with_state(source, calls_in_turn(source, specs, given))
@@ -97,7 +98,7 @@ def input_specs(source: Source, inputs: Path | None, dynamic: Sequence[str]) -> 
         specs, given = _given_inputs(source, inputs)
     else:
         raise UsageError(
-            f"--inputs {inputs} does not fit --task: its inputs belong together",
+            f"--inputs {inputs} does not fit --kv-cache: its inputs belong together",
             hint="Give texts to generate from: --prompts FILE.",
         )
     options = source.of_part(asked, specs)

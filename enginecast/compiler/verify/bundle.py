@@ -14,6 +14,7 @@ import msgspec
 
 from enginecast.errors import BundleError, UsageError
 from enginecast.installation import needing
+from enginecast.option_fields import takes_old_names
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
@@ -67,6 +68,7 @@ class Verification:
         return f"Verification({self.verdict}, {self.backend} against {self.against})"
 
 
+@takes_old_names
 def verify_bundle(
     path: str | os.PathLike[str],
     *,
@@ -76,7 +78,7 @@ def verify_bundle(
     prefer: Sequence[str] | None = None,
     threads: int | None = None,
     allow_code: bool = False,
-    trust: str | os.PathLike[str] | None = None,
+    public_key: str | os.PathLike[str] | None = None,
     check: Literal["full", "size"] = "full",
     random_weights: int | None = None,
     inputs: Path | None = None,
@@ -96,7 +98,7 @@ def verify_bundle(
         prefer: backends in order of preference, as in `load`.
         threads: threads within one operator; None: the tuned number, or all cores.
         allow_code: open engines that run code when they are loaded, and load such a model.
-        trust: a file with the public key or certificates (PEM) that the bundle was signed with.
+        public_key: a file with the public key or certificates (PEM) that the bundle was signed with.
         check: "full" compares the digest of every file, "size" only the sizes.
         random_weights: seed of the weights, for a model that is only a config.
         inputs: with `model`, a safetensors file of inputs by name to compare on.
@@ -135,7 +137,7 @@ def verify_bundle(
         require="verified-by-emulation",
         threads=threads,
         allow_code=allow_code,
-        trust=trust,
+        public_key=public_key,
         check=check,
         tuned=tuned,
         download=download,

@@ -119,8 +119,8 @@ def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | No
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
         component=component_of(manifest),
-        state="inputs" if any(state.start for state in manifest.states) else "",
-        task=manifest.model.fingerprint.get("task", ""),
+        stateful=any(state.start for state in manifest.states),
+        kv_cache="task" in manifest.model.fingerprint,
     )
 
 

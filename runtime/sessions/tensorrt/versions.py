@@ -81,7 +81,7 @@ def import_torch_tensorrt(
     why: str, *, torch: str, tensorrt: str | None, cuda: str | None = None
 ) -> Any:
     """The module torch_tensorrt, where it goes with the torch and the TensorRT that are here; `why`
-    is what needs it: "--trt-route torch".
+    is what needs it: "--target-option route=torch".
 
     Raises:
         MissingError: it is not installed, does not load, was made for other versions, or lacks
@@ -98,7 +98,7 @@ def import_torch_tensorrt(
     if lacking:
         raise MissingError(
             f"{why}: torch_tensorrt {found.__version__} lacks {', '.join(lacking[:5])}",
-            hint="Use --trt-route onnx.",
+            hint="Use --target-option route=onnx.",
         )
     return found
 
@@ -122,5 +122,6 @@ def _require_pair(why: str, wrong: list[str]) -> None:
     if wrong:
         known = "; ".join(str(pair) for pair in known_pairs())
         raise MissingError(
-            f"{why}: {'; '.join(wrong)}", hint=f"These go together: {known}; or --trt-route onnx."
+            f"{why}: {'; '.join(wrong)}",
+            hint=f"These go together: {known}; or --target-option route=onnx.",
         )
