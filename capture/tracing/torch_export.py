@@ -12,8 +12,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from enginecast.capture.control_flow.converters.restructure import user_functions
-from enginecast.capture.control_flow.detect import endless
-from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
@@ -106,7 +104,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     Raises:
         RefusedError: torch.export refused it.
         FrozenDimensionError: a dimension that was to vary does not.
-        CaptureError: a loop does not end, or code cannot be rewritten.
+        CaptureError: code cannot be rewritten.
     """
     specs, inputs, is_strict = attempt.specs, attempt.inputs, attempt.is_strict
     module = source.empty()
@@ -123,7 +121,6 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
-            Bounded(endless.LONGEST_TRACE),
             levels_undone(),
             lines,
             libraries_patched(module),
