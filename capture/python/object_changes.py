@@ -68,25 +68,19 @@ class _Seen:
         return same_kind and torch.equal(one, two)
 
 
-def mark(value: Any, most: int = MOST_ITEMS, depth: int = DEPTH, has_writes: bool = True) -> Any:
-    """What shows that a value was replaced or written into; the value itself, of plain ones.
-
-    Args:
-        most: values that are looked at, for there may be circles.
-        depth: containers and objects within one another that are looked into.
-        has_writes: whether writes into tensors count.
-    """
-    return _Marker(most, has_writes).mark(value, depth)
+def mark(value: Any) -> Any:
+    """What shows that a value was replaced or written into; the value itself, of plain ones."""
+    return _Marker().mark(value, DEPTH)
 
 
 class _Marker:
-    def __init__(self, most: int, has_writes: bool) -> None:
-        self.left, self._most, self._has_writes = most, most, has_writes
+    left = MOST_ITEMS
+    """Values that are looked at, for there may be circles."""
 
     def mark(self, value: Any, depth: int) -> Any:
         self.left -= 1
         if isinstance(value, Tensor):
-            return _Seen(value, value._version if self._has_writes else 0)
+            return _Seen(value, value._version)
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, (np.ndarray, itertools.count)):
@@ -99,13 +93,13 @@ class _Marker:
             return _Cached({key: self.mark(each, depth - 1) for key, each in results})
         if isinstance(value, LISTS):
             values = value.values() if isinstance(value, dict) else value
-            items = [self.mark(item, depth - 1) for item in islice(values, self._most)]
-            keys = [*islice(value, self._most)] if isinstance(value, dict) else []
+            items = [self.mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
+            keys = [*islice(value, MOST_ITEMS)] if isinstance(value, dict) else []
             return type(value), len(value), [*keys, *items]
         found = _inside(value)
         if found is None:
             return id(value)
-        items = [self.mark(each, depth - 1) for each in islice(found.values(), self._most)]
+        items = [self.mark(each, depth - 1) for each in islice(found.values(), MOST_ITEMS)]
         return type(value), 0, [id(value), *found, *items]
 
 

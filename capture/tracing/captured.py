@@ -34,7 +34,7 @@ from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung
-from enginecast.capture.tracing.ladder import ATTEMPTS, HIDDEN, UNWIDENED, Search, climb
+from enginecast.capture.tracing.ladder import ATTEMPTS, UNWIDENED, Search, climb
 from enginecast.capture.tracing.patches.table import libraries_patched
 from enginecast.capture.tracing.sizes.fingerprint import Walker
 from enginecast.capture.tracing.sizes.shapes import (
@@ -127,7 +127,6 @@ def capture(
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
     widens: bool = True,
-    is_hidden: bool = False,
     watch: Watch | None = None,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
@@ -143,7 +142,6 @@ def capture(
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
         widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
-        is_hidden: whether to trace along the code that eager runs, and not by the ladder.
         watch: given the program that was traced or given, makes an observer of the passes.
 
     Raises:
@@ -164,7 +162,7 @@ def capture(
         return [*([users] if users.keys() == inputs.keys() else []), inputs, *others]
 
     search = Search(source, Attempt(specs, inputs), wanted, cases, fallback, values_of(specs))
-    traced = climb(search, HIDDEN if is_hidden else ATTEMPTS if widens else UNWIDENED)
+    traced = climb(search, ATTEMPTS if widens else UNWIDENED)
     if wanted or has_structure(traced.program):  # nodes of torch's own may lack some users
         traced = replace(traced, program=structural_copy(traced.program))
     program = traced.program

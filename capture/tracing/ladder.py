@@ -31,7 +31,6 @@ from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.tracing.answers.every_path import every_path
 from enginecast.capture.tracing.answers.possible_values import answering_certain
 from enginecast.capture.tracing.answers.recorded_reads import (
     answering,
@@ -43,7 +42,6 @@ from enginecast.capture.tracing.answers.size_numbers import following_numbers, n
 from enginecast.capture.tracing.answers.tracing_questions import (
     answering_all,
     answering_users,
-    hiding_trace,
 )
 from enginecast.capture.tracing.attempt import Around, Attempt, Fallback, RefusedError, Rung
 from enginecast.capture.tracing.patches.table import knowing_constants
@@ -273,15 +271,6 @@ def users_code_as_eager(search: Search) -> Iterator[Attempt]:
     yield replace(taken, around=(*taken.around, answering_users))
 
 
-def along_every_path(search: Search) -> Iterator[Attempt]:
-    effect = (
-        "the model's code does not see the trace; a module that tests values is traced once for"
-        " each answer"
-    )
-    around = (hiding_trace,)
-    yield replace(search.first, name="rewrite", effect=effect, around=around, rewrites=every_path)
-
-
 @dataclass(frozen=True)
 class Step:
     """Attempts, and when they are made."""
@@ -310,8 +299,6 @@ ATTEMPTS = (
 """Of an export, in order."""
 UNWIDENED = tuple(step for step in ATTEMPTS if step.make is not for_all_sizes)
 """Those of an export that found no engine for what was rewritten for more sizes."""
-HIDDEN = (Step(START, along_every_path),)
-"""That of an export whose trace gives other values than eager: along the code that eager runs."""
 
 
 def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:

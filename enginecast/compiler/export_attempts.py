@@ -17,10 +17,10 @@ from enginecast.errors import (
     first_line,
 )
 
-Cause = Literal["refused", "sizes", "more sizes", "asks for script", "told sizes", "not the model"]
+Cause = Literal["refused", "sizes", "more sizes", "asks for script", "told sizes"]
 """Why a way ends, so that another may help: torch.export refused the model's control flow;
 sizes that vary may be the reason of a failure; code was rewritten only for more sizes; code asks
-whether it is TorchScript; code tells sizes that vary from numbers; the program is not the model."""
+whether it is TorchScript; code tells sizes that vary from numbers."""
 OTHER_SIZES: frozenset[Cause] = frozenset({"sizes", "told sizes", "asks for script"})
 """Those after which other sizes are tried."""
 OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
@@ -38,8 +38,6 @@ class Way:
     """"example": only those vary that the user asked for; "fixed": none does."""
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
-    is_hidden: bool = False
-    """Whether the model's code sees that nothing traces it."""
     after: frozenset[Cause] = frozenset()
     """It is tried where the one before ended for one of these causes."""
 
@@ -51,20 +49,17 @@ class Way:
     def __str__(self) -> str:
         what = "a program of torch.export" if self.makes == "program" else "TorchScript"
         sizes = {"example": " in the sizes of the example", "fixed": " in fixed sizes"}
-        hidden = ", hidden from the model's code" if self.is_hidden else ""
         narrow = "" if self.widens else ", not rewritten for more sizes"
-        return f"{what}{sizes.get(self.sizes, '')}{hidden}{narrow}"
+        return f"{what}{sizes.get(self.sizes, '')}{narrow}"
 
 
 FIRST = Way()
 WAYS = (
     FIRST,
-    Way(is_hidden=True, after=frozenset({"not the model"})),
     Way(widens=False, after=frozenset({"more sizes"})),
     Way("script", after=frozenset({"refused"})),
     Way("script", "fixed", after=frozenset({"asks for script"})),
     Way(sizes="example", after=frozenset({"sizes", "told sizes"})),
-    Way(sizes="example", is_hidden=True, after=frozenset({"not the model"})),
     Way(sizes="example", widens=False, after=frozenset({"more sizes"})),
     Way("script", "example", after=frozenset({"refused"})),
 )
@@ -89,7 +84,6 @@ def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) 
         for way in every
         if (every is OF_SCRIPT or way.makes in takes)
         and (every is OF_SCRIPT or way.makes == "program" or may_be_script(options))
-        and not (way.is_hidden and options.furthest == "none")
         and not (way.sizes == "fixed" and options.dynamic)
     )
 

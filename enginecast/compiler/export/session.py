@@ -178,25 +178,12 @@ class ExportSession:
             self.steps.say(
                 f"rewritten for more sizes, the model does not become an engine: {before.why}"
             )
-        if way.is_hidden:
-            self.steps.say(
-                "the trace differs from eager; tracing again, hidden from the model's code"
-            )
-        try:
-            plan = given_plan(self.config, self.source)
-            model = prepare(self.source, options, self.steps, plan, notes, way)
-            if difference := model.captured.unlike_eager:
-                going_on = partial(self._of_program, model)
-                raise LeadsOnError("told sizes", difference, by_itself=going_on)
-            made = self._of_program(model)
-        except (EnginecastError, LeadsOnError) as error:
-            if not way.is_hidden:
-                raise
-            self.steps.log(f"tracing hidden from the model's code failed: {error}")
-            raise LeadsOnError("not the model", str(error)) from error
-        if way.is_hidden and not made.artifacts:
-            raise LeadsOnError("not the model", made.verdict.reasons[0])
-        return made
+        plan = given_plan(self.config, self.source)
+        model = prepare(self.source, options, self.steps, plan, notes, way)
+        if difference := model.captured.unlike_eager:
+            going_on = partial(self._of_program, model)
+            raise LeadsOnError("told sizes", difference, by_itself=going_on)
+        return self._of_program(model)
 
     def _sizes_of_example(self) -> list[str]:
         """Options that fix what varies only because the example has several rows."""
@@ -224,12 +211,8 @@ class ExportSession:
         kept = (*model.captured.notes, *state_notes)
         # The eager module of the first call is not needed again: its memory is free from here on.
         model = replace(model, captured=replace(model.captured, notes=kept), first=None)
-        going_on = partial(self._judged, model, reference, (*model.unverified, *wrong))
-        # Code that drops a tensor was rewritten, and did not hide it from the trace.
-        if wrong and not model.captured.dropping:
-            raise LeadsOnError("not the model", wrong[0], by_itself=going_on)
         try:
-            return going_on()
+            return self._judged(model, reference, (*model.unverified, *wrong))
         except (LoweringError, PassError) as error:
             if not model.captured.is_widened:
                 raise

@@ -213,7 +213,6 @@ def prepare(
                 *(source, specs, sample(specs, example_sizes(specs), SEED), wanted),
                 *(options.furthest, given),
                 widens=way.widens,
-                is_hidden=way.is_hidden,
                 watch=watch,
             )
         steps.log_passes(run for run in captured.runs if run.rewritten)
