@@ -106,8 +106,14 @@ def origin_of(file: str) -> Origin:
         return "exec" if _OF_EXEC.match(file) else "generated"
     module = _module_of(file)
     if module is None:
-        return _of_folder(file)
-    name, top = _name(module), _top(module)
+        # Of a file that no module was imported from, by the innermost folder that is known.
+        for folder in map(str, Path(real_path(file)).parents):
+            if folder in _site_packages():
+                return "installed"
+            if folder in _roots("stdlib", "platstdlib"):
+                return "python"
+        return "user"
+    name, top = _name(module), _name(module).partition(".")[0]
     if name.startswith(f"{EXAMPLES}."):
         return "installed"
     if top in OF_TORCH:
@@ -116,7 +122,10 @@ def origin_of(file: str) -> Origin:
         return "enginecast"
     if top in LIBRARIES:
         return "library"
-    root = _root(module)
+    # The folder of `sys.path` that holds the outermost package of a module, links and all.
+    path = Path(os.path.abspath(_file(module)))
+    depth = _name(module).count(".") + (path.stem == "__init__")
+    root = str(path.parents[min(depth, len(path.parents) - 1)])
     if real_path(root) in _roots("stdlib", "platstdlib"):
         return "python"
     return "installed" if _is_installed(root, top) else "user"
@@ -159,17 +168,6 @@ def _name(module: ModuleType) -> str:
     return str(getattr(spec, "name", None) or module.__name__)
 
 
-def _top(module: ModuleType) -> str:
-    return _name(module).partition(".")[0]
-
-
-def _root(module: ModuleType) -> str:
-    """The folder of `sys.path` that holds the outermost package of a module, links and all."""
-    path = Path(os.path.abspath(_file(module)))
-    depth = _name(module).count(".") + (path.stem == "__init__")
-    return str(path.parents[min(depth, len(path.parents) - 1)])
-
-
 @functools.cache
 def _roots(*schemes: str) -> frozenset[str]:
     paths = sysconfig.get_paths()
@@ -205,16 +203,6 @@ def _is_editable(distribution: str) -> bool:
         return bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
     except (metadata.PackageNotFoundError, ValueError):
         return False
-
-
-def _of_folder(file: str) -> Origin:
-    """Of a file that no module was imported from, by the innermost folder that is known."""
-    for folder in map(str, Path(real_path(file)).parents):
-        if folder in _site_packages():
-            return "installed"
-        if folder in _roots("stdlib", "platstdlib"):
-            return "python"
-    return "user"
 
 
 def line_numbers(code: CodeType) -> Iterator[int]:

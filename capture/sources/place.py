@@ -109,7 +109,9 @@ def _missing(name: str) -> str:
             if top in sys.modules or _is_dynamic(found):  # what is imported may have changed
                 return ""
             top, folders = f"{top}.{part}", list(found.submodule_search_locations or ())
-            found = _found_in(top, folders)
+            finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+            specs = (find(top, folders, None) for find in finders if find is not None)
+            found = next((spec for spec in specs if spec is not None), None)
             if found is None:
                 return top
     except Exception:  # of the finders of others; the import itself says it better
@@ -117,12 +119,6 @@ def _missing(name: str) -> str:
     finally:
         sys.path.remove(folder)
     return ""
-
-
-def _found_in(name: str, folders: list[str]) -> ModuleSpec | None:
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    specs = (find(name, folders, None) for find in finders if find is not None)
-    return next((spec for spec in specs if spec is not None), None)
 
 
 def _is_dynamic(module: ModuleSpec) -> bool:

@@ -192,7 +192,6 @@ def capture(
         tuple(notes),
         tuple(search.rungs),
         branches=traced.branches,
-        dropping=traced.dropping,
         settled=traced.settled,
         decided=traced.decided | traced.idle,
         guards=traced.attempt.guards,

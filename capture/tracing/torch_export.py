@@ -146,7 +146,19 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         if sums(specs):  # torch takes parts of two at least, and so a sum of four
             for size in [size for size in program.range_constraints if not size.is_symbol]:
                 del program.range_constraints[size]
-        _keep_names(program, tuple(inputs))
+        # Give the user's inputs the names that they have in the model's code, in place:
+        # torch.export writes them in lower case.
+        names = tuple(inputs)
+        signature = program.graph_signature
+        called = dict(zip(signature.user_inputs, names, strict=True))
+        for node in program.graph.find_nodes(op="placeholder"):
+            node.name = node.target = called.get(node.name, node.name)
+        for spec in (*signature.input_specs, *signature.output_specs):
+            is_users = spec.kind in (InputKind.USER_INPUT, OutputKind.USER_INPUT_MUTATION)
+            if isinstance(spec.arg, TensorArgument):
+                spec.arg.name = called.get(spec.arg.name, spec.arg.name)
+            if is_users and spec.target in called:
+                spec.target = called[spec.target]
         # Here, because a second trace would run what is in a region, and not show it.
         passes = [InlineAutocast()] if any(regions(program)) else []
         runs = run_pipeline(passes, program, PassContext())
@@ -182,22 +194,6 @@ def _why(refusal: Refusal, attempt: Attempt, sites: Sequence[Site]) -> str:
         if site.reason and (site.file, site.line) == (refusal.file, refusal.line)
     )
     return next(left, refusal.in_full)
-
-
-def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
-    """Give the user's inputs the names that they have in the model's code, in place: torch.export
-    writes them in lower case.
-    """
-    signature = program.graph_signature
-    called = dict(zip(signature.user_inputs, names, strict=True))
-    for node in program.graph.find_nodes(op="placeholder"):
-        node.name = node.target = called.get(node.name, node.name)
-    for spec in (*signature.input_specs, *signature.output_specs):
-        is_users = spec.kind in (InputKind.USER_INPUT, OutputKind.USER_INPUT_MUTATION)
-        if isinstance(spec.arg, TensorArgument):
-            spec.arg.name = called.get(spec.arg.name, spec.arg.name)
-        if is_users and spec.target in called:
-            spec.target = called[spec.target]
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:

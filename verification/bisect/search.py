@@ -106,7 +106,31 @@ class Suspect:
 
     def explain(self, whole: Trial) -> tuple[Culprit, Trial]:
         """Describe the culprits, and skip them if that helps."""
-        self.modules = self._module_errors(whole)
+        # Accumulated and isolated errors at every boundary, in floors of the value's dtype.
+        self.trials += 2
+        observer, runs = self.observer, whole.comparison.runs
+        alone = isolated(
+            self.before,
+            whole.program,
+            [case.inputs for case in observer.cases],
+            names=observer.names,
+            masks=observer.masks,
+        )
+        apart = [replace(run, after=found) for run, found in zip(runs, alone, strict=True)]
+        ratios = {check.place: check.ratio for check in observer.rules.inner("reordered", apart)}
+        changed = None
+        if self.pass_.promise == "exact" and self.judged_as is None:
+            changed = self._changed(runs), self._changed(apart)
+        self.modules = tuple(
+            ModuleError(
+                check.place,
+                check.source,
+                check.ratio,
+                ratios.get(check.place),
+                None if changed is None else (check.place in changed[0], check.place in changed[1]),
+            )
+            for check in observer.rules.inner("reordered", runs)
+        )
         culprit = Culprit(
             name=self.pass_.name,
             position=self.position,
@@ -123,9 +147,6 @@ class Suspect:
         sites = [site for site in whole.run.sites if site.rewritten]
         if reason := self._blameless(sites):
             return replace(culprit, reason=reason), whole
-        return self._without_guilty(culprit, sites)
-
-    def _without_guilty(self, culprit: Culprit, sites: list[Site]) -> tuple[Culprit, Trial]:
         last: list[Trial] = []
 
         def good(kept: Sequence[Site]) -> bool:
@@ -166,33 +187,6 @@ class Suspect:
         """The error at the innermost boundary around a module."""
         known = {error.module: error for error in self.modules}
         return next((known[path] for path in enclosing_modules(module) if path in known), None)
-
-    def _module_errors(self, whole: Trial) -> tuple[ModuleError, ...]:
-        """Accumulated and isolated errors at every boundary, in floors of the value's dtype."""
-        self.trials += 2
-        observer, runs = self.observer, whole.comparison.runs
-        alone = isolated(
-            self.before,
-            whole.program,
-            [case.inputs for case in observer.cases],
-            names=observer.names,
-            masks=observer.masks,
-        )
-        apart = [replace(run, after=found) for run, found in zip(runs, alone, strict=True)]
-        ratios = {check.place: check.ratio for check in observer.rules.inner("reordered", apart)}
-        changed = None
-        if self.pass_.promise == "exact" and self.judged_as is None:
-            changed = self._changed(runs), self._changed(apart)
-        return tuple(
-            ModuleError(
-                check.place,
-                check.source,
-                check.ratio,
-                ratios.get(check.place),
-                None if changed is None else (check.place in changed[0], check.place in changed[1]),
-            )
-            for check in observer.rules.inner("reordered", runs)
-        )
 
     def _changed(self, runs: Sequence[CaseRuns]) -> set[str]:
         """Modules whose result changed bits in the pass."""

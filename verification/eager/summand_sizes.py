@@ -46,12 +46,10 @@ def output_terms(
     for terms, given in zip(run.terms, results, strict=True):
         sizes = [terms.get(node, one) for node, one in zip(nodes, given, strict=True)]  # type: ignore[arg-type]
         tensors = named(sizes, names)
-        found.append({n: _norm(t) for n, t in tensors.items() if t.is_floating_point()})
+        found.append(
+            {n: float(t.double().norm()) for n, t in tensors.items() if t.is_floating_point()}
+        )
     return found
-
-
-def _norm(values: Tensor) -> float:
-    return float(values.double().norm())
 
 
 class _Terms(Run):
@@ -61,7 +59,14 @@ class _Terms(Run):
         super().__init__(program, cases)
         self.terms: list[dict[Node, Tensor]] = [{} for _ in cases]
         (output,) = (node for node in program.graph.nodes if node.op == "output")
-        self._followed = _before(output)
+        # The nodes between the outputs and the last sums, these included.
+        waiting, found = list(output.all_input_nodes), set[Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += node.all_input_nodes if _is_followed(node) else []
+        self._followed = found
 
     def evaluate(self, node: Node, case: int) -> Any:
         found = super().evaluate(node, case)
@@ -91,14 +96,3 @@ def _size(value: Any) -> Any:
 
 def _is_followed(node: Node) -> bool:
     return node.target in _FOLLOWED or has(node, Trait.MOVES)
-
-
-def _before(output: Node) -> set[Node]:
-    """The nodes between the outputs and the last sums, these included."""
-    waiting, found = list(output.all_input_nodes), set[Node]()
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes if _is_followed(node) else []
-    return found

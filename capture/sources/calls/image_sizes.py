@@ -34,7 +34,11 @@ def with_sizes(source: Source, given: Mapping[str, Tensor]) -> Source:
         names = [name for name in source.forward_arguments if name in given]
     else:
         facts = source.facts(source.config)
-        sizes = _derived(facts)
+        # The required grid for one square image.
+        grid = grid_of(facts)
+        sizes = {
+            name: Fixed((grid,)) for name in facts.required if name in GRIDS and grid is not None
+        }
         names = _inputs(replace(facts, fixed=sizes)) if sizes else []
     names = [name for name in names if name not in sizes]
     if not sizes or not names:
@@ -44,12 +48,6 @@ def with_sizes(source: Source, given: Mapping[str, Tensor]) -> Source:
 
 def _is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() > 0
-
-
-def _derived(facts: ModelFacts) -> dict[str, Fixed]:
-    """The required grid for one square image."""
-    grid = grid_of(facts)
-    return {name: Fixed((grid,)) for name in facts.required if name in GRIDS and grid is not None}
 
 
 def _inputs(facts: ModelFacts) -> list[str]:

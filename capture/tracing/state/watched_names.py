@@ -5,7 +5,7 @@ globals, and closure variables.
 import dis
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -118,7 +118,11 @@ class Watch:
         self._codes[code] = None
         names, space = code.co_names, frame.f_globals
         if any(name in space and is_held(name, space[name]) for name in names):
-            self._add(_of_namespace(space, names, self._line))
+
+            def held() -> dict[str, Any]:
+                return {n: space[n] for n in names if n in space and is_held(n, space[n])}
+
+            self._add(_Holder("", held, space.__setitem__, self._line))
         closed = set(code.co_freevars) - {"__class__"}
         if closed and not is_library_code(code.co_filename):  # whose decorators hold functions
             self._add(_of_closure(code, self._line))
@@ -172,15 +176,6 @@ def _of_module(name: str, module: nn.Module, place: Callable[[str], str]) -> _Ho
         return {**own, "training": module.training, **module._buffers, **module._parameters}
 
     return _Holder(name, names, partial(setattr, module), place)
-
-
-def _of_namespace(
-    space: MutableMapping[str, Any], names: tuple[str, ...], place: Callable[[str], str]
-) -> _Holder:
-    def held() -> dict[str, Any]:
-        return {n: space[n] for n in names if n in space and is_held(n, space[n])}
-
-    return _Holder("", held, space.__setitem__, place)
 
 
 def _of_closure(code: CodeType, place: Callable[[str], str]) -> _Holder:
