@@ -105,8 +105,6 @@ class Search:
     """What was tried, in order, for users; the last one is taken."""
     errors: list[CaptureError] = field(default_factory=list)
     taken: Traced | None = None
-    is_widened: bool = False
-    """Whether a plain export takes the model as well, in fewer sizes."""
     _unlike: str | None = None
 
     @cached_property
@@ -175,7 +173,6 @@ class Search:
         else:
             refused = Rung("export", "refused", "; ".join(self.taken.narrowed))
             self.rungs[:] = [refused, Rung(attempt.name, "taken")]
-            self.is_widened = True
         self.taken = traced
 
 
@@ -297,8 +294,6 @@ ATTEMPTS = (
     Step(UNLIKE_EAGER, users_code_as_eager),
 )
 """Of an export, in order."""
-UNWIDENED = tuple(step for step in ATTEMPTS if step.make is not for_all_sizes)
-"""Those of an export that found no engine for what was rewritten for more sizes."""
 
 
 def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:

@@ -9,19 +9,17 @@ from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.export_attempts import (
     Before,
-    Cause,
-    LeadsOnError,
+    SizesDecideError,
     Way,
     first_taken,
     ways_for,
 )
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, EnginecastError, LoweringError
+from enginecast.errors import EnginecastError, LoweringError
 
 Outcome = Callable[[], str | None]
 PROGRAM, SCRIPT = "a program of torch.export", "TorchScript"
 EXAMPLE = " in the sizes of the example"
-NARROW = ", not rewritten for more sizes"
 BOTH = ("program", "script")
 
 
@@ -34,11 +32,6 @@ def failing(error: Exception) -> Outcome:
         raise error
 
     return made
-
-
-def leading(cause: Cause, by_itself: Outcome | None = None, error: str = "") -> Outcome:
-    failure = LoweringError(error) if error else None
-    return failing(LeadsOnError(cause, error or cause, error=failure, by_itself=by_itself))
 
 
 def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> tuple[str, str]:
@@ -60,21 +53,13 @@ def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> 
         (
             {
                 PROGRAM: failing(refusal("data-dependent-branch")),
-                SCRIPT: leading("asks for script", error="of all sizes"),
+                SCRIPT: failing(SizesDecideError("of all sizes")),
                 f"{SCRIPT} in fixed sizes": lambda: "made",
             },
             f"{SCRIPT} in fixed sizes",
         ),
         (
             {PROGRAM: failing(refusal("operator")), PROGRAM + EXAMPLE: lambda: "made"},
-            PROGRAM + EXAMPLE,
-        ),
-        (
-            {
-                PROGRAM: leading("more sizes", error="no kernel"),
-                PROGRAM + NARROW: failing(LoweringError("no kernel, either")),
-                PROGRAM + EXAMPLE: lambda: "made",
-            },
             PROGRAM + EXAMPLE,
         ),
     ],
@@ -86,19 +71,6 @@ def test_an_attempt_leads_on_to_the_next_that_may_help(
     assert made == "made"
     assert every.split("; ")[-1] == f"{last}: taken"
     assert every.count(": failed") == len(outcomes) - 1
-
-
-def test_what_an_attempt_comes_to_by_itself_takes_its_place_in_the_list() -> None:
-    made, every = tried(
-        {
-            PROGRAM: leading("told sizes", lambda: "rejected"),
-            PROGRAM + EXAMPLE: failing(CaptureError("no")),
-        }
-    )
-    assert made == "rejected"
-    assert every == (
-        f"{PROGRAM}: failed: told sizes; {PROGRAM}{EXAMPLE}: failed: no; {PROGRAM}: taken"
-    )
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,13 @@ from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
     SCRIPTED,
     ScriptEngines,
-    SizesDecideError,
     explore,
     prepare_script,
     reference_of_script,
 )
 from enginecast.compiler.export_attempts import (
     Before,
-    LeadsOnError,
+    SizesDecideError,
     Way,
     first_taken,
     ways_for,
@@ -68,7 +67,6 @@ from enginecast.errors import (
     CaptureError,
     EnginecastError,
     LoweringError,
-    PassError,
     UsageError,
     VerificationError,
 )
@@ -174,16 +172,8 @@ class ExportSession:
                 self.steps.say(notes[0])
         if way.makes == "script":
             return self._of_module(way, before, options, notes)
-        if not way.widens:
-            self.steps.say(
-                f"rewritten for more sizes, the model does not become an engine: {before.why}"
-            )
         plan = given_plan(self.config, self.source)
-        model = prepare(self.source, options, self.steps, plan, notes, way)
-        if difference := model.captured.unlike_eager:
-            going_on = partial(self._of_program, model)
-            raise LeadsOnError("told sizes", difference, by_itself=going_on)
-        return self._of_program(model)
+        return self._of_program(prepare(self.source, options, self.steps, plan, notes))
 
     def _sizes_of_example(self) -> list[str]:
         """Options that fix what varies only because the example has several rows."""
@@ -211,12 +201,7 @@ class ExportSession:
         kept = (*model.captured.notes, *state_notes)
         # The eager module of the first call is not needed again: its memory is free from here on.
         model = replace(model, captured=replace(model.captured, notes=kept), first=None)
-        try:
-            return self._judged(model, reference, (*model.unverified, *wrong))
-        except (LoweringError, PassError) as error:
-            if not model.captured.is_widened:
-                raise
-            raise LeadsOnError("more sizes", str(error), error=error) from error
+        return self._judged(model, reference, (*model.unverified, *wrong))
 
     def _judged(
         self, model: Prepared, reference: Reference, problems: tuple[str, ...]
@@ -415,8 +400,8 @@ class ExportSession:
                 # The place that torch.export names is what a user has to look at.
                 message = f"{refused.message}\nTorchScript does not help: {error.message}"
                 said = CaptureError(message, hint=refused.hint)
-            if isinstance(error, SizesDecideError):
-                raise LeadsOnError("asks for script", error.message, error=said) from error
+                if isinstance(error, SizesDecideError):
+                    said = SizesDecideError(message, error.why, hint=refused.hint)
             raise said from error
         if refused is None:
             return engine
@@ -443,7 +428,7 @@ class ExportSession:
         must: tuple[SourceLocation, ...] = ()
         if refusal is not None and refusal.file:  # the place that must be scripted
             must = (SourceLocation(refusal.file, refusal.line).resolved,)
-        fixed = before.why if way.sizes == "fixed" else ""
+        fixed = before.asks_for_script if way.sizes == "fixed" else ""
         model = prepare_script(self.source, options, self.steps, fixed=fixed)
         with self.steps("paths"):
             model, explored = explore(model, must)

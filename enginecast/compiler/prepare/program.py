@@ -23,7 +23,6 @@ from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, Watch, capture
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
-from enginecast.compiler.export_attempts import FIRST, Way
 from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
@@ -186,7 +185,6 @@ def prepare(
     steps: Steps,
     quantization: QuantizationPlan | None = None,
     notes: tuple[str, ...] = (),
-    way: Way = FIRST,
     watch: Watch | None = None,
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
@@ -194,7 +192,6 @@ def prepare(
     Args:
         quantization: a plan for the passes to carry out.
         notes: what a user should know besides.
-        way: how it is captured.
         watch: see `capture`.
 
     Raises:
@@ -212,7 +209,6 @@ def prepare(
             captured = capture(
                 *(source, specs, sample(specs, example_sizes(specs), SEED), wanted),
                 *(options.furthest, given),
-                widens=way.widens,
                 watch=watch,
             )
         steps.log_passes(run for run in captured.runs if run.rewritten)
