@@ -18,7 +18,6 @@ from torch.fx.node import map_aggregate
 
 from enginecast.library_names import aten
 from enginecast.ops.rules import Rules
-from enginecast.verification.emulate.pairs import PAIRS
 from enginecast.verification.emulate.profiles import How, Profile
 
 own = torch.ops.enginecast
@@ -319,7 +318,7 @@ def _blockwise(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     return Twin(op(*low), torch.nn.functional.linear(x, wide, bias))
 
 
-def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any], profile: Profile) -> Twin:
+def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     """The value of a node that has a rule in `QUANTIZED`, from both halves of its arguments.
 
     Both take one scale, that of what is stored, so that a quantized value and its counterpart
@@ -331,7 +330,4 @@ def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any], profile: Pro
     """
     halves = (torch.float16, torch.bfloat16)
     wide = [t.float() if isinstance(t, Tensor) and t.dtype in halves else t for t in plain]
-    found = QUANTIZED[node.target](node.target, low, wide)
-    if profile.pairs and node.target in PAIRS:
-        return Twin(PAIRS[node.target](*low), found.plain)
-    return found
+    return QUANTIZED[node.target](node.target, low, wide)

@@ -11,7 +11,7 @@ matmul.c.src, HALF_pairwise_sum of loops_utils.h.src).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from enginecast.errors import UsageError
@@ -42,12 +42,8 @@ class Profile:
     attention: Rule
     activation: Rule
     """GELU."""
-    pairs: bool = field(default=False, kw_only=True)
-    """Whether two products of uint8 and int8 are added in 16 bits, where they saturate: see
-    `emulate.pairs`."""
 
 
-WITHOUT_VNNI = "ort-cpu-without-vnni"
 _ORT = "microsoft/onnxruntime, onnxruntime/"
 _TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
 _TENSORRT = "NVIDIA TensorRT 11 API reference"
@@ -61,12 +57,10 @@ _OPENVINO = (
 _NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
 
 
-def _same(
-    name: str, about: str, how: How, source: str, *, pairs: bool = False, **others: Rule
-) -> Profile:
+def _same(name: str, about: str, how: How, source: str, **others: Rule) -> Profile:
     rule = Rule(how, source)
     kinds = ("norm", "softmax", "attention", "activation")
-    return Profile(name, about, *(others.get(kind, rule) for kind in kinds), pairs=pairs)
+    return Profile(name, about, *(others.get(kind, rule) for kind in kinds))
 
 
 _ALL = (
@@ -89,14 +83,6 @@ _ALL = (
             "storage",
             _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu(half) multiplies and adds halves",
         ),
-    ),
-    _same(
-        WITHOUT_VNNI,
-        "ONNX Runtime on an x86 CPU without VNNI: products of uint8 and int8 are added by pairs in"
-        " 16 bits, where they saturate",
-        "fp32",
-        _ORT + "core/mlas/lib/x86_64/QgemmU8X8KernelAvx2.S: vpmaddubsw, then vpmaddwd",
-        pairs=True,
     ),
     _same(
         "tensorrt",

@@ -22,9 +22,8 @@ from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager.make_reference import range_culprit
 from enginecast.verification.emulate.data import overflow_sentence
-from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import TrueDtypeRun, true_dtype_check
-from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.program.changes import Changes
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.program.quantized_floor import PlannedFloor
@@ -284,26 +283,6 @@ def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtyp
         return cause
     place = left[0].module or "the model itself"
     return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
-
-
-def without_vnni(prepared: Prepared, engine: LoweredProgram, reference: Reference) -> str:
-    """What an int8 engine with weights of 8 bits would lose on an x86 CPU without VNNI.
-
-    Raises:
-        VerificationError: a shape differs.
-    """
-    cases, names = prepared.cases, prepared.output_names
-    profile = get_profile(WITHOUT_VNNI)
-    measured = true_dtype_check(engine.program, cases, reference, profile, names=names).measured
-    found, here = (
-        max(pool_output(each, name).relative for name in output_names(each))
-        for each in (measured, reference.floor.cases)
-    )
-    return (
-        "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU without VNNI:"
-        f" the engine would be off by {found:.2g} there (eager with the plan's rounding:"
-        f" {here:.2g}), and load refuses it"
-    )
 
 
 def _emulate(
