@@ -19,7 +19,7 @@ from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.verification.eager import lost_digits
+from enginecast.verification.eager import kernel_noise
 from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.eager.make_reference import edge_reference, make_reference
 from enginecast.verification.eager.other_kernels import with_all_kernels
@@ -143,7 +143,7 @@ def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
     position = prepared.output_names.index(output)
     try:
         with torch_threads(1 if prepared.is_small else None):
-            return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
+            return kernel_noise.place_of_loss(prepared.captured.program, chosen.inputs, position)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return ""  # values decide what it runs, and noise decides otherwise
 
