@@ -199,8 +199,7 @@ class ExportSession:
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
-        # The eager module of the first call is not needed again: its memory is free from here on.
-        model = replace(model, captured=replace(model.captured, notes=kept), first=None)
+        model = replace(model, captured=replace(model.captured, notes=kept))
         return self._judged(model, reference, (*model.unverified, *wrong))
 
     def _judged(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
@@ -73,15 +73,6 @@ WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
 
-class Call(NamedTuple):
-    """A call of the model that was made."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-    module: nn.Module | None
-    """What made it, if it is small enough to be kept."""
-
-
 @dataclass(frozen=True)
 class OpenedModel:
     """A model, with the inputs that its engines will be compared on."""
@@ -90,8 +81,6 @@ class OpenedModel:
     inputs: tuple[InputSpec, ...]
     cases: tuple[Case, ...]
     wanted: Wanted
-    first: Call | None = None
-    """Of the first case, where a run takes long."""
     notes: tuple[str, ...] = ()
     """What a user should know of one without a program; those of others are in `captured`."""
 
@@ -293,7 +282,7 @@ def _with_cases(
         steps.say(captured.unlike_eager)
         unshown.append(as_shown(captured.unlike_eager))
     runs: Sequence[Sequence[Read]] = ()
-    told, first = frozenset[str](), None
+    told = frozenset[str]()
     if captured.guards:
         cases = along_guards(source, cases, captured.guards, steps)
     elif is_code:
@@ -307,9 +296,6 @@ def _with_cases(
                     hint="Return it in a wider dtype, such as with .float().",
                 )
         told = frozenset().union(*map(telling_outputs, returned))
-        if returned and len(some) == 1 and any(case.singles for case in cases):
-            kept = eager.module if parameters_of(program) <= SMALL else None
-            first = Call(some[0].inputs, returned[0], kept)
 
     def note(covered: Covered) -> None:
         lines = tuple(map(str, covered.unverified))
@@ -343,7 +329,7 @@ def _with_cases(
             inputs, with_telling_values(exact, inputs, cases, names, told, plain), checks
         )
     return Prepared(
-        *(source, inputs, cases, wanted, first),
+        *(source, inputs, cases, wanted),
         captured=replace(captured, inputs=inputs, notes=tuple(notes)),
         plain=plain,
         exact=exact,
