@@ -32,7 +32,7 @@ from enginecast.compiler.engines.lower_and_run import (
     run_engine,
     unsealed,
 )
-from enginecast.compiler.engines.rewrite import Rewritten, rewrite
+from enginecast.compiler.engines.rewrite import rewrite
 from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
     SCRIPTED,
@@ -76,7 +76,6 @@ from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
-from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
@@ -200,16 +199,7 @@ class ExportSession:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
         model = replace(model, captured=replace(model.captured, notes=kept))
-        return self._judged(model, reference, (*model.unverified, *wrong))
-
-    def _judged(
-        self, model: Prepared, reference: Reference, problems: tuple[str, ...]
-    ) -> Candidate:
-        """The same, from the passes on.
-
-        Args:
-            problems: why nothing is lowered.
-        """
+        problems = (*model.unverified, *wrong)  # why nothing is lowered
         passes, target = build(self.config.pipeline), self.config.target
         engines = () if problems else self.config.engines
         # A plan takes many runs of the program.
@@ -239,7 +229,15 @@ class ExportSession:
         if problems or rewritten.reference.floor.defects:
             criteria = Criteria(rewritten.reference, rewritten.emulated, problems)
             return replace(judged, runs=(EngineRun(criteria.judge()),))
-        artifacts = self._lower(model, rewritten)
+        artifacts: list[Artifact] = []
+        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
+            request = lowering_request(model, config, engine.program, self.staging.folder)
+            request = replace(request, tell=self.steps.tell, say=self.steps.say)
+            with self.steps(self._step("lower", config)):
+                artifacts.append(target_of(config.target).lower(request))
+            self.steps.log(f"lowered: {artifacts[-1].nodes} nodes, {dict(artifacts[-1].ops)}")
+            for note in engine.notes:
+                self.steps.say(note)
         task = task_of(self.source)
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
@@ -252,7 +250,30 @@ class ExportSession:
             )
             self.steps.say(notes[-1])
         manifest = with_field(manifest, notes=(*manifest.notes, *notes))
-        runs = self._run(model, manifest, rewritten, artifacts)
+        folder, threads = self.staging.folder, self.request.threads
+        bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
+        parts = {
+            name: Part(part.candidate.model, part.bundle)
+            for name, part in self.parts.items()
+            if isinstance(part.candidate.model, Prepared) and part.bundle is not None
+        }
+        turns = task.checks(model, rewritten.reference.floor, folder, self.steps, parts)
+        fresh = FreshInputs(model, plan_of(rewritten.program))
+        runs: list[EngineRun] = []
+        for config, record, engine in zip(
+            self.config.engines, manifest.engines, rewritten.engines, strict=True
+        ):
+            cases = (*model.cases, *model.edge_cases)
+            widened = partial(widened_cases, engine.program, cases, model.output_names)
+            checks: list[Check] = [Translated(widened), *turns, fresh]
+            if len(self.config.engines) == 1:
+                # A bundle has one stored reference, for one engine's choices and kernels.
+                checks.append(OtherKernels(partial(with_kernels, model)))
+                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
+            checks.append(PlacesOfLoss(model))
+            criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
+            with self.steps(self._step("verify", config)):
+                runs.append(run_engine(bundle, record, config, criteria, threads, checks))
         fusions = count_fusions(
             expect_fusions(model.captured.program),
             rewritten.program,
@@ -264,8 +285,8 @@ class ExportSession:
         notes += other_dtypes(model, manifest)
         in_turn = next((run.in_turn for run in runs if run.in_turn), None)
         if in_turn is not None:
-            manifest, note = task.with_result(manifest, in_turn)
-            notes.append(note)
+            manifest, result = task.with_result(manifest, in_turn)
+            notes.append(result)
         for name, part in self.parts.items():
             line = verdict_line(part.report.verdict, part.report.floor_dtype)
             notes.append(f"{name}: {line}")
@@ -277,9 +298,9 @@ class ExportSession:
         return replace(
             judged,
             reference=runs[0].reference or judged.reference,
-            runs=runs,
+            runs=tuple(runs),
             notes=(*judged.notes, *notes),
-            artifacts=artifacts,
+            artifacts=tuple(artifacts),
             manifest=manifest,
             fusions=fusions,
         )
@@ -321,55 +342,6 @@ class ExportSession:
         accept = tuple(parse_accept(text, outputs, cases) for text in self.request.accept)
         check_names(accept, outputs, cases)
         return replace(reference, floor=replace(reference.floor, accept=accept))
-
-    def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
-        """Write the files of every engine."""
-        artifacts = []
-        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
-            request = lowering_request(model, config, engine.program, self.staging.folder)
-            request = replace(request, tell=self.steps.tell, say=self.steps.say)
-            with self.steps(self._step("lower", config)):
-                artifact = target_of(config.target).lower(request)
-            self.steps.log(f"lowered: {artifact.nodes} nodes, {dict(artifact.ops)}")
-            for note in engine.notes:
-                self.steps.say(note)
-            artifacts.append(artifact)
-        return tuple(artifacts)
-
-    def _run(
-        self,
-        model: Prepared,
-        manifest: Manifest,
-        rewritten: Rewritten,
-        artifacts: tuple[Artifact, ...],
-    ) -> tuple[EngineRun, ...]:
-        """Run every engine that this machine can run, and judge it."""
-        folder, threads = self.staging.folder, self.request.threads
-        bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
-        floor = rewritten.reference.floor
-        parts = {
-            name: Part(part.candidate.model, part.bundle)
-            for name, part in self.parts.items()
-            if isinstance(part.candidate.model, Prepared) and part.bundle is not None
-        }
-        in_turn = task_of(self.source).checks(model, floor, folder, self.steps, parts)
-        fresh = FreshInputs(model, plan_of(rewritten.program))
-        runs = []
-        for config, record, engine in zip(
-            self.config.engines, manifest.engines, rewritten.engines, strict=True
-        ):
-            cases = (*model.cases, *model.edge_cases)
-            widened = partial(widened_cases, engine.program, cases, model.output_names)
-            checks: list[Check] = [Translated(widened), *in_turn, fresh]
-            if len(self.config.engines) == 1:
-                # A bundle has one stored reference, for one engine's choices and kernels.
-                checks.append(OtherKernels(partial(with_kernels, model)))
-                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
-            checks.append(PlacesOfLoss(model))
-            criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
-            with self.steps(self._step("verify", config)):
-                runs.append(run_engine(bundle, record, config, criteria, threads, checks))
-        return tuple(runs)
 
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"
