@@ -49,7 +49,6 @@ from enginecast.compiler.export_attempts import (
     ways_for,
 )
 from enginecast.compiler.memory import fewer_collections, keeping_freed
-from enginecast.compiler.prepare.cases import cover_branches
 from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
@@ -57,8 +56,6 @@ from enginecast.compiler.publication.bundle import Candidate, Export, Measure, p
 from enginecast.compiler.publication.downgrades import other_dtypes
 from enginecast.compiler.publication.manifest import describe_program, describe_rungs
 from enginecast.compiler.publication.report_details import plan_notes
-from enginecast.compiler.ranges.eager import Eager
-from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field
@@ -72,7 +69,6 @@ from enginecast.errors import (
 )
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
-from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
@@ -190,7 +186,8 @@ class ExportSession:
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
-            model, reference = self._reference(model, state_notes)
+            edges = not self.config.quantized
+            reference = reference_of(model, self.config.precision, state_notes, edges=edges)
             reference = self._accepting(reference)
             wrong = captured_wrongly(model, reference)
             if self.config.quantized:
@@ -305,32 +302,6 @@ class ExportSession:
             fusions=fusions,
         )
 
-    def _reference(self, model: Prepared, notes: list[str]) -> tuple[Prepared, Reference]:
-        """What eager gives; for values of the example alone where the model refuses others."""
-        refer = partial(reference_of, dtype=self.config.precision, edges=not self.config.quantized)
-        try:
-            return model, refer(model, notes=notes)
-        except VerificationError as error:
-            if model.watched:  # other values may take other paths
-                raise
-            _refuse_caught(model.source, error)
-            cases = in_example_values(model.cases, model.source.example())
-            if model.branches:  # on values, which assertions are, too
-                places, settled = model.branches, model.settled
-                covered = cover_branches(model.source, model.inputs, cases, places, settled)
-                if covered.unverified:
-                    raise
-                cases = covered.cases
-            model = replace(model, cases=cases)
-            for runs in (model.plain, model.exact):
-                runs.watch([case.inputs for case in model.observed])
-            try:
-                reference = refer(model, notes=notes)
-            except EnginecastError:
-                raise error from None
-            notes.append(f"floats were compared only at the example's values: {error.message}")
-            return model, reference
-
     def _accepting(self, reference: Reference) -> Reference:
         """The reference with what the user accepts.
 
@@ -430,17 +401,3 @@ class ExportSession:
         for target in request.also:
             text = f"no engine for {target}, which needs a program of torch.export"
             yield Downgraded(text, "engine", SCRIPTED, is_asked=True)
-
-
-def _refuse_caught(source: Source, error: EnginecastError) -> None:
-    """Refuse a program of which an assertion fails where eager runs.
-
-    Raises:
-        VerificationError: the model's code catches the error, and goes on.
-    """
-    failed = error.inputs if isinstance(error, AssertionFailedError) else None
-    if failed is not None and Eager(source.eager()).takes(failed):
-        raise VerificationError(
-            f"{error.message}, and eager runs on the same inputs",
-            hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
-        ) from error

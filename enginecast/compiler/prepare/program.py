@@ -17,7 +17,6 @@ from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes,
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
-from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, Watch, capture
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
@@ -107,10 +106,6 @@ class Prepared(OpenedModel):
     """Of the captured program."""
     exact: Runs
     """Of the captured program in fp64."""
-    branches: tuple[SourceLocation, ...] = ()
-    """Where both paths must be verified: operators, and what torch.export overlooked."""
-    settled: frozenset[Spot] = frozenset()
-    """Tests in these lines of which one path is in the program, for it is always taken."""
     watched: tuple[Case, ...] = ()
     """The cases that every pass is watched on; empty: the first ones."""
     unverified: tuple[str, ...] = ()
@@ -312,8 +307,6 @@ def prepare(
             captured=replace(captured, inputs=inputs, notes=tuple(every_note)),
             plain=plain,
             exact=exact,
-            branches=places,
-            settled=settled,
             watched=watched,
             unverified=tuple(unverified),
             runs=runs,
