@@ -296,14 +296,14 @@ ATTEMPTS = (
 """Of an export, in order."""
 
 
-def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:
+def climb(search: Search) -> Traced:
     """The first trace that succeeds and lacks nothing, and what was tried up to it.
 
     Raises:
         RefusedError: nothing helped, or nothing can.
         CaptureError: a loop of the model does not end, or a size that was asked for cannot vary.
     """
-    for step in filter(search.is_due, steps):
+    for step in filter(search.is_due, ATTEMPTS):
         for attempt in step.make(search):
             try:
                 traced = in_sizes_that_hold(search, attempt)
