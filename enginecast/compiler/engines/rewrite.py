@@ -197,27 +197,14 @@ def _lower(
     reference: Reference,
     steps: Steps,
 ) -> LoweredProgram:
-    """Run the lowering passes for one engine on a copy of the program.
-
-    If a run of the model takes seconds, they are compared together, and one by one only if that
-    fails.
-    """
+    """Run the lowering passes for one engine on a copy of the program."""
     passes, lowered = build(config.lowering), structural_copy(program)
     observer, changes = before[0].fork(), before[1].fork()
     with steps("lowering passes"):
-        checks: Sequence[PassCheck] | None = None
-        if any(case.singles for case in prepared.cases):
-            together = observer.fork()
-            runs = run_pipeline(passes, lowered, prepared.context, (changes,))
-            checks = together.check_together(lowered, runs)
-            if any(check.failure for check in checks):
-                checks, lowered, changes = None, structural_copy(program), before[1].fork()
-        if checks is None:
-            runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
-            checks = observer.checks
+        runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
     steps.log_passes(runs)
     emulated = _emulate(prepared, lowered, reference, config.target, steps)
-    return LoweredProgram(lowered, tuple(runs), _detailed(checks, changes), emulated)
+    return LoweredProgram(lowered, tuple(runs), _detailed(observer.checks, changes), emulated)
 
 
 def _observers(
