@@ -6,8 +6,10 @@ be reached through symbolic links, and a user's folder may have any name. This i
 that resolves paths.
 """
 
+import ast
 import functools
 import json
+import linecache
 import os
 import re
 import site
@@ -203,6 +205,15 @@ def _is_editable(distribution: str) -> bool:
         return bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
     except (metadata.PackageNotFoundError, ValueError):
         return False
+
+
+@functools.lru_cache(maxsize=256)
+def tree_of(file: str) -> ast.Module:
+    """The parsed source of a file; an empty module if it is not available."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def line_numbers(code: CodeType) -> Iterator[int]:
