@@ -92,6 +92,8 @@ class Captured:
     """How it was captured, and what was tried before; empty for a program that was given."""
     branches: tuple[SourceLocation, ...] = ()
     """Branches that became operators: each of their paths has to be verified."""
+    dropping: tuple[SourceLocation, ...] = ()
+    """Branches that drop a tensor on one path, where the program computes with it on both."""
     settled: frozenset[Spot] = frozenset()
     """Tests in rewritten code whose answer is known while tracing: they may share such a line."""
     decided: frozenset[SourceLocation] = frozenset()

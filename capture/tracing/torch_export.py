@@ -74,6 +74,11 @@ class Traced:
         return tuple(_place(site) for site in self.sites if site.became not in SETTLED)
 
     @property
+    def dropping(self) -> tuple[SourceLocation, ...]:
+        """Branches that drop a tensor on one path, which the program keeps on both."""
+        return tuple(_place(site) for site in self.sites if site.drops)
+
+    @property
     def settled(self) -> frozenset[Spot]:
         """Tests that stayed Python, for what they ask is known while tracing."""
         stayed = (site for site in self.sites if site.became == PYTHON)

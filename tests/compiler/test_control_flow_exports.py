@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.compiler.export.session import export as run_export
-from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
 
@@ -90,18 +89,64 @@ def test_what_cannot_be_lowered_in_all_sizes_is_exported_in_some(tmp_path: Path)
 class Masked(nn.Module):
     """Drops a mask that masks nothing."""
 
+    def __init__(self, other: float) -> None:
+        super().__init__()
+        self.other = other
+
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
         mask = ids.eq(0)
         if not mask.any():
             mask = None  # type: ignore[assignment]
         if mask is None:
-            return x.softmax(-1)
+            return x.softmax(-1) + self.other
         return x.masked_fill(mask, -1e4).softmax(-1)
 
 
-def test_a_path_that_drops_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    example = {"x": torch.randn(3, 4), "ids": torch.tensor([[0, 1, 2, 3]] * 3)}
-    options = ModelOptions(fallback="rewrite")
-    request = ExportRequest(Masked().eval(), tmp_path / "out", example=example, options=options)
-    with pytest.raises(CaptureError, match=r"mask is a tensor .* or NoneType None|mask is .*None"):
-        run_export(request)
+@pytest.mark.parametrize(("other", "outcome"), [(0.0, "verified"), (0.1, "rejected")])
+def test_a_tensor_that_a_path_drops_is_kept(other: float, outcome: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (3, 4), generator=generator)
+    example = {"x": torch.randn(3, 4, generator=generator), "ids": ids}
+
+    done = run_export(ExportRequest(Masked(other).eval(), tmp_path / "out", example=example))
+
+    assert done.report.verdict.outcome == outcome
+    if done.bundle is not None:
+        with load(done.bundle.root) as engine:
+            for shift in (0, 1):
+                feeds = {"x": example["x"], "ids": (ids + shift).clamp(max=8)}
+                found = engine.run({name: tensor.numpy() for name, tensor in feeds.items()})
+                expected = Masked(other)(**feeds).numpy()
+                np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5, atol=1e-6)
+
+
+class Bounded(nn.Module):
+    """Bounds values beside a mask alone, at numbers that no ordinary case reaches."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        mask = ids.eq(0)
+        if not mask.any():
+            mask = None  # type: ignore[assignment]
+        if mask is not None:
+            x = x.masked_fill(mask, 0).clamp(-self.most, self.most)
+        return x * 2
+
+
+@pytest.mark.parametrize("most", [1e7, pytest.param(1e25, marks=pytest.mark.slow)])
+def test_a_kept_tensor_that_changes_large_values_alone_is_another_model(
+    most: float, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (3, 4), generator=generator)
+    example = {"x": torch.randn(3, 4, generator=generator), "ids": ids}
+
+    done = run_export(ExportRequest(Bounded(most).eval(), tmp_path / "out", example=example))
+
+    assert done.report.verdict.outcome == "rejected"
+    [reason] = [each for each in done.report.verdict.reasons if "is kept by the program" in each]
+    assert "test_control_flow_exports.py" in reason
+    assert "times as large" in reason

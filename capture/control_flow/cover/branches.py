@@ -421,3 +421,33 @@ def cover(
         unverified=tuple(each for each in left if not each.is_of_library),
         in_libraries=tuple(each for each in left if each.is_of_library),
     )
+
+
+def by_paths(
+    module: nn.Module,
+    cases: Sequence[Case],
+    places: Collection[SourceLocation],
+    most: int,
+) -> tuple[list[Case], list[Unverified]]:
+    """One case for each way in which the predicates at `places` decide together, the first of those
+    that take it, and the predicates of which no case takes one of the paths.
+
+    Args:
+        most: cases, at most; those that take a path for the first time come before others.
+    """
+    found = find_predicates(module, cases[0].inputs, places)
+    paths = SeenPaths()
+    needed: list[Case] = []
+    others: list[Case] = []
+    known: set[frozenset[tuple[Predicate, frozenset[int]]]] = set()
+    with quiet_torch():
+        for case in cases:
+            try:
+                seen = found.run(module, case.inputs)
+            except Exception:  # the model's own; the comparison with eager reports it
+                continue
+            decided = frozenset((p, frozenset(taken)) for p, taken in seen.seen.items())
+            if decided not in known:
+                (needed if paths.add(seen) else others).append(case)
+            known.add(decided)
+    return [*needed, *others][:most], found.left(paths)

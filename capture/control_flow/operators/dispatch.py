@@ -89,7 +89,7 @@ def if_(
     )
     try:
         _refuse_effects(site)
-        result: State = _branched(site, truth(test), paths, names)
+        result: State = _branched(site, truth(test), paths, names, state)
     except RewriteRefused as refused:
         if isinstance(test, Tensor) or free_unbacked_symbols(test):
             raise
@@ -393,8 +393,13 @@ def _both(one: Any, other: Any, is_and: bool) -> Any:
     return combine(as_predicate(one), as_predicate(other))
 
 
-def _branched(site: Site, predicate: Any, paths: tuple[Body, Body], names: Sequence[str]) -> Any:
+def _branched(
+    site: Site, predicate: Any, paths: tuple[Body, Body], names: Sequence[str], state: State
+) -> Any:
     """The result of the path that `predicate` selects; each returns a tuple as long as `names`.
+
+    Args:
+        state: arguments of both paths.
 
     Raises:
         RewriteRefused: the paths return incompatible values, or have other effects.
@@ -402,7 +407,8 @@ def _branched(site: Site, predicate: Any, paths: tuple[Body, Body], names: Seque
     if sum(each.was not in ("for", "while") for each in _open_sites) >= MOST_NESTED:
         raise site.refuse(f"more than {MOST_NESTED} such places are inside each other")
     probes = (probe(site, paths[0]), probe(site, paths[1]))
-    results = _aligned(site, names, probes[0].result, probes[1].result)
+    kept = _kept(site, names, (probes[0].result, probes[1].result), state)
+    results = _aligned(site, names, *kept)
     leaves = results.leaves
     operands = Operands.of(site, probes, sizes=[leaf.shape for leaf in leaves])
     if all(leaf.dtype is None for leaf in leaves) and not operands.roots:
@@ -446,6 +452,24 @@ def _branched(site: Site, predicate: Any, paths: tuple[Body, Body], names: Seque
     return results.whole(
         [each.constant if each.dtype is None else next(tensors) for each in leaves]
     )
+
+
+def _kept(
+    site: Site, names: Sequence[str], results: tuple[Any, Any], state: State
+) -> tuple[list[Any], list[Any]]:
+    """The results of two paths, where a tensor that one of them only drops (`mask = None`) stays:
+    what follows is computed with it on either path, and compared with eager on both, at values of
+    every size (see `enginecast.compiler.prepare.dropped_tensors`).
+    """
+    given = [value for value in state if isinstance(value, Tensor)]
+    one, other = list(results[0]), list(results[1])
+    for index, (first, second) in enumerate(zip(one, other, strict=True)):
+        found = second if first is None else first if second is None else None
+        if any(found is value for value in given):
+            one[index] = other[index] = found
+            site.drops = True
+            site.done(f"{names[index]} as it was, which one path drops")
+    return one, other
 
 
 @dataclass(frozen=True)

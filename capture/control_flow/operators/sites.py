@@ -25,6 +25,8 @@ class Site:
     """Why it was left as it is or refused; empty otherwise."""
     effects: tuple[str, ...] = ()
     """Side effects of its statements besides binding names, such as "sets self.calls"."""
+    drops: bool = False
+    """Whether one of its paths drops a tensor that the program keeps on both."""
 
     def refuse(self, reason: str) -> "RewriteRefused":
         """Record the reason, and return the error to raise."""

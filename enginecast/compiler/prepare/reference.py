@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
+from enginecast.compiler.prepare.dropped_tensors import dropped_failures
 from enginecast.compiler.prepare.program import OpenedModel, Prepared
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.errors import CaptureError, EnginecastError, VerificationError
@@ -165,6 +166,11 @@ def _differences(prepared: Prepared, reference: Reference) -> Iterator[str]:
     if written is not None:
         runs = Runs(lambda: written, prepared.output_names, prepared.mask_input)
         yield from capture_failures(runs, cases, reference, guards, aligned)
+    if captured.dropping:
+        yield from dropped_failures(
+            *(Eager(prepared.source.eager(), prepared.wanted), prepared.plain, prepared.exact),
+            *(prepared.inputs, prepared.cases, captured.dropping),
+        )
     if floor.dtype == "fp32" and floor.largest > FP64_LOSS and prepared.doubles:
         off = f"is off by {floor.largest:.2g}" if floor.largest <= BEYOND else "leaves its range"
         yield (
