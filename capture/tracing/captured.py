@@ -258,7 +258,7 @@ def _swept(source: Source, traced: Traced, wanted: Wanted) -> tuple[OtherSizes, 
         return untold(module, traced.program, traced.inputs, example_sizes(traced.inputs))
     name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
     walker = Walker(module, traced.program, traced.inputs)
-    with libraries_patched(), attempt.entered(module):
+    with libraries_patched(module), attempt.entered(module):
         return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
 
 

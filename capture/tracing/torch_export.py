@@ -29,6 +29,7 @@ from enginecast.capture.refusals.explain import (
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.weights.empty import capture_mode, fake_weights
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
+from enginecast.capture.tracing.patches.equivalents import replaced_in
 from enginecast.capture.tracing.patches.open_sizes import open_sizes
 from enginecast.capture.tracing.patches.table import forward_patched, libraries_patched
 from enginecast.capture.tracing.sizes.shapes import check_shapes, dynamic_shapes
@@ -122,7 +123,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         with (
             levels_undone(),
             lines,
-            libraries_patched(),
+            libraries_patched(module),
             attempt.entered(module) as sites,
             open_sizes() if attempt.is_open else nullcontext(),
             nullcontext() if is_strict else forward_patched(module),
@@ -174,7 +175,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         program,
         kept,
         attempt,
-        notes=(*attempt.notes, *renamed, *cut),
+        notes=(*attempt.notes, *renamed, *replaced_in(module), *cut),
         narrowed=(*attempt.notes, *cut),
         decided=frozenset(decided),
         had_levels=traced is not program,

@@ -170,6 +170,22 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
             "patch_size": 1,
         },
     ),
+    "lumina2": (
+        "Lumina2Transformer2DModel",
+        {
+            "sample_size": 8,
+            "in_channels": 4,
+            "hidden_size": 24,
+            "num_layers": 1,
+            "num_refiner_layers": 1,
+            "num_attention_heads": 3,
+            "num_kv_heads": 1,
+            "multiple_of": 2,
+            "axes_dim_rope": (4, 2, 2),
+            "axes_lens": (128, 128, 128),
+            "cap_feat_dim": 8,
+        },
+    ),
     "qwen-image": (
         "QwenImageTransformer2DModel",
         {
@@ -265,6 +281,21 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
             "text_embed_dim": 16,
             "time_embed_dim": 4,
             "max_sequence_length": 16,
+        },
+    ),
+    "allegro": (
+        "AllegroTransformer3DModel",
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 12,
+            "in_channels": 4,
+            "out_channels": 4,
+            "cross_attention_dim": 24,
+            "num_layers": 1,
+            "sample_width": 8,
+            "sample_height": 8,
+            "sample_frames": 3,
+            "caption_channels": 8,
         },
     ),
     "latte": (

@@ -342,6 +342,10 @@ def _trained_tokens(it: Component) -> DimSpec:
     return text(it["max_sequence_length"])
 
 
+def _tokens_of_lumina(it: Component) -> DimSpec:
+    return replace(text(), maximum=min(it["axes_lens"][0] - 1, LONGEST_TEXT))
+
+
 def _resolution(it: Component) -> list[InputSpec]:
     """What PixArt-alpha takes besides, and Sigma does not."""
     if not _takes_resolution(it):
@@ -458,6 +462,33 @@ def cogvideox(it: Component) -> Described:
     )
 
 
+def allegro(it: Component) -> Described:
+    """Allegro, in the size that it was trained with; positions are tables and places in them."""
+    step = it["patch_size"]
+    high, wide = it.fixed_sides(8, step, it["sample_height"], it["sample_width"])
+    frames = it.frames(4, 4 * (it["sample_frames"] - 1) + 1)
+    counts = frames // it["patch_size_t"], high // step, wide // step
+    third = it["attention_head_dim"] // 3
+    tables = tuple(
+        floats(f"image_rotary_emb.0.{axis}.{part}", count, third)
+        for axis, count in enumerate(counts)
+        for part in (0, 1)
+    )
+    places = tuple(
+        whole(f"image_rotary_emb.1.{axis}", count - 1, 1, math.prod(counts))
+        for axis, count in enumerate(counts)
+    )
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], frames, high, wide),
+            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
+            step_of(),
+            mask("encoder_attention_mask", batch(), text()),
+            *(*tables, *places),
+        )
+    )
+
+
 FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "UNet2DConditionModel": unet,
     "UNet2DModel": unet_2d,
@@ -483,6 +514,12 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     ),
     "SanaTransformer2DModel": transformer(
         latents(32), prompt("caption_channels"), row("timestep"), _guidance, prompt_mask()
+    ),
+    "Lumina2Transformer2DModel": transformer(
+        latents(within=lambda it: tuple(it["axes_lens"][1:])),
+        row("timestep"),
+        prompt("cap_feat_dim", _tokens_of_lumina),
+        prompt_mask(tokens=_tokens_of_lumina),
     ),
     "QwenImageTransformer2DModel": qwen_image,
     "WanTransformer3DModel": transformer(
@@ -511,6 +548,7 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
         _step,
         prompt_mask(tokens=_trained_tokens),
     ),
+    "AllegroTransformer3DModel": allegro,
     "LatteTransformer3DModel": transformer(
         latents(8, lambda it: it["video_length"]), _step, prompt("caption_channels")
     ),

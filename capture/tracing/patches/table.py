@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from enginecast.capture.python.locations import calling_place
 from enginecast.capture.python.recompile import forward_within, replaced
+from enginecast.capture.tracing.patches.equivalents import with_equivalents
 from enginecast.errors import CaptureError
 from enginecast.library_names import private, private_or_none
 
@@ -183,9 +184,12 @@ OF_FLEX_ATTENTION = (
 
 
 @contextmanager
-def libraries_patched() -> Iterator[None]:
-    """Within the block, torch's functions are those that a trace can follow."""
+def libraries_patched(module: nn.Module) -> Iterator[None]:
+    """Within the block, torch's functions and the forwards of some classes in `module` are those
+    that a trace can follow.
+    """
     with ExitStack() as stack:
+        stack.enter_context(with_equivalents(module))
         stack.enter_context(flex_attention_spelled_out())
         for patch in PATCHES:
             stack.enter_context(patch.active())
