@@ -188,6 +188,7 @@ def capture(
         tuple(notes),
         tuple(search.rungs),
         branches=traced.branches,
+        dropping=traced.dropping,
         settled=traced.settled,
         decided=traced.decided | traced.idle,
         guards=traced.attempt.guards,
