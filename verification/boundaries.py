@@ -22,7 +22,7 @@ from enginecast.passes.ir.edit import (
     weight_tensor,
 )
 from enginecast.passes.ir.interpret import Feed, interpret_cases
-from enginecast.passes.ir.scaled_values import Exponents, scale_of, without_scale
+from enginecast.passes.ir.scaled_values import scale_of, without_scale
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.verification.metrics import ratio
@@ -114,7 +114,9 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
             if user.op == "output" or isinstance(value(user), Tensor | tuple | list)
         ]
         left = tuple(
-            p for p in enclosing_modules(module_path(node)) if any(_outside(r, p) for r in readers)
+            p
+            for p in enclosing_modules(module_path(node))
+            if any((r != p and not r.startswith(p + ".")) for r in readers)
         )
         if left:
             found[node] = left
@@ -151,7 +153,25 @@ def snapshots(
         if watched is not None and case >= watched:
             return
         if node in paths and not is_scaled(node):
-            boundary = _boundary(tensor, node, masks[case], scale_of(node))
+            # The boundary record of a value; one scaled by a pass is recorded at its original
+            # scale.
+            mask = masks[case]
+            scale = scale_of(node)
+            dtype = tensor.dtype
+            tensor = without_scale(tensor, scale)
+            flat = valid_rows(tensor, mask).reshape(-1)
+            max_abs, nonfinite = _extent(flat)
+            boundary = Boundary(
+                shape=tuple(tensor.shape),
+                dtype=dtype,
+                digest=_digest(tensor),
+                sample=sample(flat, SAMPLE).clone(),
+                max_abs=max_abs,
+                nonfinite=nonfinite,
+                source=source_line(node),
+                node=node.name,
+                module=module_path(node),
+            )
             kept = found[case]
             for path in paths[node]:
                 values = kept.pop(path, {})
@@ -333,25 +353,6 @@ def is_module_output(node: Node) -> bool:
     return any(user.op == "output" or module_path(user) != path for user in node.users)
 
 
-def _boundary(tensor: Tensor, node: Node, mask: Tensor | None, scale: Exponents) -> Boundary:
-    """The boundary record of a value; one scaled by a pass is recorded at its original scale."""
-    dtype = tensor.dtype
-    tensor = without_scale(tensor, scale)
-    flat = valid_rows(tensor, mask).reshape(-1)
-    max_abs, nonfinite = _extent(flat)
-    return Boundary(
-        shape=tuple(tensor.shape),
-        dtype=dtype,
-        digest=_digest(tensor),
-        sample=sample(flat, SAMPLE).clone(),
-        max_abs=max_abs,
-        nonfinite=nonfinite,
-        source=source_line(node),
-        node=node.name,
-        module=module_path(node),
-    )
-
-
 def valid_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """The valid rows of a tensor [B, S, ...] under a mask [B, S]; other tensors unchanged."""
     follows = mask is not None and tensor.shape[: mask.ndim] == mask.shape
@@ -395,7 +396,3 @@ def enclosing_modules(path: str) -> list[str]:
     """The module and the modules around it, innermost first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]
-
-
-def _outside(reader: str, path: str) -> bool:
-    return reader != path and not reader.startswith(path + ".")

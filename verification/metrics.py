@@ -156,7 +156,8 @@ def measure(
     if kinds[0] != kinds[1]:  # ml_dtypes' are V
         raise VerificationError(f"the output is {output.dtype}, its reference {reference.dtype}")
     counts = np.broadcast_to(
-        True if mask is None else _spread(mask, reference.ndim), reference.shape
+        True if mask is None else mask.reshape(mask.shape + (1,) * (reference.ndim - mask.ndim)),
+        reference.shape,
     )
     if kinds[0] in "bi":
         return _measure_exact(output, reference, counts)
@@ -194,11 +195,6 @@ def measure(
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
         part=part,
     )
-
-
-def _spread(mask: Mask, rank: int) -> Mask:
-    """A mask that can be broadcast to an output."""
-    return mask.reshape(mask.shape + (1,) * (rank - mask.ndim))
 
 
 def _measure_exact(output: Array, reference: Array, counts: Mask) -> Metrics:

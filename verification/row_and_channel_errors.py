@@ -79,7 +79,15 @@ def worst_part(
         beyond = error > allowed
         if beyond.any():
             samples = np.array(count)
-            samples[beyond] = _different(wanted, rounded, axes, beyond)
+            # How many of the elements of some parts differ, 1 at least.
+            inner = range(-len(axes), 0)
+            values = np.moveaxis(np.where(rounded, wanted, np.nan), axes, inner)[beyond]
+            values = values.reshape(len(values), -1)
+            largest = np.nanmax(np.abs(values), axis=1, initial=0.0, keepdims=True)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                steps = np.sort(np.round(values / (SAME * largest)), axis=1)
+            known = (np.diff(steps, axis=1) > 0).sum(axis=1)  # nothing is beyond NaN, which is last
+            samples[beyond] = np.asarray(known + 1)
             by_luck = np.minimum(_allowed(length, lost, least, samples), SLIGHT * length)
             allowed = np.maximum(allowed, by_luck)
         at = np.unravel_index(int(np.argmax(error / allowed)), error.shape)
@@ -106,20 +114,6 @@ def _allowed(length: Floats, lost: Floats, least: float, samples: NDArray[np.int
     # Where eager itself has about this value, and not by luck, zero is not near.
     known = lost * few < LOST * length
     return np.where(known, np.minimum(allowed, LARGEST * length), allowed)
-
-
-def _different(
-    wanted: Floats, rounded: NDArray[np.bool_], axes: tuple[int, ...], parts: NDArray[np.bool_]
-) -> NDArray[np.int_]:
-    """How many of the elements of some parts differ, 1 at least."""
-    inner = range(-len(axes), 0)
-    values = np.moveaxis(np.where(rounded, wanted, np.nan), axes, inner)[parts]
-    values = values.reshape(len(values), -1)
-    largest = np.nanmax(np.abs(values), axis=1, initial=0.0, keepdims=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        steps = np.sort(np.round(values / (SAME * largest)), axis=1)
-    known = (np.diff(steps, axis=1) > 0).sum(axis=1)  # nothing is beyond NaN, which is last
-    return np.asarray(known + 1)
 
 
 def _relative(lost: Floats, length: Floats) -> Floats:

@@ -51,7 +51,9 @@ class Runs:
         asked = {id(inputs) for inputs in cases}
         is_watched = any(id(inputs) in asked for inputs in self._watched)
         watched = self._new(self._watched) if is_watched else []
-        others = [inputs for inputs in self._new(cases) if not _holds(watched, inputs)]
+        others = [
+            inputs for inputs in self._new(cases) if not any(case is inputs for case in watched)
+        ]
         try:
             found = iter(self._run(watched, others))
         except AssertionFailedError as error:
@@ -84,7 +86,3 @@ class Runs:
         for inputs, snapshot in zip(watched, made, strict=False):
             self._kept[id(inputs)] = (inputs, snapshot)
         return made[len(watched) :]
-
-
-def _holds(cases: Sequence[Inputs], inputs: Inputs) -> bool:
-    return any(case is inputs for case in cases)

@@ -247,18 +247,6 @@ def _widest(dims: Sequence[DimSpec]) -> DimSpec:
 
 def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[str, int]]:
     """Input and index of the named dimension, and of those that share its name."""
-    target = _find(specs, option)
-    if target.name is None:
-        return [option.place]
-    return [
-        (spec.name, index)
-        for spec in specs
-        for index, dim in enumerate(spec.dims)
-        if dim.name == target.name
-    ]
-
-
-def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
     spec = next((spec for spec in specs if spec.name == option.input), None)
     if spec is None:
         names = ", ".join(spec.name for spec in specs)
@@ -269,7 +257,15 @@ def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
         raise UsageError(
             f"--dynamic {option.text}: {spec.name} has dimensions 0 to {len(spec.dims) - 1}"
         )
-    return spec.dims[option.dim]
+    target = spec.dims[option.dim]
+    if target.name is None:
+        return [option.place]
+    return [
+        (spec.name, index)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == target.name
+    ]
 
 
 def _changed(

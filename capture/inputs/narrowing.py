@@ -75,7 +75,19 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
         all sizes is not a reason to narrow anything: torch then defers its check (`is_proved`).
     """
     dims = named_dims(specs)
-    guards = _guards(specs, message)
+    # (dimension, guard over dimension names) for each guard that torch cannot guarantee.
+    by_place = {
+        (spec.name, index): dim.name or str(dim.size)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+    }
+    guards = [
+        (
+            match["name"],
+            SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
+        )
+        for match in guards_in(message)
+    ]
     if guards and "Suggested fixes:" not in message and all(_is_true(g, dims) for _, g in guards):
         return Narrowed(specs, (), is_proved=True)
     _, _, suggested = message.partition("Suggested fixes:")
@@ -228,22 +240,6 @@ def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
         note = Downgraded(text, "sizes", f"--dynamic {spec.name}:{axis}={size}")
         return Narrowed(with_example_sizes(changed), (note,))
     return None
-
-
-def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
-    """(dimension, guard over dimension names) for each guard that torch cannot guarantee."""
-    by_place = {
-        (spec.name, index): dim.name or str(dim.size)
-        for spec in specs
-        for index, dim in enumerate(spec.dims)
-    }
-    return [
-        (
-            match["name"],
-            SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
-        )
-        for match in guards_in(message)
-    ]
 
 
 def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:

@@ -377,24 +377,20 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
         return zip(value._fields, value, strict=True)
     if isinstance(value, (tuple, list)):
         return ((str(index), item) for index, item in enumerate(value))
-    return _cached(value)
-
-
-def _cached(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Keys and values by layer, of a cache whose layers have no other tensors."""
+    # Keys and values by layer, of a cache whose layers have no other tensors.
     layers = getattr(value, "layers", None)
     if not isinstance(layers, list) or not layers or isinstance(value, nn.Module):
         return None
     for layer in layers:
-        held = {name for name, item in _own(layer).items() if isinstance(item, Tensor)}
+        held = {
+            name
+            for name, item in getattr(layer, "__dict__", {}).items()
+            if isinstance(item, Tensor)
+        }
         if {name for name in held if not name.startswith("_")} != {"keys", "values"}:
             return None
     pairs = ({"key": layer.keys, "value": layer.values} for layer in layers)
     return ((str(index), pair) for index, pair in enumerate(pairs))
-
-
-def _own(value: object) -> Mapping[str, Any]:
-    return getattr(value, "__dict__", {})
 
 
 def return_place(forward: Callable[..., Any]) -> str:

@@ -6,8 +6,10 @@ be reached through symbolic links, and a user's folder may have any name. This i
 that resolves paths.
 """
 
+import ast
 import functools
 import json
+import linecache
 import os
 import re
 import site
@@ -106,8 +108,14 @@ def origin_of(file: str) -> Origin:
         return "exec" if _OF_EXEC.match(file) else "generated"
     module = _module_of(file)
     if module is None:
-        return _of_folder(file)
-    name, top = _name(module), _top(module)
+        # Of a file that no module was imported from, by the innermost folder that is known.
+        for folder in map(str, Path(real_path(file)).parents):
+            if folder in _site_packages():
+                return "installed"
+            if folder in _roots("stdlib", "platstdlib"):
+                return "python"
+        return "user"
+    name, top = _name(module), _name(module).partition(".")[0]
     if name.startswith(f"{EXAMPLES}."):
         return "installed"
     if top in OF_TORCH:
@@ -116,7 +124,10 @@ def origin_of(file: str) -> Origin:
         return "enginecast"
     if top in LIBRARIES:
         return "library"
-    root = _root(module)
+    # The folder of `sys.path` that holds the outermost package of a module, links and all.
+    path = Path(os.path.abspath(_file(module)))
+    depth = _name(module).count(".") + (path.stem == "__init__")
+    root = str(path.parents[min(depth, len(path.parents) - 1)])
     if real_path(root) in _roots("stdlib", "platstdlib"):
         return "python"
     return "installed" if _is_installed(root, top) else "user"
@@ -159,17 +170,6 @@ def _name(module: ModuleType) -> str:
     return str(getattr(spec, "name", None) or module.__name__)
 
 
-def _top(module: ModuleType) -> str:
-    return _name(module).partition(".")[0]
-
-
-def _root(module: ModuleType) -> str:
-    """The folder of `sys.path` that holds the outermost package of a module, links and all."""
-    path = Path(os.path.abspath(_file(module)))
-    depth = _name(module).count(".") + (path.stem == "__init__")
-    return str(path.parents[min(depth, len(path.parents) - 1)])
-
-
 @functools.cache
 def _roots(*schemes: str) -> frozenset[str]:
     paths = sysconfig.get_paths()
@@ -207,14 +207,13 @@ def _is_editable(distribution: str) -> bool:
         return False
 
 
-def _of_folder(file: str) -> Origin:
-    """Of a file that no module was imported from, by the innermost folder that is known."""
-    for folder in map(str, Path(real_path(file)).parents):
-        if folder in _site_packages():
-            return "installed"
-        if folder in _roots("stdlib", "platstdlib"):
-            return "python"
-    return "user"
+@functools.lru_cache(maxsize=256)
+def tree_of(file: str) -> ast.Module:
+    """The parsed source of a file; an empty module if it is not available."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def line_numbers(code: CodeType) -> Iterator[int]:

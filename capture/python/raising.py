@@ -6,12 +6,11 @@ catches the error and goes on.
 
 import ast
 import functools
-import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.locations import SourceLocation, is_model_code, tree_of
 
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 
@@ -67,13 +66,9 @@ def caught_at() -> str:
 @functools.lru_cache(maxsize=256)
 def _caught(file: str) -> frozenset[int]:
     """The lines of a file on which an error does not end what a function computes."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return frozenset()
     return frozenset(
         line
-        for node in ast.walk(tree)
+        for node in ast.walk(tree_of(file))
         if (isinstance(node, ast.With) and any("suppress" in ast.unparse(i) for i in node.items))
         or (
             isinstance(node, ast.Try)

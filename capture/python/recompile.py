@@ -162,7 +162,11 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
     """
     old = function.__code__
     bare = _bare(definition, old.co_freevars)
-    owner = _class_around(old.co_qualname)
+    # The innermost class that a function is defined in, in a method too; empty: in none.
+    parts = old.co_qualname.split(".")
+    names = zip(parts, [*parts[1:-1], ""], strict=False)
+    classes = [name for name, after in names if name.isidentifier() and after != "<locals>"]
+    owner = next(iter(classes[-1:]), "") if len(parts) > 1 else ""
     body: list[ast.stmt] = [bare]
     if owner:
         body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
@@ -187,14 +191,6 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
             f"has the free variables {list(old.co_freevars)}, the new code {list(code.co_freevars)}"
         )
     return _renamed(code, old).replace(co_firstlineno=old.co_firstlineno)
-
-
-def _class_around(qualified_name: str) -> str:
-    """The innermost class that a function is defined in, in a method too; empty: in none."""
-    parts = qualified_name.split(".")
-    names = zip(parts, [*parts[1:-1], ""], strict=False)
-    classes = [name for name, after in names if name.isidentifier() and after != "<locals>"]
-    return next(iter(classes[-1:]), "") if len(parts) > 1 else ""
 
 
 def arguments(names: Iterable[str]) -> ast.arguments:

@@ -23,8 +23,6 @@ MOVES = frozenset(_MOVES.split())
 """Give elements of their first argument, at other places."""
 REDUCES: Mapping[str, bool] = {"any": False, "all": True}
 """By name: the value that all elements have to have for the result to be that value."""
-COMPUTED = ELEMENTWISE | MOVES | REDUCES.keys() | {"sum", "cumsum", "diff", "amax", "amin"}
-"""Give the same for the same arguments."""
 
 
 def storage(tensor: Tensor) -> int:

@@ -247,7 +247,13 @@ def explain(error: BaseException) -> Refusal:
         reason, hint = PACKED
     elif any(map(_checks_a_distribution, chain)):
         reason, hint = DISTRIBUTION
-    reason = reason.format(op=_operator(error))
+    # The operator that torch was tracing when it raised an error.
+    found = "an operator"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        func = frame.f_locals.get("func")
+        if isinstance(func, torch._ops.OpOverload):
+            found = f"torch.{func._schema.name.removeprefix('aten::')}"
+    reason = reason.format(op=found)
     described = violations(str(error))
     if kind == "specialized-dimension" and described:
         reason = f"{reason}: {described}"
@@ -423,16 +429,6 @@ def _checks_a_distribution(error: BaseException) -> bool:
         and frame.f_code.co_name in ("__init__", "_validate_sample")
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
-
-
-def _operator(error: BaseException) -> str:
-    """The operator that torch was tracing when it raised an error."""
-    found = "an operator"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        func = frame.f_locals.get("func")
-        if isinstance(func, torch._ops.OpOverload):
-            found = f"torch.{func._schema.name.removeprefix('aten::')}"
-    return found
 
 
 def _can_fail(guard: Any, environment: ShapeEnv) -> bool:

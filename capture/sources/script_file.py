@@ -36,9 +36,6 @@ class Scripted(nn.Module):
     def __init__(self, script: torch.jit.ScriptModule) -> None:
         super().__init__()
         self.script = script
-        self._put_signature()
-
-    def _put_signature(self) -> None:
         signature = signature_of(self.script)
 
         def forward(*args: Tensor, **kwargs: Tensor) -> object:
@@ -173,7 +170,17 @@ def _of_zip(path: Path, archive: zipfile.ZipFile) -> str:
     if entry.file_size > _LONGEST_PICKLE:
         raise SourceError(f"{path}: its pickle has {entry.file_size} bytes, too many to look at")
     try:
-        classes = _names(archive.read(entry))
+        # The names of classes and functions in a pickle, read without running it.
+        pickled = archive.read(entry)
+        classes: list[str] = []
+        texts: list[str] = []
+        for opcode, argument, _ in pickletools.genops(pickled):
+            if opcode.name in ("GLOBAL", "INST"):
+                classes.append(str(argument).replace(" ", "."))
+            elif opcode.name == "STACK_GLOBAL" and len(texts) > 1:
+                classes.append(f"{texts[-2]}.{texts[-1]}")
+            elif isinstance(argument, str):
+                texts.append(argument)
     except (ValueError, IndexError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise SourceError(f"{path}: its pickle is damaged: {error}") from error
     others = [name for name in classes if name.split(".")[0] not in _OF_TENSORS]
@@ -181,17 +188,3 @@ def _of_zip(path: Path, archive: zipfile.ZipFile) -> str:
     if others or modules:
         return f"a pickled object of Python code ({(others or modules)[0]})"
     return "a checkpoint: weights by name (a state_dict), without the code of a model"
-
-
-def _names(pickled: bytes) -> list[str]:
-    """The names of classes and functions in a pickle, read without running it."""
-    found: list[str] = []
-    texts: list[str] = []
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if opcode.name in ("GLOBAL", "INST"):
-            found.append(str(argument).replace(" ", "."))
-        elif opcode.name == "STACK_GLOBAL" and len(texts) > 1:
-            found.append(f"{texts[-2]}.{texts[-1]}")
-        elif isinstance(argument, str):
-            texts.append(argument)
-    return found

@@ -6,14 +6,18 @@ the size of their images from a factor in fp32 in a script, and in fp64 in eager
 
 import ast
 import functools
-import linecache
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    is_model_code,
+    origin_of,
+    tree_of,
+)
 
 _TRACING = re.compile(r"_*is_tracing|_get_tracing_state")
 _EITHER = re.compile(rf"_*is_scripting|{_TRACING.pattern}")
@@ -69,7 +73,7 @@ def _in_functions(file: str, names: str) -> Asked:
     """Each question with the lines of the functions around it."""
     return tuple(
         (line, (function.lineno, function.end_lineno or function.lineno))
-        for function in ast.walk(_tree(file))
+        for function in ast.walk(tree_of(file))
         if isinstance(function, _FUNCTIONS)
         for line in _asked(function, names)
     )
@@ -80,7 +84,7 @@ def _in_branches(file: str, names: str) -> Asked:
     """Each question of an `if` with the lines of the branch that is taken if it is so."""
     return tuple(
         (line, (branch.body[0].lineno, branch.body[-1].end_lineno or branch.lineno))
-        for branch in ast.walk(_tree(file))
+        for branch in ast.walk(tree_of(file))
         if isinstance(branch, ast.If)
         for line in _asked(branch.test, names)
     )
@@ -93,10 +97,3 @@ def _asked(tree: ast.AST, names: str) -> list[int]:
         if isinstance(node, ast.Name | ast.Attribute)
         and re.fullmatch(names, node.id if isinstance(node, ast.Name) else node.attr)
     ]
-
-
-def _tree(file: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # no source of Python
-        return ast.Module([], [])

@@ -56,7 +56,7 @@ class Attempt:
     is_strict: bool = False
     """Whether Dynamo follows the bytecode."""
     around: tuple[Around, ...] = ()
-    """Entered while the code runs: answers to what it reads and asks, what is hidden from it."""
+    """Entered while the code runs: answers to what it reads and asks."""
     rewrites: Rewriting | None = None
     """Runs the module with code that was rewritten; gives the places."""
     guards: tuple[Guard, ...] = ()

@@ -34,7 +34,7 @@ from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.tracing.answers.possible_values import values_of
 from enginecast.capture.tracing.answers.recorded_reads import Guard
 from enginecast.capture.tracing.attempt import OF_OWN_CODE, Attempt, Fallback, Rung
-from enginecast.capture.tracing.ladder import ATTEMPTS, HIDDEN, UNWIDENED, Search, climb
+from enginecast.capture.tracing.ladder import Search, climb
 from enginecast.capture.tracing.patches.table import libraries_patched
 from enginecast.capture.tracing.sizes.fingerprint import Walker
 from enginecast.capture.tracing.sizes.shapes import (
@@ -106,8 +106,6 @@ class Captured:
     """What an engine has to check of sizes: nothing proved or disproved it."""
     unlike_eager: str = ""
     """Where the user's code does otherwise because it is traced; empty where it does not."""
-    is_widened: bool = False
-    """Whether code was rewritten only so that more sizes are possible."""
     in_halves: ExportedProgram | None = None
     """The program before what the model computes in 16 bits became rounded fp32."""
     runs: tuple[PassRun, ...] = ()
@@ -126,8 +124,6 @@ def capture(
     wanted: Wanted = ALL,
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
-    widens: bool = True,
-    is_hidden: bool = False,
     watch: Watch | None = None,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
@@ -142,8 +138,6 @@ def capture(
         wanted: the outputs that the program returns.
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose path a specialised program takes.
-        widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
-        is_hidden: whether to trace along the code that eager runs, and not by the ladder.
         watch: given the program that was traced or given, makes an observer of the passes.
 
     Raises:
@@ -164,7 +158,7 @@ def capture(
         return [*([users] if users.keys() == inputs.keys() else []), inputs, *others]
 
     search = Search(source, Attempt(specs, inputs), wanted, cases, fallback, values_of(specs))
-    traced = climb(search, HIDDEN if is_hidden else ATTEMPTS if widens else UNWIDENED)
+    traced = climb(search)
     if wanted or has_structure(traced.program):  # nodes of torch's own may lack some users
         traced = replace(traced, program=structural_copy(traced.program))
     program = traced.program
@@ -201,7 +195,6 @@ def capture(
         other_sizes=(*broken, *swept),
         size_checks=checks,
         unlike_eager=search.unlike_eager,
-        is_widened=search.is_widened,
         runs=tuple(runs),
     )
     return _finished(captured, wanted, observe, weights, source.keeps_dtypes)

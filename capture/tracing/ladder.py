@@ -31,7 +31,6 @@ from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.tracing.answers.every_path import every_path
 from enginecast.capture.tracing.answers.possible_values import answering_certain
 from enginecast.capture.tracing.answers.recorded_reads import (
     answering,
@@ -43,7 +42,6 @@ from enginecast.capture.tracing.answers.size_numbers import following_numbers, n
 from enginecast.capture.tracing.answers.tracing_questions import (
     answering_all,
     answering_users,
-    hiding_trace,
 )
 from enginecast.capture.tracing.attempt import Around, Attempt, Fallback, RefusedError, Rung
 from enginecast.capture.tracing.patches.table import knowing_constants
@@ -107,8 +105,6 @@ class Search:
     """What was tried, in order, for users; the last one is taken."""
     errors: list[CaptureError] = field(default_factory=list)
     taken: Traced | None = None
-    is_widened: bool = False
-    """Whether a plain export takes the model as well, in fewer sizes."""
     _unlike: str | None = None
 
     @cached_property
@@ -177,7 +173,6 @@ class Search:
         else:
             refused = Rung("export", "refused", "; ".join(self.taken.narrowed))
             self.rungs[:] = [refused, Rung(attempt.name, "taken")]
-            self.is_widened = True
         self.taken = traced
 
 
@@ -273,15 +268,6 @@ def users_code_as_eager(search: Search) -> Iterator[Attempt]:
     yield replace(taken, around=(*taken.around, answering_users))
 
 
-def along_every_path(search: Search) -> Iterator[Attempt]:
-    effect = (
-        "the model's code does not see the trace; a module that tests values is traced once for"
-        " each answer"
-    )
-    around = (hiding_trace,)
-    yield replace(search.first, name="rewrite", effect=effect, around=around, rewrites=every_path)
-
-
 @dataclass(frozen=True)
 class Step:
     """Attempts, and when they are made."""
@@ -308,20 +294,16 @@ ATTEMPTS = (
     Step(UNLIKE_EAGER, users_code_as_eager),
 )
 """Of an export, in order."""
-UNWIDENED = tuple(step for step in ATTEMPTS if step.make is not for_all_sizes)
-"""Those of an export that found no engine for what was rewritten for more sizes."""
-HIDDEN = (Step(START, along_every_path),)
-"""That of an export whose trace gives other values than eager: along the code that eager runs."""
 
 
-def climb(search: Search, steps: Sequence[Step] = ATTEMPTS) -> Traced:
+def climb(search: Search) -> Traced:
     """The first trace that succeeds and lacks nothing, and what was tried up to it.
 
     Raises:
         RefusedError: nothing helped, or nothing can.
         CaptureError: a loop of the model does not end, or a size that was asked for cannot vary.
     """
-    for step in filter(search.is_due, steps):
+    for step in filter(search.is_due, ATTEMPTS):
         for attempt in step.make(search):
             try:
                 traced = in_sizes_that_hold(search, attempt)

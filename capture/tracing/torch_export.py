@@ -12,8 +12,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from enginecast.capture.control_flow.converters.restructure import user_functions
-from enginecast.capture.control_flow.detect import endless
-from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
@@ -106,7 +104,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     Raises:
         RefusedError: torch.export refused it.
         FrozenDimensionError: a dimension that was to vary does not.
-        CaptureError: a loop does not end, or code cannot be rewritten.
+        CaptureError: code cannot be rewritten.
     """
     specs, inputs, is_strict = attempt.specs, attempt.inputs, attempt.is_strict
     module = source.empty()
@@ -123,7 +121,6 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
-            Bounded(endless.LONGEST_TRACE),
             levels_undone(),
             lines,
             libraries_patched(module),
@@ -149,7 +146,19 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         if sums(specs):  # torch takes parts of two at least, and so a sum of four
             for size in [size for size in program.range_constraints if not size.is_symbol]:
                 del program.range_constraints[size]
-        _keep_names(program, tuple(inputs))
+        # Give the user's inputs the names that they have in the model's code, in place:
+        # torch.export writes them in lower case.
+        names = tuple(inputs)
+        signature = program.graph_signature
+        called = dict(zip(signature.user_inputs, names, strict=True))
+        for node in program.graph.find_nodes(op="placeholder"):
+            node.name = node.target = called.get(node.name, node.name)
+        for spec in (*signature.input_specs, *signature.output_specs):
+            is_users = spec.kind in (InputKind.USER_INPUT, OutputKind.USER_INPUT_MUTATION)
+            if isinstance(spec.arg, TensorArgument):
+                spec.arg.name = called.get(spec.arg.name, spec.arg.name)
+            if is_users and spec.target in called:
+                spec.target = called[spec.target]
         # Here, because a second trace would run what is in a region, and not show it.
         passes = [InlineAutocast()] if any(regions(program)) else []
         runs = run_pipeline(passes, program, PassContext())
@@ -185,22 +194,6 @@ def _why(refusal: Refusal, attempt: Attempt, sites: Sequence[Site]) -> str:
         if site.reason and (site.file, site.line) == (refusal.file, refusal.line)
     )
     return next(left, refusal.in_full)
-
-
-def _keep_names(program: ExportedProgram, names: Sequence[str]) -> None:
-    """Give the user's inputs the names that they have in the model's code, in place: torch.export
-    writes them in lower case.
-    """
-    signature = program.graph_signature
-    called = dict(zip(signature.user_inputs, names, strict=True))
-    for node in program.graph.find_nodes(op="placeholder"):
-        node.name = node.target = called.get(node.name, node.name)
-    for spec in (*signature.input_specs, *signature.output_specs):
-        is_users = spec.kind in (InputKind.USER_INPUT, OutputKind.USER_INPUT_MUTATION)
-        if isinstance(spec.arg, TensorArgument):
-            spec.arg.name = called.get(spec.arg.name, spec.arg.name)
-        if is_users and spec.target in called:
-            spec.target = called[spec.target]
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:

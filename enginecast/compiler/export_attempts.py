@@ -3,13 +3,14 @@ what it goes on after."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import (
+    CaptureError,
     EnginecastError,
     LoweringError,
     PassError,
@@ -17,11 +18,10 @@ from enginecast.errors import (
     first_line,
 )
 
-Cause = Literal["refused", "sizes", "more sizes", "asks for script", "told sizes", "not the model"]
+Cause = Literal["refused", "sizes", "asks for script"]
 """Why a way ends, so that another may help: torch.export refused the model's control flow;
-sizes that vary may be the reason of a failure; code was rewritten only for more sizes; code asks
-whether it is TorchScript; code tells sizes that vary from numbers; the program is not the model."""
-OTHER_SIZES: frozenset[Cause] = frozenset({"sizes", "told sizes", "asks for script"})
+sizes that vary may be the reason of a failure; code asks whether it is TorchScript."""
+OTHER_SIZES: frozenset[Cause] = frozenset({"sizes", "asks for script"})
 """Those after which other sizes are tried."""
 OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
 """Kinds of refusals that sizes may be the reason of."""
@@ -36,10 +36,6 @@ class Way:
     """What they are made from: a program of torch.export, or TorchScript."""
     sizes: Literal["all", "example", "fixed"] = "all"
     """"example": only those vary that the user asked for; "fixed": none does."""
-    widens: bool = True
-    """Whether code may be rewritten only so that more sizes are possible."""
-    is_hidden: bool = False
-    """Whether the model's code sees that nothing traces it."""
     after: frozenset[Cause] = frozenset()
     """It is tried where the one before ended for one of these causes."""
 
@@ -51,21 +47,15 @@ class Way:
     def __str__(self) -> str:
         what = "a program of torch.export" if self.makes == "program" else "TorchScript"
         sizes = {"example": " in the sizes of the example", "fixed": " in fixed sizes"}
-        hidden = ", hidden from the model's code" if self.is_hidden else ""
-        narrow = "" if self.widens else ", not rewritten for more sizes"
-        return f"{what}{sizes.get(self.sizes, '')}{hidden}{narrow}"
+        return f"{what}{sizes.get(self.sizes, '')}"
 
 
 FIRST = Way()
 WAYS = (
     FIRST,
-    Way(is_hidden=True, after=frozenset({"not the model"})),
-    Way(widens=False, after=frozenset({"more sizes"})),
     Way("script", after=frozenset({"refused"})),
     Way("script", "fixed", after=frozenset({"asks for script"})),
-    Way(sizes="example", after=frozenset({"sizes", "told sizes"})),
-    Way(sizes="example", is_hidden=True, after=frozenset({"not the model"})),
-    Way(sizes="example", widens=False, after=frozenset({"more sizes"})),
+    Way(sizes="example", after=frozenset({"sizes"})),
     Way("script", "example", after=frozenset({"refused"})),
 )
 OF_SCRIPT = (
@@ -89,7 +79,6 @@ def ways_for(options: ModelOptions, *, takes: Collection[str], is_script: bool) 
         for way in every
         if (every is OF_SCRIPT or way.makes in takes)
         and (every is OF_SCRIPT or way.makes == "program" or may_be_script(options))
-        and not (way.is_hidden and options.furthest == "none")
         and not (way.sizes == "fixed" and options.dynamic)
     )
 
@@ -100,23 +89,13 @@ def may_be_script(options: ModelOptions) -> bool:
     return options.furthest == "torchscript" and not options.kv_cache and not options.stateful
 
 
-class LeadsOnError(Exception):
-    """A way that another one may do better than, and why."""
+class SizesDecideError(CaptureError):
+    """Code asks whether it is TorchScript, and sizes vary beyond those that were compared."""
 
-    def __init__(
-        self,
-        cause: Cause,
-        why: str,
-        *,
-        error: EnginecastError | None = None,
-        by_itself: Callable[[], object] | None = None,
-    ) -> None:
-        super().__init__(why)
-        self.cause: Cause = cause
-        self.error = error
-        """What it failed with."""
-        self.by_itself = by_itself
-        """What comes of it where no other helps; None: nothing."""
+    def __init__(self, message: str, why: str = "", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.why = why or message
+        """The same, without what was tried before."""
 
 
 def causes_of(error: EnginecastError | None) -> frozenset[Cause]:
@@ -127,6 +106,8 @@ def causes_of(error: EnginecastError | None) -> frozenset[Cause]:
             "sizes": error.refusal.kind in OF_SIZES,
         }
         return frozenset(cause for cause, holds in kinds.items() if holds)
+    if isinstance(error, SizesDecideError):
+        return frozenset({"asks for script"})
     of_sizes = (FrozenDimensionError, PassError, LoweringError, VerificationError)
     return frozenset({"sizes"}) if isinstance(error, of_sizes) else frozenset()
 
@@ -148,8 +129,8 @@ class Before:
     """What a next way knows of those before it."""
 
     last: Way = FIRST
-    why: str = ""
-    """Why the last one ended."""
+    asks_for_script: str = ""
+    """Which code asks whether it is TorchScript."""
     in_all_sizes: str = ""
     """Why the last one in all sizes did."""
     refused: RefusedError | None = None
@@ -164,16 +145,11 @@ class Taken(Generic[Made]):
     tried: tuple[Tried, ...]
 
 
-def first_taken(
-    ways: Sequence[Way],
-    make: Callable[[Way, Before], Made | None],
-    earlier: tuple[Tried, ...] = (),
-) -> Taken[Made]:
+def first_taken(ways: Sequence[Way], make: Callable[[Way, Before], Made | None]) -> Taken[Made]:
     """Try the first way, and after each that fails the next that follows it.
 
     Args:
         make: makes engines in one; None: there is nothing to it for this model.
-        earlier: what was tried already.
 
     Raises:
         EnginecastError: none leads anywhere. The failure in all sizes is the one that counts, but
@@ -183,37 +159,25 @@ def first_taken(
     before, causes = Before(), frozenset[Cause]()
     last: EnginecastError | None = None
     whole: EnginecastError | None = None
-    left: tuple[int, Callable[[], Any]] | None = None
-    for place, way in enumerate(ways):
+    for way in ways:
         if tried and not way.follows(tried[-1].way, causes):
             continue
         try:
             made = make(way, before)
-        except LeadsOnError as found:
-            why, last, causes = str(found), found.error, causes_of(found.error) | {found.cause}
-            if left is None and found.by_itself is not None:
-                left = place, found.by_itself
         except EnginecastError as error:
-            why, last, causes = error.message, error, causes_of(error)
+            last, causes = error, causes_of(error)
         else:
             if made is None:
                 continue
-            return Taken(made, (*earlier, *tried, Tried(way, "taken")))
-        short = why if last is None else first_line(last)
+            return Taken(made, (*tried, Tried(way, "taken")))
+        short = first_line(last)
         tried.append(Tried(way, "failed", short))
         refused = last if isinstance(last, RefusedError) else before.refused
+        asks = last.why if isinstance(last, SizesDecideError) else ""
         if way.sizes == "example":
-            before = replace(before, last=way, why=why, refused=refused)
+            before = replace(before, last=way, asks_for_script=asks, refused=refused)
         else:
-            before, whole = Before(way, why, short, refused), last
-    if left is not None:  # the list goes on from what the way comes to by itself
-        place, by_itself = left
-        doubtful = ways[place]
-
-        def again(way: Way, before: Before) -> Made | None:
-            return by_itself() if way is doubtful else make(way, before)
-
-        return first_taken(ways[place:], again, (*earlier, *tried))
+            before, whole = Before(way, asks, short, refused), last
     counts = last if whole is None or isinstance(whole, FrozenDimensionError) else whole
-    assert counts is not None  # what leads on without an error has something left
+    assert counts is not None  # the first way is always tried
     raise counts

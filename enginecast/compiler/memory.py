@@ -6,10 +6,9 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 INTERVAL = 0.01
@@ -39,13 +38,8 @@ class Peak:
     """Memory that no file backs, which must fit. Mapped weights can be read again and count only in
     `peak_resident`."""
 
-    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
     def look(self) -> None:
-        # The watcher and the step sample at the same time.  Without the lock, the smaller
-        # reading could be written last.
-        with self._looking:
-            self.anonymous = max(self.anonymous, anonymous())
+        self.anonymous = max(self.anonymous, anonymous())
 
 
 @contextmanager
@@ -68,70 +62,25 @@ def watched() -> Iterator[Peak]:
         peak.look()
 
 
-@dataclass
-class _Setting:
-    """A process-wide setting that concurrent exports share."""
-
-    set: Callable[[], Callable[[], None]]
-    """Changes the setting and returns a function that restores it."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 0
-    restore: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Change the setting while a block runs; the last of concurrent blocks restores it."""
-        with self.lock:
-            if not self.users:
-                self.restore = self.set()
-            self.users += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.users -= 1
-                if not self.users:
-                    self.restore()
-
-
-def _collect_less() -> Callable[[], None]:
-    before = gc.get_threshold()
-    first, *others = before
-    if 0 < first < FEWER:
-        gc.set_threshold(FEWER, *others)
-    return partial(gc.set_threshold, *before)
-
-
-def _keep_freed() -> Callable[[], None]:
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None or any(name.startswith(TUNED) for name in os.environ):
-        return lambda: None
-    set_option(M_MMAP_MAX, 0)
-    set_option(M_TRIM_THRESHOLD, KEPT)
-
-    def restore() -> None:
-        # What glibc comes to by itself once large blocks were freed; it stops adjusting the
-        # thresholds for good when one is set.
-        set_option(M_MMAP_THRESHOLD, 32 << 20)
-        set_option(M_TRIM_THRESHOLD, 64 << 20)
-        set_option(M_MMAP_MAX, 65536)
-        trim()
-
-    return restore
-
-
-_fewer, _kept = _Setting(_collect_less), _Setting(_keep_freed)
-
-
-def fewer_collections() -> AbstractContextManager[None]:
+@contextmanager
+def fewer_collections() -> Iterator[None]:
     """Run CPython's cyclic garbage collector less often while a block runs.
 
     A threshold that is higher already, or 0 (no collections), stays.
     """
-    return _fewer.used()
+    before = gc.get_threshold()
+    if not 0 < before[0] < FEWER:
+        yield
+        return
+    gc.set_threshold(FEWER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
-def keeping_freed(elements: int) -> AbstractContextManager[None]:
+@contextmanager
+def keeping_freed(elements: int) -> Iterator[None]:
     """Let the C library keep freed memory for the next allocation while a block runs.
 
     glibc takes each block above 32 MB from the system and gives it back, and the system clears its
@@ -142,7 +91,22 @@ def keeping_freed(elements: int) -> AbstractContextManager[None]:
     Args:
         elements: number of elements of the model's weights.
     """
-    return _kept.used() if elements <= FEW else nullcontext()
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    is_set = any(name.startswith(TUNED) for name in os.environ)
+    if elements > FEW or set_option is None or is_set:
+        yield
+        return
+    set_option(M_MMAP_MAX, 0)
+    set_option(M_TRIM_THRESHOLD, KEPT)
+    try:
+        yield
+    finally:
+        # What glibc comes to by itself once large blocks were freed; it stops adjusting the
+        # thresholds for good when one is set.
+        set_option(M_MMAP_THRESHOLD, 32 << 20)
+        set_option(M_TRIM_THRESHOLD, 64 << 20)
+        set_option(M_MMAP_MAX, 65536)
+        trim()
 
 
 def trim() -> None:

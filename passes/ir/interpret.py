@@ -59,20 +59,11 @@ class AssertionFailedError(VerificationError):
         message: as for `VerificationError`.
         case: index of the case among those that were run.
         hint: as for `VerificationError`.
-        inputs: those of the case, where they are known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        case: int,
-        *,
-        hint: str = "",
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, message: str, case: int, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.case = case
-        self.inputs = inputs
 
 
 def interpret(

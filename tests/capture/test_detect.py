@@ -1,4 +1,4 @@
-"""One finding a line, whoever saw it: the recorder, torch.export, Dynamo."""
+"""One finding a line, whoever saw it: the recorder or torch.export."""
 
 import contextlib
 from dataclasses import replace
@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_flow import ROWS, EarlyExit, IfElse, KvCache, MoeLoop, PrintItem, Row
+from control_flow import ROWS, Row
 from exports import cast
-from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect.dynamo import ask_dynamo, private_copy
 from enginecast.capture.control_flow.detect.findings import Finding, merge, summarize
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.reporters import detect
@@ -20,7 +18,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.explain import Refusal, explain
 
 BY_NAME = {row.name: row for row in ROWS}
-FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("dynamo",))
+FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("export",))
 
 
 def refusal_of(row: Row) -> Refusal:
@@ -49,7 +47,7 @@ def test_findings_of_a_line_are_united() -> None:
         ]
     )
     assert [(f.line, f.kind) for f in found] == [(7, "if"), (9, "item")]
-    assert found[0].witnesses == ("recorder", "export", "dynamo")
+    assert found[0].witnesses == ("recorder", "export")
     assert (found[0].values, found[0].count) == (("True", "False"), 6)
     assert (found[0].tensor, found[0].module) == ("x.sum() > 0", "m")
     assert found[0].decides == "inputs"
@@ -142,47 +140,6 @@ def test_what_a_rung_did_is_reported() -> None:
     assert (found.kind, found.decides, found.action) == ("if", "shapes", "none: captured")
 
 
-@pytest.mark.parametrize("make", [EarlyExit, MoeLoop])
-def test_where_dynamo_counts_no_graph_it_is_a_break(make: type[nn.Module]) -> None:
-    row = BY_NAME[make.__name__]
-    found = ask_dynamo(row.module(), row.a())
-    assert {f.line for f in found} == {row.line}
-    assert found[0].witnesses == ("dynamo",)
-
-
-def test_dynamo_names_breaks_and_takes_reads_for_none(capfd: pytest.CaptureFixture[str]) -> None:
-    row = BY_NAME["IfElse"]
-    found = ask_dynamo(row.module(), row.a())
-    assert [(f.line, f.kind) for f in found] == [(row.line, "graph-break")]
-    for name in ("SliceByItem", "MaskIndex", "ToList"):
-        assert ask_dynamo(BY_NAME[name].module(), BY_NAME[name].a()) == (), name
-    assert ask_dynamo(PrintItem(), BY_NAME["PrintItem"].a())
-    assert capfd.readouterr() == ("", "")
-
-
-class Raises(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise KeyError("weights")  # HERE
-
-
-def test_a_failure_of_dynamo_is_a_finding() -> None:
-    (found,) = ask_dynamo(Raises(), {"x": torch.ones(2)})
-    assert "KeyError" in found.reason
-    assert Path(found.file).name == "test_detect.py"
-
-
-def test_dynamo_runs_a_copy() -> None:
-    module = KvCache().eval()
-    inputs = BY_NAME["KvCache"].a()
-    before = {name: tensor.clone() for name, tensor in inputs.items()}
-    ask_dynamo(module, inputs)
-    assert not module.cache.any()
-    assert all(torch.equal(inputs[name], before[name]) for name in before)
-    assert private_copy(IfElse()).state_dict() == {}
-    linear = nn.Linear(2, 2)
-    assert private_copy(linear).weight is linear.weight
-
-
 FACTORIES = """
 from control_flow import THREE, ForShape, TryValue
 
@@ -210,6 +167,6 @@ def test_inspect_gives_the_findings_of_refused_models_and_of_others(
     assert asked.json["message"].splitlines()[-1] == f"1 place: control_flow.py:{row.line} try"
     (found,) = asked.json["control_flow"]
     assert (found["kind"], found["line"], found["decides"]) == ("try", row.line, "inputs")
-    assert {"recorder", "export", "dynamo"} == set(found["witnesses"])
+    assert {"recorder", "export"} == set(found["witnesses"])
     assert [f["line"] for f in shape.json["control_flow"]] == [BY_NAME["ForShape"].line]
     assert f"1 place: control_flow.py:{row.line} try" in exported.err

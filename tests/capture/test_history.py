@@ -183,52 +183,6 @@ def test_what_the_first_calls_gave_is_not_computed_again() -> None:
     assert called[4:] == [6]  # another module
 
 
-def called_before(forward: Forward) -> tuple[Model, CalledInTurn, list[int]]:
-    """A model that was called on one row, and is then on a batch with that row."""
-    called: list[int] = []
-    note = called.append
-
-    def run(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        note(len(given["x"]))
-        return {"y": module(given["x"])}
-
-    model, row = Model(forward), {"x": X[:1]}
-    before = run(model, row)
-    return model, CalledInTurn(run, row, [{"x": X}], before=before, by=model), called
-
-
-def test_the_row_of_a_batch_is_a_second_call() -> None:
-    model, call, called = called_before(lambda _, x: x * 2)
-    assert torch.equal(call(model, {"x": X})["y"], X * 2)
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
-    assert called == [1, 3]
-
-
-def test_a_row_that_depends_on_its_batch_is_called_by_itself() -> None:
-    model, call, called = called_before(lambda _, x: x - x.mean())
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] - X[:1].mean())
-    assert called == [1, 3, 1]
-
-
-def test_a_first_call_that_is_another_one_is_refused() -> None:
-    factors = map(float, [1, *[2] * 20])  # does not say how much is left
-    model, call, _ = called_before(lambda _, x: x * next(factors))
-    with pytest.raises(CaptureError, match="two calls with equal inputs give different values"):
-        call(model, {"x": X[:1]})
-
-
-def called_anew(forward: Forward) -> tuple[CalledInTurn, Model, list[int]]:
-    """As `called_before`, and another module of the same model is called now."""
-    _, call, called = called_before(forward)
-    called.clear()
-    return call, Model(forward), called
-
-
-def sets_up(model: nn.Module, x: Tensor) -> Tensor:
-    model.ready = True  # type: ignore[assignment]
-    return x * 2
-
-
 def differs_once_set_up(model: nn.Module, x: Tensor) -> Tensor:
     found = x * 3 if hasattr(model, "ready") else x * 2
     model.ready = True  # type: ignore[assignment]
@@ -241,18 +195,10 @@ def differs_from_the_third_call_on(model: nn.Module, x: Tensor) -> Tensor:
     return x * 3 if calls > 2 else x * 2
 
 
-def test_what_the_first_call_sets_up_needs_no_further_calls() -> None:
-    call, model, called = called_anew(sets_up)
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
-    assert called == [3, 1]
-    assert "ready" in " ".join(call.notes)
-
-
 @pytest.mark.parametrize("forward", [differs_once_set_up, differs_from_the_third_call_on])
 def test_what_calls_change_is_followed_where_the_result_depends_on_it(forward: Forward) -> None:
-    call, model, _ = called_anew(forward)
     with pytest.raises(CaptureError, match=r"ready|calls"):
-        call(model, {"x": X[:1]})
+        look(forward)
 
 
 def test_a_counter_is_left_as_it_is_after_it_was_followed() -> None:

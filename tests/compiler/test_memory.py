@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from enginecast.compiler import memory
 from enginecast.compiler.memory import (
     FEW,
     FEWER,
-    Peak,
     anonymous,
     fewer_collections,
     keeping_freed,
@@ -51,28 +49,6 @@ def test_memory_that_is_freed_again_was_seen() -> None:
     assert seen > SIZE * 0.9
     assert left < SIZE * 0.5
     assert resident >= seen
-
-
-def test_a_look_that_began_earlier_does_not_overwrite_a_larger_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    peak, began, finish = Peak(), threading.Event(), threading.Event()
-    watcher = threading.Thread(target=peak.look)
-
-    def measured() -> int:
-        if threading.current_thread() is watcher:
-            began.set()
-            finish.wait(0.2)  # seconds; nobody sets it where the looks wait for each other
-            return 1
-        return 2
-
-    monkeypatch.setattr(memory, "anonymous", measured)
-    watcher.start()
-    began.wait()
-    peak.look()
-    finish.set()
-    watcher.join()
-    assert peak.anonymous == 2
 
 
 @needs_proc
@@ -120,18 +96,14 @@ def test_freed_blocks_are_given_back() -> None:
     ("before", "meanwhile"),
     [((700, 10, 5), (FEWER, 10, 5)), ((0, 10, 10), (0, 10, 10)), ((10**6, 9, 9), (10**6, 9, 9))],
 )
-def test_garbage_is_looked_for_as_before_once_the_last_export_ended(
+def test_garbage_is_looked_for_as_before_once_an_export_ended(
     before: tuple[int, int, int], meanwhile: tuple[int, int, int]
 ) -> None:
     found = gc.get_threshold()
     gc.set_threshold(*before)
     try:
-        first, second = fewer_collections(), fewer_collections()
-        first.__enter__()
-        second.__enter__()  # of another thread, which ends later
-        first.__exit__(None, None, None)
-        assert gc.get_threshold() == meanwhile
-        second.__exit__(None, None, None)
+        with fewer_collections():
+            assert gc.get_threshold() == meanwhile
         assert gc.get_threshold() == before
     finally:
         gc.set_threshold(*found)

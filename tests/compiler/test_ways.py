@@ -9,20 +9,17 @@ from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.export_attempts import (
     Before,
-    Cause,
-    LeadsOnError,
+    SizesDecideError,
     Way,
     first_taken,
     ways_for,
 )
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, EnginecastError, LoweringError
+from enginecast.errors import EnginecastError, LoweringError
 
 Outcome = Callable[[], str | None]
 PROGRAM, SCRIPT = "a program of torch.export", "TorchScript"
 EXAMPLE = " in the sizes of the example"
-HIDDEN = ", hidden from the model's code"
-NARROW = ", not rewritten for more sizes"
 BOTH = ("program", "script")
 
 
@@ -35,11 +32,6 @@ def failing(error: Exception) -> Outcome:
         raise error
 
     return made
-
-
-def leading(cause: Cause, by_itself: Outcome | None = None, error: str = "") -> Outcome:
-    failure = LoweringError(error) if error else None
-    return failing(LeadsOnError(cause, error or cause, error=failure, by_itself=by_itself))
 
 
 def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> tuple[str, str]:
@@ -61,7 +53,7 @@ def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> 
         (
             {
                 PROGRAM: failing(refusal("data-dependent-branch")),
-                SCRIPT: leading("asks for script", error="of all sizes"),
+                SCRIPT: failing(SizesDecideError("of all sizes")),
                 f"{SCRIPT} in fixed sizes": lambda: "made",
             },
             f"{SCRIPT} in fixed sizes",
@@ -69,19 +61,6 @@ def tried(outcomes: dict[str, Outcome], options: ModelOptions | None = None) -> 
         (
             {PROGRAM: failing(refusal("operator")), PROGRAM + EXAMPLE: lambda: "made"},
             PROGRAM + EXAMPLE,
-        ),
-        (
-            {
-                PROGRAM: leading("more sizes", error="no kernel"),
-                PROGRAM + NARROW: failing(LoweringError("no kernel, either")),
-                PROGRAM + EXAMPLE: leading("not the model", lambda: "wrong"),
-                PROGRAM + EXAMPLE + HIDDEN: lambda: "made",
-            },
-            PROGRAM + EXAMPLE + HIDDEN,
-        ),
-        (
-            {PROGRAM: leading("not the model", lambda: "wrong"), PROGRAM + HIDDEN: lambda: "made"},
-            PROGRAM + HIDDEN,
         ),
     ],
 )
@@ -92,23 +71,6 @@ def test_an_attempt_leads_on_to_the_next_that_may_help(
     assert made == "made"
     assert every.split("; ")[-1] == f"{last}: taken"
     assert every.count(": failed") == len(outcomes) - 1
-
-
-def test_what_an_attempt_comes_to_by_itself_takes_its_place_in_the_list() -> None:
-    wrong = leading("not the model", lambda: "rejected")
-    made, every = tried(
-        {
-            PROGRAM: leading("told sizes", wrong),
-            PROGRAM + EXAMPLE: failing(CaptureError("no")),
-            PROGRAM + HIDDEN: leading("not the model"),
-        }
-    )
-    assert made == "rejected"
-    assert every == (
-        f"{PROGRAM}: failed: told sizes; {PROGRAM}{EXAMPLE}: failed: no;"
-        f" {PROGRAM}: failed: not the model; {PROGRAM}{HIDDEN}: failed: not the model;"
-        f" {PROGRAM}: taken"
-    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +89,6 @@ def test_the_failure_in_all_sizes_counts_but_for_sizes_that_there_are_not(
     [
         (ModelOptions(fallback="specialise"), SCRIPT),
         (ModelOptions(stateful=True), SCRIPT),
-        (ModelOptions(fallback="none"), HIDDEN),
         (ModelOptions(dynamic=("x:0=1..8",)), "fixed"),
     ],
 )

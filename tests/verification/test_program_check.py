@@ -112,17 +112,6 @@ def test_a_wrong_rewrite_is_found_in_its_module(edit: Edit, place: str) -> None:
     assert "x the floor" in failure
 
 
-@pytest.mark.parametrize("edit", [sum_in_another_order, change_epsilon])
-def test_passes_are_checked_together_as_they_are_one_by_one(edit: Edit) -> None:
-    exported = program(encoder())
-    observer = Observer(exported, cases(), low_reference("fp32"), names=NAMES)
-    runs = run_pipeline([Reordered(edit), Exact()], exported, PassContext())
-    checks = observer.check_together(exported, runs)
-    assert [check.promise for check in checks] == ["reordered", "exact"]
-    assert all(bool(check.failure) == (edit is change_epsilon) for check in checks)
-    assert all(check.worst_error for check in checks)
-
-
 def test_only_the_guilty_pass_is_blamed() -> None:
     passes = [Reordered(), Reordered(change_epsilon), Reordered(), Exact()]
     observer, _ = observe(passes)

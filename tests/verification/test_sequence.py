@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.verification.eager.lost_digits import place_of_loss
+from enginecast.verification.eager.kernel_noise import place_of_loss
+from enginecast.verification.eager.other_kernels import output_terms
 from enginecast.verification.eager.sequence import LANES, in_sequence
-from enginecast.verification.eager.summand_sizes import output_terms
 
 
 def onnx_mean(x: Tensor) -> Tensor:

@@ -112,19 +112,18 @@ class Culprit:
                 f" {_place(self.undecided[0])} on, could not be separated"
             )
         if not self.sites:
-            yield self._as_a_whole()
-
-    def _as_a_whole(self) -> str:
-        where = self.module
-        text = f"pass {self.name}"
-        if where is not None:
-            place = ", ".join(part for part in (where.module, where.source) if part)
-            text = f"{text}, module {place}, {where.words()}"
-        text = f"{text}; {self.reason}" if self.reason else text
-        if self.keep:
-            enough = "was found to be enough" if self.keep_helps else "is not enough alone"
-            text = f"{text}; --skip-modules-pattern '{self.keep}' keeps it in fp32, which {enough}"
-        return text
+            where = self.module
+            text = f"pass {self.name}"
+            if where is not None:
+                place = ", ".join(part for part in (where.module, where.source) if part)
+                text = f"{text}, module {place}, {where.words()}"
+            text = f"{text}; {self.reason}" if self.reason else text
+            if self.keep:
+                enough = "was found to be enough" if self.keep_helps else "is not enough alone"
+                text = (
+                    f"{text}; --skip-modules-pattern '{self.keep}' keeps it in fp32, which {enough}"
+                )
+            yield text
 
     def to_json(self) -> dict[str, Any]:
         """Builtin types only."""

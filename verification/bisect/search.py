@@ -4,8 +4,7 @@ Most of the answer is known beforehand: every pass was compared with the program
 broken promise names its pass, and only its rewrites are bisected. If all passes kept their promises
 and the outputs are still wrong, the passes are bisected first.
 
-Programs are structural copies, which share weights; if one case shows the error, only that one is
-run.
+Programs are structural copies, which share weights.
 """
 
 import math
@@ -106,7 +105,31 @@ class Suspect:
 
     def explain(self, whole: Trial) -> tuple[Culprit, Trial]:
         """Describe the culprits, and skip them if that helps."""
-        self.modules = self._module_errors(whole)
+        # Accumulated and isolated errors at every boundary, in floors of the value's dtype.
+        self.trials += 2
+        observer, runs = self.observer, whole.comparison.runs
+        alone = isolated(
+            self.before,
+            whole.program,
+            [case.inputs for case in observer.cases],
+            names=observer.names,
+            masks=observer.masks,
+        )
+        apart = [replace(run, after=found) for run, found in zip(runs, alone, strict=True)]
+        ratios = {check.place: check.ratio for check in observer.rules.inner("reordered", apart)}
+        changed = None
+        if self.pass_.promise == "exact" and self.judged_as is None:
+            changed = self._changed(runs), self._changed(apart)
+        self.modules = tuple(
+            ModuleError(
+                check.place,
+                check.source,
+                check.ratio,
+                ratios.get(check.place),
+                None if changed is None else (check.place in changed[0], check.place in changed[1]),
+            )
+            for check in observer.rules.inner("reordered", runs)
+        )
         culprit = Culprit(
             name=self.pass_.name,
             position=self.position,
@@ -123,9 +146,6 @@ class Suspect:
         sites = [site for site in whole.run.sites if site.rewritten]
         if reason := self._blameless(sites):
             return replace(culprit, reason=reason), whole
-        return self._without_guilty(culprit, sites)
-
-    def _without_guilty(self, culprit: Culprit, sites: list[Site]) -> tuple[Culprit, Trial]:
         last: list[Trial] = []
 
         def good(kept: Sequence[Site]) -> bool:
@@ -166,33 +186,6 @@ class Suspect:
         """The error at the innermost boundary around a module."""
         known = {error.module: error for error in self.modules}
         return next((known[path] for path in enclosing_modules(module) if path in known), None)
-
-    def _module_errors(self, whole: Trial) -> tuple[ModuleError, ...]:
-        """Accumulated and isolated errors at every boundary, in floors of the value's dtype."""
-        self.trials += 2
-        observer, runs = self.observer, whole.comparison.runs
-        alone = isolated(
-            self.before,
-            whole.program,
-            [case.inputs for case in observer.cases],
-            names=observer.names,
-            masks=observer.masks,
-        )
-        apart = [replace(run, after=found) for run, found in zip(runs, alone, strict=True)]
-        ratios = {check.place: check.ratio for check in observer.rules.inner("reordered", apart)}
-        changed = None
-        if self.pass_.promise == "exact" and self.judged_as is None:
-            changed = self._changed(runs), self._changed(apart)
-        return tuple(
-            ModuleError(
-                check.place,
-                check.source,
-                check.ratio,
-                ratios.get(check.place),
-                None if changed is None else (check.place in changed[0], check.place in changed[1]),
-            )
-            for check in observer.rules.inner("reordered", runs)
-        )
 
     def _changed(self, runs: Sequence[CaseRuns]) -> set[str]:
         """Modules whose result changed bits in the pass."""
@@ -306,18 +299,18 @@ class _Bisect:
         """
         subject = self._subject
         program = self._prefixes(subject.program, 0, first)[-1]
-        suspect, done = self._reproduced(program, first, observed)
+        observer = subject.observer(observed, program)
         for position in range(first, len(subject.passes)):
-            if position > first:
-                suspect = self._suspect(done.program, position, suspect.observer)
-                done = suspect.run()
+            suspect = self._suspect(program, position, observer)
+            done = suspect.run()
             if done.wrong:
-                suspect, done = self._confirmed(suspect, self._freed(suspect, done), observed)
+                done = self._freed(suspect, done)
             else:
                 self._trials += suspect.trials
             if done.wrong:
                 break  # what is found after it is mostly its consequence
-            suspect.observer.advance(done.comparison)
+            observer.advance(done.comparison)
+            program = done.program
         return self.result(helps=not done.wrong)
 
     def whole(self, wrong: Sequence[Case]) -> Bisection:
@@ -351,18 +344,6 @@ class _Bisect:
         self._trials += suspect.trials
         return done
 
-    def _confirmed(
-        self, suspect: Suspect, done: Trial, observed: Sequence[Case]
-    ) -> tuple[Suspect, Trial]:
-        """Check a finding from one case on all cases."""
-        if done.wrong or len(suspect.observer.cases) == len(observed):
-            return suspect, done
-        observer = self._subject.observer(observed, suspect.before)
-        wide = self._suspect(suspect.before, suspect.position, observer)
-        done = wide.run()
-        self._trials += 3
-        return wide, self._freed(wide, done) if done.wrong else done
-
     def _suspect(
         self,
         program: ExportedProgram,
@@ -387,19 +368,6 @@ class _Bisect:
             run_pipeline((self._subject.passes[position],), copy, context)
             found.append(copy)
         return found
-
-    def _reproduced(
-        self, program: ExportedProgram, position: int, observed: Sequence[Case]
-    ) -> tuple[Suspect, Trial]:
-        """The suspect on the fewest cases that show its broken promise."""
-        alone: list[Sequence[Case]] = [[case] for case in observed]
-        for cases in [*alone, observed]:
-            suspect = self._suspect(program, position, self._subject.observer(cases, program))
-            done = suspect.run()
-            self._trials += 2
-            if done.wrong:
-                break
-        return suspect, done
 
     def _observer_of_wrong(self, wrong: Sequence[Case], final: ExportedProgram) -> Observer | None:
         """An observer of the first case that shows the final program wrong; None: no case does."""

@@ -90,13 +90,8 @@ def reference_outputs(exact: Runs, cases: Sequence[Case]) -> Outputs:
     try:
         outputs = exact.outputs(inputs)
     except AssertionFailedError as error:
-        case = cases[error.case]
-        raise AssertionFailedError(
-            f"case {case.name!r}: {error.message}",
-            error.case,
-            hint=error.hint,
-            inputs=case.inputs,
-        ) from error
+        message = f"case {cases[error.case].name!r}: {error.message}"
+        raise AssertionFailedError(message, error.case, hint=error.hint) from error
     except EnginecastError:
         raise
     except (IndexError, RuntimeError, ValueError) as error:  # an operator's, as eager would get it

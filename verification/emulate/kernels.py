@@ -8,7 +8,6 @@ are written out, since torch keeps its own in fp32.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from torch.fx.node import map_aggregate
 
 from enginecast.library_names import aten
 from enginecast.ops.rules import Rules
-from enginecast.verification.emulate.pairs import PAIRS
-from enginecast.verification.emulate.profiles import How, Profile
+from enginecast.verification.emulate.profiles import Profile
 
 own = torch.ops.enginecast
 
@@ -50,11 +48,6 @@ def round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-def total(x: Tensor, *dims: int) -> Tensor:
-    """Sum in fp32, with the dims kept."""
-    return x.float().sum(dims, keepdim=True).to(x.dtype)
-
-
 Kernel = Callable[..., Any]
 KERNELS: Rules[tuple[str, Kernel]] = Rules()
 """Op -> which rule of a profile it goes by, and its kernel."""
@@ -77,53 +70,7 @@ def _kernel(kind: str, *ops: Any) -> Callable[[Kernel], Kernel]:
 def kernel_of(node: Node, profile: Profile) -> Kernel | None:
     """The kernel that rounds on the way where the profile has one; None: fp32 inside."""
     kind, kernel = KERNELS.get(node.target, ("", None))
-    how: How = "fp32" if kernel is None else getattr(profile, kind).how
-    if kernel is None or how == "fp32":
-        return None
-    return partial(kernel, how=how) if kind == "attention" else kernel
-
-
-@_kernel("norm", aten.rms_norm.default)
-def _rms_norm(
-    x: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor:
-    dims = tuple(range(-len(shape), 0))
-    mean = total(x * x, *dims) / math.prod(shape)
-    found = x.float() * _reciprocal_root(mean, eps)
-    return found if weight is None else found * weight
-
-
-@_kernel("norm", aten.layer_norm.default)
-def _layer_norm(
-    x: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Tensor:
-    dims, size = tuple(range(-len(shape), 0)), math.prod(shape)
-    centered = x - total(x, *dims) / size
-    variance = total(centered * centered, *dims) / size
-    found = centered.float() * _reciprocal_root(variance, eps)
-    found = found if weight is None else found * weight
-    return found if bias is None else found + bias
-
-
-def _reciprocal_root(statistic: Tensor, eps: float | None) -> Tensor:
-    """Statistics that are stored are read back into fp32; the result is rounded at the end."""
-    eps = torch.finfo(torch.float32).eps if eps is None else eps
-    root: Tensor = (statistic.float() + eps).sqrt().reciprocal()
-    return root
-
-
-@_kernel("softmax", aten.softmax.int, aten._softmax.default)
-def _softmax(x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
-    powers = (x - x.amax(dim, keepdim=True)).exp()
-    return powers / total(powers, dim)
+    return None if kernel is None or getattr(profile, kind).how == "fp32" else kernel
 
 
 @_kernel("activation", aten.gelu.default)
@@ -143,13 +90,12 @@ def _sdpa(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    how: How,
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
     """aten.scaled_dot_product_attention."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return _attend(query, key, value, attn_mask, scale, is_causal, how)
+    return _attend(query, key, value, attn_mask, scale, is_causal)
 
 
 @_kernel("attention", own.attention.default)
@@ -162,15 +108,13 @@ def _attention(
     kv_heads: int,
     scale: float,
     causal: bool,
-    *,
-    how: How,
 ) -> Tensor:
     """enginecast.attention."""
     first, second, third = (
         x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
         for x, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     )
-    found = _attend(first, second, third, bias, scale, causal, how)
+    found = _attend(first, second, third, bias, scale, causal)
     return (found if query.dim() == 4 else found.transpose(1, 2).flatten(2)).contiguous()
 
 
@@ -183,12 +127,10 @@ def _cached_attention(
     past_value: Tensor,
     bias: Tensor | None,
     scale: float,
-    *,
-    how: How,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """enginecast.cached_attention."""
     keys, values = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-    return _attend(query, keys, values, bias, scale, False, how).contiguous(), keys, values
+    return _attend(query, keys, values, bias, scale, False).contiguous(), keys, values
 
 
 def _attend(
@@ -198,7 +140,6 @@ def _attend(
     bias: Tensor | None,
     scale: float,
     causal: bool,
-    how: How,
 ) -> Tensor:
     """Attention whose scores and weights are stored.
 
@@ -210,18 +151,8 @@ def _attend(
     if groups > 1:
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     dtype = query.dtype
-    scores = (query.float() @ key.float().mT * scale).to(dtype)  # scale is the product's alpha
-    if how == "stored":
-        weights = _masked_weights(scores.float(), bias, causal, lambda s: s.softmax(-1)).to(dtype)
-    else:
-        weights = _masked_weights(scores, bias, causal, lambda s: _softmax(s, -1))
-    return (weights.float() @ value.float()).to(dtype)
-
-
-def _masked_weights(
-    scores: Tensor, bias: Tensor | None, causal: bool, softmax: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """A row that may attend to nothing has weights of zero, as torch's attention has."""
+    # The scale is the product's alpha.
+    scores = (query.float() @ key.float().mT * scale).to(dtype).float()
     if causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~allowed, -torch.inf)
@@ -229,7 +160,9 @@ def _masked_weights(
         is_bool = bias.dtype is torch.bool
         scores = scores.masked_fill(~bias, -torch.inf) if is_bool else scores + bias
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    return softmax(scores).masked_fill(nothing, 0.0)
+    # A row that may attend to nothing has weights of zero, as torch's attention has.
+    weights = scores.softmax(-1).masked_fill(nothing, 0.0).to(dtype)
+    return (weights.float() @ value.float()).to(dtype)
 
 
 class Twin:
@@ -319,7 +252,7 @@ def _blockwise(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     return Twin(op(*low), torch.nn.functional.linear(x, wide, bias))
 
 
-def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any], profile: Profile) -> Twin:
+def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     """The value of a node that has a rule in `QUANTIZED`, from both halves of its arguments.
 
     Both take one scale, that of what is stored, so that a quantized value and its counterpart
@@ -331,7 +264,4 @@ def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any], profile: Pro
     """
     halves = (torch.float16, torch.bfloat16)
     wide = [t.float() if isinstance(t, Tensor) and t.dtype in halves else t for t in plain]
-    found = QUANTIZED[node.target](node.target, low, wide)
-    if profile.pairs and node.target in PAIRS:
-        return Twin(PAIRS[node.target](*low), found.plain)
-    return found
+    return QUANTIZED[node.target](node.target, low, wide)

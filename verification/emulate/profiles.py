@@ -2,16 +2,18 @@
 between.  Data, with a source for every entry.
 
 A kernel reads values of the storage dtype and writes its result rounded to it.  What differs is
-what lies between: whether the steps of a norm, a softmax or an attention are rounded one by one.
+what lies between: whether the steps of an attention or a GELU are rounded one by one. Norms and
+softmax are computed in fp32 and rounded once by all of them (ONNX Runtime: layer_norm.cc and
+softmax.h of core/providers/cuda, skip norms since microsoft/onnxruntime#28682; TensorRT:
+INormalizationLayer::setComputePrecision).
 
 All of them keep sums in fp32: ONNX Runtime on CUDA (CudaGemmOptions default 32F in
 test/providers/cuda/test_cases; AccumulationType<half> is float in core/providers/cuda/reduction),
-TensorRT (strongly typed networks), torch (opmath_type) and numpy (HALF_matmul_inner_noblas of
-matmul.c.src, HALF_pairwise_sum of loops_utils.h.src).
+TensorRT (strongly typed networks) and torch (opmath_type).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from enginecast.errors import UsageError
@@ -36,18 +38,11 @@ class Profile:
 
     name: str
     about: str
-    norm: Rule
-    """Layer norm and RMS norm, also fused with the residual sum before it."""
-    softmax: Rule
     attention: Rule
     activation: Rule
     """GELU."""
-    pairs: bool = field(default=False, kw_only=True)
-    """Whether two products of uint8 and int8 are added in 16 bits, where they saturate: see
-    `emulate.pairs`."""
 
 
-WITHOUT_VNNI = "ort-cpu-without-vnni"
 _ORT = "microsoft/onnxruntime, onnxruntime/"
 _TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
 _TENSORRT = "NVIDIA TensorRT 11 API reference"
@@ -58,15 +53,11 @@ _OPENVINO = (
     "openvino, src/plugins/intel_cpu: kernels of oneDNN and its own load bf16 as float, and round"
     " what they store"
 )
-_NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
 
 
-def _same(
-    name: str, about: str, how: How, source: str, *, pairs: bool = False, **others: Rule
-) -> Profile:
-    rule = Rule(how, source)
-    kinds = ("norm", "softmax", "attention", "activation")
-    return Profile(name, about, *(others.get(kind, rule) for kind in kinds), pairs=pairs)
+def _in_fp32(name: str, about: str, source: str) -> Profile:
+    rule = Rule("fp32", source)
+    return Profile(name, about, rule, rule)
 
 
 _ALL = (
@@ -74,12 +65,6 @@ _ALL = (
         name="ort-cuda",
         about="ONNX Runtime 1.28 and later on CUDA: fp32 sums; attention stores scores and weights,"
         " GELU rounds its steps",
-        norm=Rule(
-            "fp32",
-            _ORT + "core/providers/cuda/nn/layer_norm.cc: float between MLFloat16 types; skip norm:"
-            " microsoft/onnxruntime#28682, fp32 accumulation since 1.28",
-        ),
-        softmax=Rule("fp32", _ORT + "core/providers/cuda/math/softmax.h: AccumulationType"),
         attention=Rule(
             "stored",
             _ORT + "contrib_ops/cuda/bert/attention_softmax.cu: scores and weights of type T, the"
@@ -90,48 +75,25 @@ _ALL = (
             _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu(half) multiplies and adds halves",
         ),
     ),
-    _same(
-        WITHOUT_VNNI,
-        "ONNX Runtime on an x86 CPU without VNNI: products of uint8 and int8 are added by pairs in"
-        " 16 bits, where they saturate",
-        "fp32",
-        _ORT + "core/mlas/lib/x86_64/QgemmU8X8KernelAvx2.S: vpmaddubsw, then vpmaddwd",
-        pairs=True,
-    ),
-    _same(
+    _in_fp32(
         "tensorrt",
         "TensorRT: strongly typed, fp32 sums, norms computed in fp32",
-        "fp32",
         f"{_TENSORRT}: strongly typed networks; kernels round what they write",
-        norm=Rule("fp32", f"{_TENSORRT}: INormalizationLayer::setComputePrecision, default kFLOAT"),
     ),
-    _same(
+    _in_fp32(
         "torch-cpu",
         "torch's own kernels on the CPU: fp32 inside, one rounding at the end",
-        "fp32",
         _TORCH,
     ),
-    _same(
+    _in_fp32(
         "inductor",
         "Inductor's kernels, and torch's that they call: fp32 inside, one rounding at the end",
-        "fp32",
         f"{_INDUCTOR}; {_TORCH}",
     ),
-    _same(
+    _in_fp32(
         "openvino",
         "OpenVINO on the CPU: fp32 inside, one rounding at the end",
-        "fp32",
         _OPENVINO,
-    ),
-    _same(
-        "onnx-reference",
-        "onnx.reference on numpy halves: every step of a composite op is rounded",
-        "storage",
-        _NUMPY,
-        norm=Rule(
-            "stored",
-            f"{_NUMPY}; epsilon is a numpy float32, so what follows the statistics is fp32",
-        ),
     ),
 )
 PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in _ALL}

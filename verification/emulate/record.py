@@ -86,13 +86,44 @@ class Recorder:
         tally = self._tallies.setdefault(node, _Tally(node, low.dtype))
         self._see_range(tally, case, low, found)
         if leaves:
-            self._see_loss(tally, low, found.plain, self.masks[case])
+            plain = found.plain
+            mask = self.masks[case]
+            low, plain = valid_rows(low, mask), valid_rows(plain, mask)
+            kept, wanted = (
+                widened(sample(low.reshape(-1), SAMPLE)),
+                sample(plain.reshape(-1), SAMPLE),
+            )
+            usable = torch.isfinite(wanted) & (wanted.abs() < FILL)
+            if tally.node in self._fills:
+                usable &= wanted > -torch.finfo(tally.dtype).max / 2
+            wanted = torch.where(usable, wanted, 0.0)
+            # An infinity counts as noise of the value's own size: the ratio stays a number.
+            kept = torch.where(usable & torch.isfinite(kept), kept, 0.0)
+            tiny, lost, energy = _tiny(kept, wanted, tally.dtype)
+            tally.tiny += tiny
+            tally.sampled += int(torch.count_nonzero(wanted))
+            tally.lost += lost
+            tally.energy += energy
+            noise = float(torch.linalg.vector_norm(kept - wanted, dtype=torch.float64)) ** 2
+            tally.noise = (tally.noise or 0.0) + noise
+            tally.signal += energy
 
     def see_weight(self, node: Node, low: Any, plain: Any) -> None:
         """Measure a weight that was cast."""
         if not isinstance(low, Tensor) or low.dtype not in LOW or not low.numel():
             return
-        names = _origins(node, self.program)
+        # Names of the weights that a weight expression is made of.
+        specs = weight_specs(self.program)
+        found: dict[str, None] = {}
+        waiting: list[Node] = [node]
+        while waiting:
+            current = waiting.pop()
+            if current.op == "placeholder" and current.graph is not self.program.graph:
+                found[str(current.target)] = None  # of the expression of a deferred weight
+            elif current.op == "placeholder" and current.name in specs:
+                found[str(specs[current.name].target)] = None
+            waiting += reversed(current.all_input_nodes)
+        names = list(found)
         if _hands_on(node) or not names or not isinstance(plain, Tensor):
             return
         overflow = 0
@@ -171,24 +202,6 @@ class Recorder:
                 max_finite=limit,
             )
 
-    def _see_loss(self, tally: _Tally, low: Tensor, plain: Tensor, mask: Tensor | None) -> None:
-        low, plain = valid_rows(low, mask), valid_rows(plain, mask)
-        kept, wanted = widened(sample(low.reshape(-1), SAMPLE)), sample(plain.reshape(-1), SAMPLE)
-        usable = torch.isfinite(wanted) & (wanted.abs() < FILL)
-        if tally.node in self._fills:
-            usable &= wanted > -torch.finfo(tally.dtype).max / 2
-        wanted = torch.where(usable, wanted, 0.0)
-        # An infinity counts as noise of the value's own size: the ratio stays a number.
-        kept = torch.where(usable & torch.isfinite(kept), kept, 0.0)
-        tiny, lost, energy = _tiny(kept, wanted, tally.dtype)
-        tally.tiny += tiny
-        tally.sampled += int(torch.count_nonzero(wanted))
-        tally.lost += lost
-        tally.energy += energy
-        noise = float(torch.linalg.vector_norm(kept - wanted, dtype=torch.float64)) ** 2
-        tally.noise = (tally.noise or 0.0) + noise
-        tally.signal += energy
-
 
 def _summed(path: str, tallies: Sequence[_Tally]) -> StoredValues:
     worst = max(tallies, key=lambda t: (t.overflow > 0, t.max_abs / torch.finfo(t.dtype).max))
@@ -217,21 +230,6 @@ def _tiny(kept: Tensor, wanted: Tensor, dtype: torch.dtype) -> tuple[int, float,
     wanted = wanted.double()
     error = torch.where(is_tiny, kept.double() - wanted, 0.0)
     return int(is_tiny.sum()), float((error * error).sum()), float((wanted * wanted).sum())
-
-
-def _origins(node: Node, program: ExportedProgram) -> list[str]:
-    """Names of the weights that a weight expression is made of."""
-    specs = weight_specs(program)
-    found: dict[str, None] = {}
-    waiting: list[Node] = [node]
-    while waiting:
-        current = waiting.pop()
-        if current.op == "placeholder" and current.graph is not program.graph:
-            found[str(current.target)] = None  # of the expression of a deferred weight
-        elif current.op == "placeholder" and current.name in specs:
-            found[str(specs[current.name].target)] = None
-        waiting += reversed(current.all_input_nodes)
-    return list(found)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -106,7 +106,7 @@ class _Emulated(Run):
             found = args[0][args[1]]
         elif node.target in QUANTIZED:
             low, plain = (map_aggregate(args, half) for half in (_low, _plain))
-            found = quantized(node, low, plain, self._profile)
+            found = quantized(node, low, plain)
         else:
             found = self._call(node, args, kwargs)
         if isinstance(found, Twin) and not is_scaled(node):

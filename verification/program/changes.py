@@ -177,17 +177,15 @@ def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[Gr
         chosen &= changed | around
     kept = [name for name in here.nodes if name in chosen][:NODES]
     left_out = len({op.name for op in (*own, *beside)}) - len(kept)
-    return _graph(kept, here, there, alone), left_out
-
-
-def _graph(kept: Sequence[str], here: _Text, there: _Text, alone: str) -> tuple[GraphNode, ...]:
-    """Nodes for ops, after those for values that come from elsewhere."""
+    # Nodes for ops, after those for values that come from elsewhere.
     inside = set(kept)
     outside = dict.fromkeys(
         each
         for name in kept
         for each in here.nodes[name].inputs
-        if each not in inside and not _is_weight(each, here) and not _is_size(each, here)
+        if each not in inside
+        and not _is_weight(each, here)
+        and _value(here.lines.get(each, "")) != "sym"
     )
     places = {name: index for index, name in enumerate((*outside, *kept))}
     made = []
@@ -198,29 +196,19 @@ def _graph(kept: Sequence[str], here: _Text, there: _Text, alone: str) -> tuple[
             op="input" if name in outside else op.op,
             value=_value(here.lines.get(name, "")),
             inputs=() if name in outside else tuple(places[n] for n in op.inputs if n in places),
-            weights=tuple(_weight(n, here) for n in op.inputs if _is_weight(n, here)),
+            weights=tuple(here.lines[n].split('"')[1] for n in op.inputs if _is_weight(n, here)),
             module=op.module,
             source=op.source,
             state="same" if name in outside else _state(name, here, there, alone),  # type: ignore[arg-type]
             is_read_elsewhere=name in inside and not inside.issuperset(op.users),
         )
         made.append(drawn)
-    return tuple(made)
+    return tuple(made), left_out
 
 
 def _is_weight(name: str, text: _Text) -> bool:
     line = text.lines.get(name, "")
     return any(word in line for word in _WEIGHTS)
-
-
-def _is_size(name: str, text: _Text) -> bool:
-    """Whether a node is a size, which many ops read and no drawing needs."""
-    return _value(text.lines.get(name, "")) == "sym"
-
-
-def _weight(name: str, text: _Text) -> str:
-    """The path of a parameter: what stands in quotes in its line."""
-    return text.lines[name].split('"')[1]
 
 
 def _value(line: str) -> str:

@@ -155,26 +155,6 @@ class Observer:
         self._rounded = comparison.rounded
         self.checks.append(comparison.check)
 
-    def check_together(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
-        """Check several passes with one run of the last program; each gets the same finding.
-
-        None of them may change precision.
-        """
-        last = max(runs, key=lambda run: PROMISES.index(run.pass_.promise))
-        check = self.compare(last.pass_, program, last).check
-        return [
-            replace(
-                check,
-                name=run.pass_.name,
-                promise=run.pass_.promise,
-                rewritten=run.rewritten,
-                left_alone=len(run.sites) - run.rewritten,
-                seconds=run.seconds,
-                check_seconds=check.check_seconds / len(runs),
-            )
-            for run in runs
-        ]
-
     def fork(self) -> "Observer":
         """An independent observer that continues from here, without checks."""
         other = copy.copy(self)

@@ -154,19 +154,15 @@ def _place(layers: list[list[Box]]) -> None:
                 near = box.above if is_down else box.below
                 if near:
                     box.x = sum(n.x for n in near) / len(near)
-            _spread(layer)
-
-
-def _spread(layer: Sequence[Box]) -> None:
-    """Move boxes apart until none overlaps, half of it to each side."""
-    for _ in range(4):
-        for one, other in itertools.pairwise(layer):
-            lacking = (one.width + other.width) / 2 + GAP - (other.x - one.x)
-            if lacking > 0:
-                one.x -= lacking / 2
-                other.x += lacking / 2
-    for one, other in itertools.pairwise(layer):  # whatever is left
-        other.x = max(other.x, one.x + (one.width + other.width) / 2 + GAP)
+            # Move boxes apart until none overlaps, half of it to each side.
+            for _ in range(4):
+                for one, other in itertools.pairwise(layer):
+                    lacking = (one.width + other.width) / 2 + GAP - (other.x - one.x)
+                    if lacking > 0:
+                        one.x -= lacking / 2
+                        other.x += lacking / 2
+            for one, other in itertools.pairwise(layer):  # whatever is left
+                other.x = max(other.x, one.x + (one.width + other.width) / 2 + GAP)
 
 
 def _path(edge: Sequence[Box]) -> str:

@@ -40,20 +40,16 @@ def print_table(
         return
     shown = Table(box=None, pad_edge=False, header_style="bold")
     most = [max(_least(cell, whole=True) for cell in one) for one in by_column]
-    for column, width in zip(columns, _widths(least, most, room), strict=True):
-        shown.add_column(column, width=width, overflow="fold")
-    for row in cells:
-        shown.add_row(*row)
-    console.print(shown)
-
-
-def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Of columns, in all at most `room`: the widest gives first; rich would break words for it."""
+    # Of columns, in all at most `room`: the widest gives first; rich would break words for it.
     found = list(most)
     while sum(found) > room:
         spare = [index for index, width in enumerate(found) if width > least[index]]
         found[max(spare, key=found.__getitem__)] -= 1
-    return found
+    for column, width in zip(columns, found, strict=True):
+        shown.add_column(column, width=width, overflow="fold")
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
 
 
 def _least(cell: str, *, whole: bool) -> int:

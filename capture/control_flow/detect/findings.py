@@ -1,7 +1,7 @@
 """Findings about a model's Python code during capture: one `Finding` per source line.
 
-Several sources observe the same model (the recorder of a run, torch.export, Dynamo), and each may
-report a line many times. `merge` makes one finding per line.
+Two sources observe the same model (the recorder of a run, and torch.export), and each may report a
+line many times. `merge` makes one finding per line.
 """
 
 from collections import Counter
@@ -28,7 +28,6 @@ Kind = Literal[
     # A size depends on values.
     "index",
     # What a run or an export met without saying which of the above it is.
-    "graph-break",
     "refused",
 ]
 """Ordered by priority: of several kinds on one line, the first is reported."""
@@ -40,7 +39,7 @@ baked in.
 "shapes" includes values computed only from shapes, such as position ids.
 """
 
-Witness = Literal["recorder", "export", "dynamo"]
+Witness = Literal["recorder", "export"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 DECIDES: tuple[str, ...] = get_args(Decides)
@@ -100,7 +99,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 def _union(group: list[Finding]) -> Finding:
     def rank(finding: Finding) -> tuple[bool, bool, int]:
-        is_general = finding.kind in ("graph-break", "refused")
+        is_general = finding.kind == "refused"
         return is_general, not finding.is_blocking, KINDS.index(finding.kind)
 
     # What blocks names the line; a module or text that one witness lacks comes from another.

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from enginecast.capture.control_flow.detect.endless import LONGEST_RUN, Bounded
 from enginecast.capture.python.locations import SourceLocation, calling_frames
 from enginecast.capture.python.tensor_facts import written_by
 from enginecast.errors import CaptureError
@@ -83,7 +82,7 @@ class Recorder:
         inputs: the tensors that the module will be called with.
 
     Raises:
-        CaptureError: a line read MOST_READS values, or the run took too long: it does not end.
+        CaptureError: a line read MOST_READS values: its loop does not end.
     """
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
@@ -94,7 +93,7 @@ class Recorder:
         self._modes = ExitStack()
 
     def __enter__(self) -> "Recorder":
-        for mode in (Bounded(LONGEST_RUN), self._histories, _Readers(self)):
+        for mode in (self._histories, _Readers(self)):
             self._modes.enter_context(mode)
         return self
 

@@ -1,7 +1,7 @@
 """What the recorder and torch.export report of a model's control flow, merged line by line.
 
 The recorder reports what Python reads in a run; torch.export what it refused and where its trace
-branched on sizes; Dynamo (see `dynamo`) where the graph breaks.
+branched on sizes.
 """
 
 import itertools
@@ -44,7 +44,6 @@ def detect(
     runs: Sequence[Sequence[Read]] = (),
     decided: Collection[SourceLocation] = (),
     branches: Collection[SourceLocation] = (),
-    breaks: Iterable[Finding] = (),
     rung: str = "",
 ) -> list[Finding]:
     """One finding for each line that any source names, blocking ones first.
@@ -54,7 +53,6 @@ def detect(
         runs: the recorder's reads, by run.
         decided: where torch.export's trace branched on a symbolic number.
         branches: where control flow became an operator.
-        breaks: graph breaks of Dynamo.
         rung: the capture strategy that succeeded anyway; empty if none did.
     """
     refused = [of_refusal(refusal) for refusal in refusals]
@@ -64,7 +62,6 @@ def detect(
             *refused,
             *(of_trace(place, is_blocking=False) for place in decided),
             *(of_trace(place, is_blocking=True) for place in branches),
-            *breaks,
         ]
     )
     is_refused = bool(refused) and not rung

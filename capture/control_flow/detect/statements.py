@@ -5,7 +5,6 @@ Only lines that a recorder or torch named are looked up; nothing is interpreted.
 
 import ast
 import functools
-import linecache
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CodeType
@@ -20,6 +19,7 @@ from enginecast.capture.python.locations import (
     is_model_code,
     noting_calls,
     real_path,
+    tree_of,
 )
 from enginecast.capture.python.recompile import first_line
 
@@ -45,7 +45,7 @@ def statement_at(place: SourceLocation) -> tuple[Kind, str] | None:
 @functools.lru_cache(maxsize=256)
 def _statements(file: str) -> dict[int, tuple[Kind, str]]:
     found: dict[int, tuple[Kind, str]] = {}
-    for node in ast.walk(_tree(file)):  # outer ones first, so that the innermost stays
+    for node in ast.walk(tree_of(file)):  # outer ones first, so that the innermost stays
         if isinstance(node, ast.Try) and node.handlers:
             found |= {line: ("try", "") for part in node.body for line in _span(part)}
         if isinstance(node, ast.comprehension):
@@ -64,7 +64,7 @@ def numbers_decide(place: SourceLocation) -> Iterator[SourceLocation]:
     Only a name bound to the number itself is followed, through arithmetic and comparisons.
     """
     file, line = place.resolved
-    functions = [n for n in ast.walk(_tree(file)) if isinstance(n, Function) and line in _span(n)]
+    functions = [n for n in ast.walk(tree_of(file)) if isinstance(n, Function) and line in _span(n)]
     if not functions:
         return
     function = max(functions, key=lambda each: each.lineno)
@@ -97,7 +97,7 @@ def sizes_decide(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Sourc
         if not is_model_code(code.co_filename):
             continue
         file = real_path(code.co_filename)
-        for node in ast.walk(_tree(file)):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.FunctionDef) and first_line(node) == code.co_firstlineno:
                 found |= dict.fromkeys(SourceLocation(file, line) for line in _by_size(node))
     return tuple(found)
@@ -131,15 +131,6 @@ def entered(module: nn.Module, inputs: Mapping[str, Tensor]) -> set[CodeType]:
     with noting_calls(lambda frame: codes.add(frame.f_code)), torch.no_grad(), suppress(Exception):
         module(**inputs)
     return codes
-
-
-@functools.lru_cache(maxsize=256)
-def _tree(file: str) -> ast.Module:
-    """The parsed source; an empty module if it is not available."""
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
 
 
 def _span(node: Any) -> range:

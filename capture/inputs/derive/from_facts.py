@@ -58,20 +58,8 @@ def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:
     Raises:
         UsageError: a required one cannot be derived, or none can.
     """
-    names = _wanted(facts)
-    if not names:
-        raise UsageError(
-            f"the inputs of {facts.name} cannot be derived: forward takes "
-            f"{', '.join(facts.arguments[:4]) or 'no arguments'}, of which none is known",
-            hint=_how_to_give(facts, facts.arguments[:1]),
-        )
-    return with_example_sizes(tuple(_derived(facts, name, names) for name in names))
-
-
-def _wanted(facts: ModelFacts) -> tuple[str, ...]:
-    """The arguments to derive: required ones, the main input, towers, companions, and the
-    tokenizer's outputs.
-    """
+    # The arguments to derive: required ones, the main input, towers, companions, and the
+    # tokenizer's outputs.
     known = [name for name in MODALITIES if name in facts.arguments]
     main = [*(facts.main or facts.required or known[:1])]
     wanted = {*facts.required, *main} - facts.fixed.keys()
@@ -84,7 +72,14 @@ def _wanted(facts: ModelFacts) -> tuple[str, ...]:
     }
     if "input_ids" in wanted:
         wanted |= {name for name in facts.tokenized if name in TEXT_INPUTS}
-    return tuple(name for name in facts.arguments if name in wanted)
+    names = tuple(name for name in facts.arguments if name in wanted)
+    if not names:
+        raise UsageError(
+            f"the inputs of {facts.name} cannot be derived: forward takes "
+            f"{', '.join(facts.arguments[:4]) or 'no arguments'}, of which none is known",
+            hint=_how_to_give(facts, facts.arguments[:1]),
+        )
+    return with_example_sizes(tuple(_derived(facts, name, names) for name in names))
 
 
 def _is_own_tower(facts: ModelFacts, name: str) -> bool:

@@ -79,7 +79,9 @@ class Recorded:
         found: dict[Sizes, tuple[Sizes, ...]] = {}
         for sizes in self._varying:
             others = [other for other in self._varying if other != sizes]
-            for factors in _combinations(others):
+            pairs = [(a, b) for a in others for b in others if a <= b]
+            triples = [(a, b, c) for a, b in pairs for c in others if b <= c]
+            for factors in [*((a,) for a in others), *pairs, *triples]:
                 products = [math.prod(each) for each in zip(*factors, strict=True)]
                 ratios = {size / product for size, product in zip(sizes, products, strict=True)}
                 if len(ratios) == 1 and (len(factors) > 1 or min(ratios) > 1):
@@ -213,7 +215,7 @@ class Calls(Mapping[str, Recorded]):
             for name, value in given.items()
             if name not in PACKING and not left_out(value)
         }
-        size = _shapes(arguments)
+        size = str(with_tensors(arguments, lambda t: (t.shape, t.dtype)))
         known = self._heard.get(name, {})
         copied = None
         if size in known or len(known) < MOST_SIZES:
@@ -431,20 +433,9 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _shapes(arguments: Mapping[str, Any]) -> str:
-    """Equal for calls that differ in the values of tensors alone."""
-    return str(with_tensors(arguments, lambda t: (t.shape, t.dtype)))
-
-
 def _rows(call: Mapping[str, Tensor]) -> int:
     first = next((tensor for tensor in call.values() if tensor.ndim), None)
     return 0 if first is None else first.shape[0]
-
-
-def _combinations(others: Sequence[Sizes]) -> list[tuple[Sizes, ...]]:
-    pairs = [(a, b) for a in others for b in others if a <= b]
-    triples = [(a, b, c) for a, b in pairs for c in others if b <= c]
-    return [*((a,) for a in others), *pairs, *triples]
 
 
 def _shown(place: Place) -> str:

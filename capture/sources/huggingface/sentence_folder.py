@@ -306,7 +306,20 @@ def open_sentence_folder(
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
     settings = _settings(parts[0].folder)
-    unknown_settings = _unknown_settings(settings)
+    # Settings by which the transformer gives something else than its last hidden states.
+    unknown_settings = []
+    if settings.get("transformer_task", TASK) != TASK:
+        unknown_settings.append("transformer_task")
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modalities = settings.get("modality_config", {"text": text})
+    if not isinstance(modalities, dict) or modalities.get("text") != text:
+        unknown_settings.append("modality_config")
+    if settings.get("module_output_name", "token_embeddings") != "token_embeddings":
+        unknown_settings.append("module_output_name")
+    for key in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
+        given = settings.get(key) or {}
+        if not isinstance(given, dict) or not HARMLESS.issuperset(given):
+            unknown_settings.append(key)
     model = open_folder(
         parts[0].folder, random_weights, component, bare="transformer_task" not in unknown_settings
     )
@@ -366,7 +379,11 @@ class SentenceSource(WrappedSource):
             self._stored = Head(
                 self._parts, self._truncated
             ).state_dict()  # on meta: names and shapes
-        self.longest_text = _longest(model.folder, settings)
+        # Tokens at which texts are cut; 6.0 has it in the tokenizer's config.
+        file = model.folder / TOKENIZER_CONFIG
+        tokenizer = read_json(file) if file.is_file() else {}
+        given = settings.get("max_seq_length") or tokenizer.get("model_max_length")
+        self.longest_text = given if type(given) is int and 0 < given < UNLIMITED else None
         self.notes = (*model.notes, *_notes(folder, settings))
 
     @cached_property
@@ -449,7 +466,22 @@ def _made(part: _Part) -> nn.Module:
     file = part.folder / CONFIG_FILE
     if part.kind == "Dense":
         config = _decoded(_Dense, part.config, file)
-        return Dense(config, _activation(config.activation_function, file))
+        # An activation of torch by its full name; classes of other packages would be code to run.
+        name = config.activation_function
+        kind: Any = (
+            getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+        )
+        made = None
+        try:
+            made = kind()
+            fits = made(torch.ones(1, 2, device="cpu")).shape == (1, 2)
+        except Exception:  # nn.Linear, nn.Module: they need arguments, or compute nothing
+            fits = False
+        if not isinstance(made, nn.Module) or not fits:
+            raise SourceError(
+                f"{file}: activation_function: expected an activation of torch.nn, got {name!r}"
+            )
+        return Dense(config, made)
     if part.kind == "LayerNorm":
         return LayerNorm(_decoded(_LayerNorm, part.config, file))
     if part.kind != "Pooling":
@@ -465,44 +497,10 @@ def _made(part: _Part) -> nn.Module:
     return Pooling(modes)
 
 
-def _activation(name: str, file: Path) -> nn.Module:
-    """An activation of torch by its full name; classes of other packages would be code to run."""
-    kind: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
-    made = None
-    try:
-        made = kind()
-        fits = made(torch.ones(1, 2, device="cpu")).shape == (1, 2)
-    except Exception:  # nn.Linear, nn.Module: they need arguments, or compute nothing
-        fits = False
-    if not isinstance(made, nn.Module) or not fits:
-        raise SourceError(
-            f"{file}: activation_function: expected an activation of torch.nn, got {name!r}"
-        )
-    return made
-
-
 def _settings(folder: Path) -> dict[str, Any]:
     """Those of the transformer: how texts are cut, and which class it is."""
     files = (folder / name for name in TRANSFORMER_FILES)
     return next((read_json(file) for file in files if file.is_file()), {})
-
-
-def _unknown_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by which the transformer gives something else than its last hidden states."""
-    found = []
-    if settings.get("transformer_task", TASK) != TASK:
-        found.append("transformer_task")
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    modalities = settings.get("modality_config", {"text": text})
-    if not isinstance(modalities, dict) or modalities.get("text") != text:
-        found.append("modality_config")
-    if settings.get("module_output_name", "token_embeddings") != "token_embeddings":
-        found.append("module_output_name")
-    for key in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
-        given = settings.get(key) or {}
-        if not isinstance(given, dict) or not HARMLESS.issuperset(given):
-            found.append(key)
-    return found
 
 
 TASK = "feature-extraction"
@@ -510,14 +508,6 @@ HARMLESS = frozenset(
     {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"}
 )
 """Arguments of the transformer that do not change what it computes."""
-
-
-def _longest(folder: Path, settings: Mapping[str, Any]) -> int | None:
-    """Tokens at which texts are cut; 6.0 has it in the tokenizer's config."""
-    file = folder / TOKENIZER_CONFIG
-    tokenizer = read_json(file) if file.is_file() else {}
-    given = settings.get("max_seq_length") or tokenizer.get("model_max_length")
-    return given if type(given) is int and 0 < given < UNLIMITED else None
 
 
 def _notes(folder: Path, settings: Mapping[str, Any]) -> list[str]:

@@ -275,7 +275,19 @@ def name_weights(checkpoint: Checkpoint, expected: Iterable[str]) -> dict[str, T
     named: dict[str, Tensor] = {}
     for dtype in dtypes:
         tensors = {name: _stand_in(t, dtype) for name, t in checkpoint.tensors.items()}
-        for name, tensor in _load(checkpoint, dtype, tensors).items():
+        model, info = keeping_no_fp32(checkpoint.model_class).from_pretrained(
+            None,
+            config=checkpoint.config,
+            state_dict=tensors,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **checkpoint.options,
+        )
+        tied_once = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+        _check_loaded(checkpoint, info, len(tied_once))
+        state: dict[str, Tensor] = model.state_dict()
+        for name, tensor in state.items():
             if len(dtypes) == 1 or _is_real(tensor, own):
                 named.setdefault(name, tensor)
     absent = [name for name in expected if name not in named]
@@ -315,24 +327,6 @@ def _is_real(tensor: Tensor, own: set[int]) -> bool:
         return True
     is_expanded = storage.nbytes() == tensor.element_size() < tensor.nbytes
     return not is_expanded and not bool(tensor.isnan().any())
-
-
-def _load(
-    checkpoint: Checkpoint, dtype: torch.dtype, tensors: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    model, info = keeping_no_fp32(checkpoint.model_class).from_pretrained(
-        None,
-        config=checkpoint.config,
-        state_dict=tensors,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **checkpoint.options,
-    )
-    tied_once = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-    _check_loaded(checkpoint, info, len(tied_once))
-    state: dict[str, Tensor] = model.state_dict()
-    return state
 
 
 def keeping_no_fp32(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:

@@ -122,7 +122,27 @@ class _Values(TorchFunctionMode):
         dtype: torch.dtype,
     ) -> _Possible | None:
         if name in ELEMENTWISE:
-            return self._computed(func, args, kwargs)
+            # What a function gives element by element, computed for each value of its arguments,
+            # and for each pair where these are of other places.
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            if not any(self._of(leaf) is not None for leaf in leaves):
+                return None
+            parts = [self._part(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            if None in [part for leaf, part in zip(leaves, parts, strict=True) if leaf is not None]:
+                return None
+            sizes = {part.layout: len(part.values) for part in parts if isinstance(part, _Possible)}
+            count = math.prod(sizes.values())
+            if count > MOST_VALUES:
+                return None
+            grid = torch.arange(count).reshape(tuple(sizes.values()))
+            places = dict(zip(sizes, torch.unravel_index(grid.flatten(), grid.shape), strict=True))
+            given = [
+                part.values[places[part.layout]] if isinstance(part, _Possible) else part
+                for part in parts
+            ]
+            arguments, named = pytree.tree_unflatten(given, spec)
+            [layout] = sizes if len(sizes) == 1 else [object()]
+            return _Possible(func(*arguments, **named), layout)
         filling = _filling(name, args, kwargs)
         if filling is not None:
             return _Possible(torch.tensor([filling]).to(dtype), object())
@@ -139,30 +159,6 @@ class _Values(TorchFunctionMode):
             are_all = bool(((first.values != 0) == value).all())
             return _Possible(torch.tensor([value]), object()) if are_all else None
         return None
-
-    def _computed(self, func: Callable[..., Any], args: Any, kwargs: Any) -> _Possible | None:
-        """What a function gives element by element, computed for each value of its arguments, and
-        for each pair where these are of other places.
-        """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if not any(self._of(leaf) is not None for leaf in leaves):
-            return None
-        parts = [self._part(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        if None in [part for leaf, part in zip(leaves, parts, strict=True) if leaf is not None]:
-            return None
-        sizes = {part.layout: len(part.values) for part in parts if isinstance(part, _Possible)}
-        count = math.prod(sizes.values())
-        if count > MOST_VALUES:
-            return None
-        grid = torch.arange(count).reshape(tuple(sizes.values()))
-        places = dict(zip(sizes, torch.unravel_index(grid.flatten(), grid.shape), strict=True))
-        given = [
-            part.values[places[part.layout]] if isinstance(part, _Possible) else part
-            for part in parts
-        ]
-        arguments, named = pytree.tree_unflatten(given, spec)
-        [layout] = sizes if len(sizes) == 1 else [object()]
-        return _Possible(func(*arguments, **named), layout)
 
     def _part(self, tensor: Tensor) -> "_Possible | Tensor | None":
         """What an argument may hold: any truth value, where nothing is known of it."""

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,32 +28,6 @@ def answering_all(_: nn.Module) -> Iterator[None]:
     """
     with _answering(is_model_code):
         yield
-
-
-@contextmanager
-def hiding_trace(_: nn.Module) -> Iterator[None]:
-    """Answer as `answering_all`, and hide from the same code that the tensors are fake: what looks
-    up `torch._subclasses.FakeTensor` gets a class that no tensor has.
-    """
-    plain, place = torch._subclasses.FakeTensor, vars(torch._subclasses)
-
-    def found(name: str) -> Any:
-        if name != plain.__name__:
-            raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
-        return _NoTensor if is_model_code(sys._getframe(1).f_code.co_filename) else plain
-
-    del place[plain.__name__]
-    place["__getattr__"] = found  # Python calls it for names that a module does not have
-    try:
-        with _answering(is_model_code):
-            yield
-    finally:
-        del place["__getattr__"]
-        place[plain.__name__] = plain
-
-
-class _NoTensor:
-    """No tensor is an instance of this."""
 
 
 @contextmanager

@@ -103,15 +103,12 @@ def with_equivalents(module: nn.Module) -> Iterator[None]:
         written = EQUIVALENTS.get(f"{each.__module__}.{each.__qualname__}")
         if written is not None:
             source = source_of(each.forward)
-            found[source.function] = _calling(written, source.definition)
+            # The definition, with a body that calls `written` with its arguments.
+            definition = source.definition
+            name = written.__name__
+            given = ", ".join(argument.arg for argument in definition.args.args)
+            body = ast.parse(f"from {__name__} import {name}\nreturn {name}({given})")
+            definition.body = body.body
+            found[source.function] = definition
     with swapped(found):
         yield
-
-
-def _calling(written: Callable[..., Any], definition: ast.FunctionDef) -> ast.FunctionDef:
-    """The definition, with a body that calls `written` with its arguments."""
-    name = written.__name__
-    given = ", ".join(argument.arg for argument in definition.args.args)
-    body = ast.parse(f"from {__name__} import {name}\nreturn {name}({given})")
-    definition.body = body.body
-    return definition

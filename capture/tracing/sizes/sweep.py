@@ -73,7 +73,22 @@ class Sweep:
         """
         with quiet_torch():
             try:
-                eager, mentioned = _mentioned(self.walker, self.traced)
+                # What eager computes, and whole numbers in the code that it goes through and in the
+                # user's modules.
+                found: dict[int, None] = {}
+                seen: set[CodeType] = set()
+
+                def note(frame: FrameType, event: str, argument: Any) -> None:
+                    code = frame.f_code
+                    if event != "call" or code in seen:
+                        return
+                    seen.add(code)
+                    if is_model_code(code.co_filename):
+                        found.update(dict.fromkeys(_in_code(code, frame.f_globals)))
+
+                walk = self.walker.eager(self.traced, observer=note)
+                found.update(dict.fromkeys(_in_attributes(self.walker.module)))
+                eager, mentioned = walk, list(found)
                 if eager.writes:
                     eager = self._eager(self.traced, writes=True)
                 first = self._pair(self.traced, eager)
@@ -249,26 +264,6 @@ def _candidates(dim: DimSpec, mentioned: Sequence[int]) -> list[int]:
     order = [dim.minimum, dim.maximum, 2, 3, 10, *known, *(n + 1 for n in known), *small, *beside]
     order += [size * dim.step for size in small]
     return [size for size in dict.fromkeys(order) if size in within]
-
-
-def _mentioned(walker: Walker, sizes: Sizes) -> tuple[Walk, list[int]]:
-    """What eager computes, and whole numbers in the code that it goes through and in the user's
-    modules.
-    """
-    found: dict[int, None] = {}
-    seen: set[CodeType] = set()
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        code = frame.f_code
-        if event != "call" or code in seen:
-            return
-        seen.add(code)
-        if is_model_code(code.co_filename):
-            found.update(dict.fromkeys(_in_code(code, frame.f_globals)))
-
-    walk = walker.eager(sizes, observer=note)
-    found.update(dict.fromkeys(_in_attributes(walker.module)))
-    return walk, list(found)
 
 
 def _in_code(code: CodeType, known: Mapping[str, Any]) -> Iterator[int]:

@@ -44,23 +44,16 @@ class CalledInTurn:
         inputs: Mapping[str, Tensor],
         others: Sequence[Mapping[str, Tensor]] = (),
         trained: frozenset[str] = frozenset(),
-        before: Outputs | None = None,
-        by: nn.Module | None = None,
     ) -> None:
         """
         Args:
             others: other values, and other sizes.
             trained: the modules that were given in train mode.
-            before: what an earlier call gave for `inputs`, which saves a run.
-            by: the module that was called; None: another copy of it.  Where it is the same one, and
-                `inputs` are a row of the others, their row of the outputs saves a second run.
         """
         self._call = call
         self._inputs = inputs
         self._others = others
         self._trained = trained
-        self._before = before
-        self._by = by
         self._is_done = False
         self._known: list[tuple[nn.Module, Mapping[str, Tensor], Outputs]] = []
         """What the first calls gave, until it is asked for."""
@@ -75,52 +68,12 @@ class CalledInTurn:
         """
         if not self._is_done:
             self._is_done = True
-            if not self._is_as_before(module):
-                self._look(module)
+            self._look(module)
         for index, (called, known, outputs) in enumerate(self._known):
             if called is module and _are_equal(known, inputs):
                 del self._known[index]
                 return outputs
         return self._call(module, inputs)
-
-    def _is_as_before(self, module: nn.Module) -> bool:
-        """Whether a call after another one gives what it gave before, and changes nothing.
-
-        The other call may: some libraries set up a module when it is first called.
-        """
-        if self._before is None or self._trained or not self._others:
-            return False
-        watch = Watch(module)
-        with watch.following():
-            between = self._try(module, self._others[0])
-            if changes := watch.changes():
-                watch.look()
-            row = self._row(between) if module is self._by and not changes else None
-            # Other kernels may compute a batch: what differs there is called by itself.
-            is_row = row is not None and not _any_differ(self._before, row)
-            again = self._before if is_row else self._try(module, self._inputs)
-        if between is None or again is None:
-            return False
-        if again.keys() == self._before.keys() and _any_differ(self._before, again):
-            _compare(self._before, again, [*changes, *watch.changes()], self._draw(module))
-        if watch.changes():
-            return False
-        self.notes = _harmless(changes)
-        self._known += [
-            (module, self._others[0], _copies(between)),
-            (module, self._inputs, _copies(again)),
-        ]
-        return True
-
-    def _row(self, outputs: Outputs | None) -> Outputs | None:
-        """The first row of the outputs of a batch that `inputs` are the first row of."""
-        batch = self._others[0]
-        rows = {tensor.shape[:1] for tensor in batch.values()}
-        if outputs is None or len(rows) != 1 or not _are_equal(_first(batch), self._inputs):
-            return None
-        if any(tensor.shape[:1] not in rows for tensor in outputs.values()):
-            return None
-        return _first(outputs)
 
     def _look(self, module: nn.Module) -> None:
         watch = Watch(module)
@@ -128,8 +81,6 @@ class CalledInTurn:
             with watch.following():
                 first = _copies(self._call(module, _copies(self._inputs)))
             self._known.append((module, self._inputs, first))
-            if self._before is not None and self._before.keys() == first.keys():
-                _compare(self._before, first, watch.changes(), "")
             for index, other in enumerate(self._others or [self._inputs]):
                 if index and not watch.changes():
                     break
@@ -295,19 +246,11 @@ def _differ(left: Tensor, right: Tensor) -> bool:
     return bool((one - other).norm() > SAME * one.norm())
 
 
-def _any_differ(left: Outputs, right: Outputs) -> bool:
-    return left.keys() != right.keys() or any(_differ(left[name], right[name]) for name in left)
-
-
 def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         found.dtype == right[name].dtype and torch.equal(found, right[name])
         for name, found in left.items()
     )
-
-
-def _first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor[:1] for name, tensor in tensors.items()}
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,23 +79,24 @@ def find_culprits(
         names=prepared.output_names,
     )
     with steps("bisect"):
-        found = bisect(subject, checks, prepared.observed, _worst_first(prepared, rewritten))
+        # The cases by the error of their outputs in emulated low precision, largest first.
+        measured = rewritten.emulated.measured if rewritten.emulated is not None else {}
+
+        def badness(case: Case) -> tuple[int, float]:
+            outputs = measured.get(case.name, {}).values()
+            lost = sum(found.nonfinite for found in outputs)
+            return lost, max((found.relative for found in outputs), default=0.0)
+
+        found = bisect(
+            subject,
+            checks,
+            prepared.observed,
+            sorted(prepared.cases, key=badness, reverse=True)[:WORST],
+        )
     steps.log(f"bisect: {found.trials} runs")
     for line in found.lines():
         steps.log(line)
     return found
-
-
-def _worst_first(prepared: Prepared, rewritten: Rewritten) -> Sequence[Case]:
-    """The cases by the error of their outputs in emulated low precision, largest first."""
-    measured = rewritten.emulated.measured if rewritten.emulated is not None else {}
-
-    def badness(case: Case) -> tuple[int, float]:
-        outputs = measured.get(case.name, {}).values()
-        lost = sum(found.nonfinite for found in outputs)
-        return lost, max((found.relative for found in outputs), default=0.0)
-
-    return sorted(prepared.cases, key=badness, reverse=True)[:WORST]
 
 
 def _with_reasons(runs: Sequence[PassRun], dropped: Sequence[Culprit]) -> tuple[PassRun, ...]:

@@ -22,9 +22,8 @@ from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager.make_reference import range_culprit
 from enginecast.verification.emulate.data import overflow_sentence
-from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
+from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import TrueDtypeRun, true_dtype_check
-from enginecast.verification.metrics import output_names, pool_output
 from enginecast.verification.program.changes import Changes
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.program.quantized_floor import PlannedFloor
@@ -198,27 +197,14 @@ def _lower(
     reference: Reference,
     steps: Steps,
 ) -> LoweredProgram:
-    """Run the lowering passes for one engine on a copy of the program.
-
-    If a run of the model takes seconds, they are compared together, and one by one only if that
-    fails.
-    """
+    """Run the lowering passes for one engine on a copy of the program."""
     passes, lowered = build(config.lowering), structural_copy(program)
     observer, changes = before[0].fork(), before[1].fork()
     with steps("lowering passes"):
-        checks: Sequence[PassCheck] | None = None
-        if any(case.singles for case in prepared.cases):
-            together = observer.fork()
-            runs = run_pipeline(passes, lowered, prepared.context, (changes,))
-            checks = together.check_together(lowered, runs)
-            if any(check.failure for check in checks):
-                checks, lowered, changes = None, structural_copy(program), before[1].fork()
-        if checks is None:
-            runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
-            checks = observer.checks
+        runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
     steps.log_passes(runs)
     emulated = _emulate(prepared, lowered, reference, config.target, steps)
-    return LoweredProgram(lowered, tuple(runs), _detailed(checks, changes), emulated)
+    return LoweredProgram(lowered, tuple(runs), _detailed(observer.checks, changes), emulated)
 
 
 def _observers(
@@ -284,26 +270,6 @@ def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtyp
         return cause
     place = left[0].module or "the model itself"
     return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
-
-
-def without_vnni(prepared: Prepared, engine: LoweredProgram, reference: Reference) -> str:
-    """What an int8 engine with weights of 8 bits would lose on an x86 CPU without VNNI.
-
-    Raises:
-        VerificationError: a shape differs.
-    """
-    cases, names = prepared.cases, prepared.output_names
-    profile = get_profile(WITHOUT_VNNI)
-    measured = true_dtype_check(engine.program, cases, reference, profile, names=names).measured
-    found, here = (
-        max(pool_output(each, name).relative for name in output_names(each))
-        for each in (measured, reference.floor.cases)
-    )
-    return (
-        "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU without VNNI:"
-        f" the engine would be off by {found:.2g} there (eager with the plan's rounding:"
-        f" {here:.2g}), and load refuses it"
-    )
 
 
 def _emulate(

@@ -1,14 +1,12 @@
 """Find what a rejected engine chose at ties, and compute the reference with these choices."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.engines.checks import Check, Judged, Running
 from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
 from enginecast.compiler.engines.rewrite import LoweredProgram
@@ -20,7 +18,6 @@ from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verification.eager.choices import (
-    Choices,
     TieReference,
     choice_nodes,
     tie_reference,
@@ -77,37 +74,33 @@ class Ties(Check):
         edges = [case for case in self.model.edge_cases if case.name in stored]
         cases = [*self.model.cases, *edges]
         try:
-            choices = self._choices(names, cases)
+            # Run the engine's program, lowered with its choices as outputs.
+            outputs = [f"{name}_chosen" for name in names]
+            program = with_choice_outputs(self.engine.program, names)
+            with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
+                folder = Path(temporary)
+                request = lowering_request(self.model, self.config, program, folder)
+                request = replace(request, outputs=(*request.outputs, *outputs))
+                artifact = target_of(self.config.target).lower(request)
+                added = (Output(name=output, dtype="int64", shape=()) for output in outputs)
+                manifest = msgspec.structs.replace(
+                    self.manifest, outputs=(*self.manifest.outputs, *added)
+                )
+                bundle = unsealed(folder, manifest, artifact.files)
+                opened = session_class(self.config.target).open(
+                    bundle, self.record, self.config.providers, self.threads
+                )
+                with Engine(bundle, self.record, opened) as engine:
+                    choices = {}
+                    for case in cases:
+                        feeds = {n: t.numpy() for n, t in case.inputs.items()}
+                        results = opened.run_to_host(as_declared(engine, feeds), outputs)
+                        choices[case.name] = {
+                            name: results[output].astype(np.int64)
+                            for name, output in zip(names, outputs, strict=True)
+                        }
         except EnginecastError as error:
             return TieReference(None, (f"whether values tie is not known: {error.message}",))
         return tie_reference(
             captured, self.model.cases, edges, self.model.output_names, choices, reference
         )
-
-    def _choices(self, names: Sequence[str], cases: Sequence[Case]) -> Choices:
-        """Run the engine's program, lowered with its choices as outputs."""
-        outputs = [f"{name}_chosen" for name in names]
-        program = with_choice_outputs(self.engine.program, names)
-        with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
-            folder = Path(temporary)
-            request = lowering_request(self.model, self.config, program, folder)
-            request = replace(request, outputs=(*request.outputs, *outputs))
-            artifact = target_of(self.config.target).lower(request)
-            added = (Output(name=output, dtype="int64", shape=()) for output in outputs)
-            manifest = msgspec.structs.replace(
-                self.manifest, outputs=(*self.manifest.outputs, *added)
-            )
-            bundle = unsealed(folder, manifest, artifact.files)
-            opened = session_class(self.config.target).open(
-                bundle, self.record, self.config.providers, self.threads
-            )
-            with Engine(bundle, self.record, opened) as engine:
-                found = {}
-                for case in cases:
-                    feeds = {n: t.numpy() for n, t in case.inputs.items()}
-                    results = opened.run_to_host(as_declared(engine, feeds), outputs)
-                    found[case.name] = {
-                        name: results[output].astype(np.int64)
-                        for name, output in zip(names, outputs, strict=True)
-                    }
-        return found

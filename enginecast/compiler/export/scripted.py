@@ -32,6 +32,7 @@ from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.engines.checks import Criteria
 from enginecast.compiler.engines.lower_and_run import run_engine, unsealed
+from enginecast.compiler.export_attempts import SizesDecideError
 from enginecast.compiler.prepare.cases import SEED, accepted_branch, choose_cases, cover_branches
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.prepare.program import OpenedModel
@@ -57,10 +58,6 @@ from enginecast.verification.reference import Reference
 
 SCRIPTED = "--fallback torchscript"
 """The option that asks for an engine of the module itself, where no program can be captured."""
-
-
-class SizesDecideError(CaptureError):
-    """Code asks whether it is TorchScript, and sizes vary beyond those that were compared."""
 
 
 def prepare_script(

@@ -32,25 +32,23 @@ from enginecast.compiler.engines.lower_and_run import (
     run_engine,
     unsealed,
 )
-from enginecast.compiler.engines.rewrite import Rewritten, rewrite, without_vnni
+from enginecast.compiler.engines.rewrite import rewrite
 from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
     SCRIPTED,
     ScriptEngines,
-    SizesDecideError,
     explore,
     prepare_script,
     reference_of_script,
 )
 from enginecast.compiler.export_attempts import (
     Before,
-    LeadsOnError,
+    SizesDecideError,
     Way,
     first_taken,
     ways_for,
 )
 from enginecast.compiler.memory import fewer_collections, keeping_freed
-from enginecast.compiler.prepare.cases import cover_branches
 from enginecast.compiler.prepare.open_model import given_plan, input_specs, open_model
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
@@ -58,8 +56,6 @@ from enginecast.compiler.publication.bundle import Candidate, Export, Measure, p
 from enginecast.compiler.publication.downgrades import other_dtypes
 from enginecast.compiler.publication.manifest import describe_program, describe_rungs
 from enginecast.compiler.publication.report_details import plan_notes
-from enginecast.compiler.ranges.eager import Eager
-from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.tasks.base import Part, with_field
@@ -68,17 +64,14 @@ from enginecast.errors import (
     CaptureError,
     EnginecastError,
     LoweringError,
-    PassError,
     UsageError,
     VerificationError,
 )
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
-from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
-from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
@@ -174,29 +167,8 @@ class ExportSession:
                 self.steps.say(notes[0])
         if way.makes == "script":
             return self._of_module(way, before, options, notes)
-        if not way.widens:
-            self.steps.say(
-                f"rewritten for more sizes, the model does not become an engine: {before.why}"
-            )
-        if way.is_hidden:
-            self.steps.say(
-                "the trace differs from eager; tracing again, hidden from the model's code"
-            )
-        try:
-            plan = given_plan(self.config, self.source)
-            model = prepare(self.source, options, self.steps, plan, notes, way)
-            if difference := model.captured.unlike_eager:
-                going_on = partial(self._of_program, model)
-                raise LeadsOnError("told sizes", difference, by_itself=going_on)
-            made = self._of_program(model)
-        except (EnginecastError, LeadsOnError) as error:
-            if not way.is_hidden:
-                raise
-            self.steps.log(f"tracing hidden from the model's code failed: {error}")
-            raise LeadsOnError("not the model", str(error)) from error
-        if way.is_hidden and not made.artifacts:
-            raise LeadsOnError("not the model", made.verdict.reasons[0])
-        return made
+        plan = given_plan(self.config, self.source)
+        return self._of_program(prepare(self.source, options, self.steps, plan, notes))
 
     def _sizes_of_example(self) -> list[str]:
         """Options that fix what varies only because the example has several rows."""
@@ -214,7 +186,8 @@ class ExportSession:
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
         with self.steps("reference"), torch_threads(1 if model.is_small else None):
-            model, reference = self._reference(model, state_notes)
+            edges = not self.config.quantized
+            reference = reference_of(model, self.config.precision, state_notes, edges=edges)
             reference = self._accepting(reference)
             wrong = captured_wrongly(model, reference)
             if self.config.quantized:
@@ -222,27 +195,8 @@ class ExportSession:
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
-        # The eager module of the first call is not needed again: its memory is free from here on.
-        model = replace(model, captured=replace(model.captured, notes=kept), first=None)
-        going_on = partial(self._judged, model, reference, (*model.unverified, *wrong))
-        # Code that drops a tensor was rewritten, and did not hide it from the trace.
-        if wrong and not model.captured.dropping:
-            raise LeadsOnError("not the model", wrong[0], by_itself=going_on)
-        try:
-            return going_on()
-        except (LoweringError, PassError) as error:
-            if not model.captured.is_widened:
-                raise
-            raise LeadsOnError("more sizes", str(error), error=error) from error
-
-    def _judged(
-        self, model: Prepared, reference: Reference, problems: tuple[str, ...]
-    ) -> Candidate:
-        """The same, from the passes on.
-
-        Args:
-            problems: why nothing is lowered.
-        """
+        model = replace(model, captured=replace(model.captured, notes=kept))
+        problems = (*model.unverified, *wrong)  # why nothing is lowered
         passes, target = build(self.config.pipeline), self.config.target
         engines = () if problems else self.config.engines
         # A plan takes many runs of the program.
@@ -272,19 +226,51 @@ class ExportSession:
         if problems or rewritten.reference.floor.defects:
             criteria = Criteria(rewritten.reference, rewritten.emulated, problems)
             return replace(judged, runs=(EngineRun(criteria.judge()),))
-        artifacts = self._lower(model, rewritten)
+        artifacts: list[Artifact] = []
+        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
+            request = lowering_request(model, config, engine.program, self.staging.folder)
+            request = replace(request, tell=self.steps.tell, say=self.steps.say)
+            with self.steps(self._step("lower", config)):
+                artifacts.append(target_of(config.target).lower(request))
+            self.steps.log(f"lowered: {artifacts[-1].nodes} nodes, {dict(artifacts[-1].ops)}")
+            for note in engine.notes:
+                self.steps.say(note)
         task = task_of(self.source)
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
             manifest = with_field(manifest, **task.describe(self.source))
         notes = list[str]()
-        for engine, artifact in zip(rewritten.engines, artifacts, strict=True):
-            if artifact.requires.get(SUMS) == EXACT:  # sums that not every CPU has
-                with self.steps("emulate a CPU without VNNI"):
-                    notes.append(without_vnni(model, engine, rewritten.reference))
-                self.steps.say(notes[-1])
+        if any(artifact.requires.get(SUMS) == EXACT for artifact in artifacts):
+            notes.append(
+                "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU"
+                " without VNNI: load refuses it there"
+            )
+            self.steps.say(notes[-1])
         manifest = with_field(manifest, notes=(*manifest.notes, *notes))
-        runs = self._run(model, manifest, rewritten, artifacts)
+        folder, threads = self.staging.folder, self.request.threads
+        bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
+        parts = {
+            name: Part(part.candidate.model, part.bundle)
+            for name, part in self.parts.items()
+            if isinstance(part.candidate.model, Prepared) and part.bundle is not None
+        }
+        turns = task.checks(model, rewritten.reference.floor, folder, self.steps, parts)
+        fresh = FreshInputs(model, plan_of(rewritten.program))
+        runs: list[EngineRun] = []
+        for config, record, engine in zip(
+            self.config.engines, manifest.engines, rewritten.engines, strict=True
+        ):
+            cases = (*model.cases, *model.edge_cases)
+            widened = partial(widened_cases, engine.program, cases, model.output_names)
+            checks: list[Check] = [Translated(widened), *turns, fresh]
+            if len(self.config.engines) == 1:
+                # A bundle has one stored reference, for one engine's choices and kernels.
+                checks.append(OtherKernels(partial(with_kernels, model)))
+                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
+            checks.append(PlacesOfLoss(model))
+            criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
+            with self.steps(self._step("verify", config)):
+                runs.append(run_engine(bundle, record, config, criteria, threads, checks))
         fusions = count_fusions(
             expect_fusions(model.captured.program),
             rewritten.program,
@@ -296,8 +282,8 @@ class ExportSession:
         notes += other_dtypes(model, manifest)
         in_turn = next((run.in_turn for run in runs if run.in_turn), None)
         if in_turn is not None:
-            manifest, note = task.with_result(manifest, in_turn)
-            notes.append(note)
+            manifest, result = task.with_result(manifest, in_turn)
+            notes.append(result)
         for name, part in self.parts.items():
             line = verdict_line(part.report.verdict, part.report.floor_dtype)
             notes.append(f"{name}: {line}")
@@ -309,38 +295,12 @@ class ExportSession:
         return replace(
             judged,
             reference=runs[0].reference or judged.reference,
-            runs=runs,
+            runs=tuple(runs),
             notes=(*judged.notes, *notes),
-            artifacts=artifacts,
+            artifacts=tuple(artifacts),
             manifest=manifest,
             fusions=fusions,
         )
-
-    def _reference(self, model: Prepared, notes: list[str]) -> tuple[Prepared, Reference]:
-        """What eager gives; for values of the example alone where the model refuses others."""
-        refer = partial(reference_of, dtype=self.config.precision, edges=not self.config.quantized)
-        try:
-            return model, refer(model, notes=notes)
-        except VerificationError as error:
-            if model.watched:  # other values may take other paths
-                raise
-            _refuse_caught(model.source, error)
-            cases = in_example_values(model.cases, model.source.example())
-            if model.branches:  # on values, which assertions are, too
-                places, settled = model.branches, model.settled
-                covered = cover_branches(model.source, model.inputs, cases, places, settled)
-                if covered.unverified:
-                    raise
-                cases = covered.cases
-            model = replace(model, cases=cases)
-            for runs in (model.plain, model.exact):
-                runs.watch([case.inputs for case in model.observed])
-            try:
-                reference = refer(model, notes=notes)
-            except EnginecastError:
-                raise error from None
-            notes.append(f"floats were compared only at the example's values: {error.message}")
-            return model, reference
 
     def _accepting(self, reference: Reference) -> Reference:
         """The reference with what the user accepts.
@@ -353,55 +313,6 @@ class ExportSession:
         accept = tuple(parse_accept(text, outputs, cases) for text in self.request.accept)
         check_names(accept, outputs, cases)
         return replace(reference, floor=replace(reference.floor, accept=accept))
-
-    def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
-        """Write the files of every engine."""
-        artifacts = []
-        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
-            request = lowering_request(model, config, engine.program, self.staging.folder)
-            request = replace(request, tell=self.steps.tell, say=self.steps.say)
-            with self.steps(self._step("lower", config)):
-                artifact = target_of(config.target).lower(request)
-            self.steps.log(f"lowered: {artifact.nodes} nodes, {dict(artifact.ops)}")
-            for note in engine.notes:
-                self.steps.say(note)
-            artifacts.append(artifact)
-        return tuple(artifacts)
-
-    def _run(
-        self,
-        model: Prepared,
-        manifest: Manifest,
-        rewritten: Rewritten,
-        artifacts: tuple[Artifact, ...],
-    ) -> tuple[EngineRun, ...]:
-        """Run every engine that this machine can run, and judge it."""
-        folder, threads = self.staging.folder, self.request.threads
-        bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
-        floor = rewritten.reference.floor
-        parts = {
-            name: Part(part.candidate.model, part.bundle)
-            for name, part in self.parts.items()
-            if isinstance(part.candidate.model, Prepared) and part.bundle is not None
-        }
-        in_turn = task_of(self.source).checks(model, floor, folder, self.steps, parts)
-        fresh = FreshInputs(model, plan_of(rewritten.program))
-        runs = []
-        for config, record, engine in zip(
-            self.config.engines, manifest.engines, rewritten.engines, strict=True
-        ):
-            cases = (*model.cases, *model.edge_cases)
-            widened = partial(widened_cases, engine.program, cases, model.output_names)
-            checks: list[Check] = [Translated(widened), *in_turn, fresh]
-            if len(self.config.engines) == 1:
-                # A bundle has one stored reference, for one engine's choices and kernels.
-                checks.append(OtherKernels(partial(with_kernels, model)))
-                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
-            checks.append(PlacesOfLoss(model))
-            criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
-            with self.steps(self._step("verify", config)):
-                runs.append(run_engine(bundle, record, config, criteria, threads, checks))
-        return tuple(runs)
 
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"
@@ -432,8 +343,8 @@ class ExportSession:
                 # The place that torch.export names is what a user has to look at.
                 message = f"{refused.message}\nTorchScript does not help: {error.message}"
                 said = CaptureError(message, hint=refused.hint)
-            if isinstance(error, SizesDecideError):
-                raise LeadsOnError("asks for script", error.message, error=said) from error
+                if isinstance(error, SizesDecideError):
+                    said = SizesDecideError(message, error.why, hint=refused.hint)
             raise said from error
         if refused is None:
             return engine
@@ -460,7 +371,7 @@ class ExportSession:
         must: tuple[SourceLocation, ...] = ()
         if refusal is not None and refusal.file:  # the place that must be scripted
             must = (SourceLocation(refusal.file, refusal.line).resolved,)
-        fixed = before.why if way.sizes == "fixed" else ""
+        fixed = before.asks_for_script if way.sizes == "fixed" else ""
         model = prepare_script(self.source, options, self.steps, fixed=fixed)
         with self.steps("paths"):
             model, explored = explore(model, must)
@@ -490,17 +401,3 @@ class ExportSession:
         for target in request.also:
             text = f"no engine for {target}, which needs a program of torch.export"
             yield Downgraded(text, "engine", SCRIPTED, is_asked=True)
-
-
-def _refuse_caught(source: Source, error: EnginecastError) -> None:
-    """Refuse a program of which an assertion fails where eager runs.
-
-    Raises:
-        VerificationError: the model's code catches the error, and goes on.
-    """
-    failed = error.inputs if isinstance(error, AssertionFailedError) else None
-    if failed is not None and Eager(source.eager()).takes(failed):
-        raise VerificationError(
-            f"{error.message}, and eager runs on the same inputs",
-            hint="Where the model's code catches the error and goes on, rewrite the `try` there.",
-        ) from error

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from enginecast.capture.control_flow.detect.dynamo import ask_dynamo, private_copy
-from enginecast.capture.control_flow.detect.findings import Finding
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.inputs.examples import verification_inputs
@@ -23,7 +21,7 @@ logger = logging.getLogger(__name__)
 MOST_RUNS = 4
 """Of the recorder, on inputs of different sizes."""
 LARGEST_RUN = 1_000_000_000
-"""Parameters of a model that is run under Dynamo only to say more of a refusal."""
+"""Parameters of a model that is run only to say more of a refusal."""
 TO_TORCHSCRIPT = "refused by torch.export; an export tries TorchScript"
 
 
@@ -42,14 +40,13 @@ def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
 def flow_of_refused(
     error: CaptureError, source: Source, specs: Sequence[InputSpec], *, goes_on: bool = False
 ) -> list[dict[str, Any]]:
-    """The findings of a model that torch.export refused: the recorder and Dynamo run it as well.
+    """The findings of a model that torch.export refused: the recorder runs it as well.
 
     Args:
         goes_on: whether an export tries TorchScript next.
     """
     cause = error.__cause__
     refusals = [] if cause is None else [explain(cause)]
-    breaks: tuple[Finding, ...] = ()
     runs: list[list[Read]] = []
     module = None
     with suppress(EnginecastError):  # the capture's own error is reported
@@ -59,11 +56,10 @@ def flow_of_refused(
         cases = [case.inputs for case in verification_inputs(specs, SEED)[:MOST_RUNS]]
         try:
             with quiet_torch():
-                runs = record(private_copy(module), cases)
+                runs = record(module, cases)
         except Exception:  # the model's own errors; the capture's error is reported
             logger.debug("the recorder could not run the model", exc_info=True)
-        breaks = ask_dynamo(module, cases[0])
-    found = [each.to_json() for each in detect(refusals=refusals, runs=runs, breaks=breaks)]
+    found = [each.to_json() for each in detect(refusals=refusals, runs=runs)]
     for each in found:
         if goes_on and each["action"] == "refused":
             each["action"] = TO_TORCHSCRIPT

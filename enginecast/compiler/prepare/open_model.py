@@ -16,7 +16,7 @@ from enginecast.capture.inputs.specs import (
     with_held_marks,
 )
 from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.calls.image_sizes import with_sizes
+from enginecast.capture.sources.calls.recorded import with_sizes
 from enginecast.capture.sources.generation.decoder import TEXT_GENERATION
 from enginecast.capture.sources.generation.encoder_decoder import as_generating
 from enginecast.capture.sources.open_source import open_source

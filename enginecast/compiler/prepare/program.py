@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePath
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
@@ -19,11 +17,9 @@ from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes,
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
-from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, Watch, capture
 from enginecast.capture.tracing.sizes.shapes import Range, sum_checks
-from enginecast.compiler.export_attempts import FIRST, Way
 from enginecast.compiler.prepare.cases import (
     MOST_TRIALS,
     SEED,
@@ -74,15 +70,6 @@ WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
 
-class Call(NamedTuple):
-    """A call of the model that was made."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-    module: nn.Module | None
-    """What made it, if it is small enough to be kept."""
-
-
 @dataclass(frozen=True)
 class OpenedModel:
     """A model, with the inputs that its engines will be compared on."""
@@ -91,8 +78,6 @@ class OpenedModel:
     inputs: tuple[InputSpec, ...]
     cases: tuple[Case, ...]
     wanted: Wanted
-    first: Call | None = None
-    """Of the first case, where a run takes long."""
     notes: tuple[str, ...] = ()
     """What a user should know of one without a program; those of others are in `captured`."""
 
@@ -121,10 +106,6 @@ class Prepared(OpenedModel):
     """Of the captured program."""
     exact: Runs
     """Of the captured program in fp64."""
-    branches: tuple[SourceLocation, ...] = ()
-    """Where both paths must be verified: operators, and what torch.export overlooked."""
-    settled: frozenset[Spot] = frozenset()
-    """Tests in these lines of which one path is in the program, for it is always taken."""
     watched: tuple[Case, ...] = ()
     """The cases that every pass is watched on; empty: the first ones."""
     unverified: tuple[str, ...] = ()
@@ -186,7 +167,6 @@ def prepare(
     steps: Steps,
     quantization: QuantizationPlan | None = None,
     notes: tuple[str, ...] = (),
-    way: Way = FIRST,
     watch: Watch | None = None,
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
@@ -194,7 +174,6 @@ def prepare(
     Args:
         quantization: a plan for the passes to carry out.
         notes: what a user should know besides.
-        way: how it is captured.
         watch: see `capture`.
 
     Raises:
@@ -212,8 +191,6 @@ def prepare(
             captured = capture(
                 *(source, specs, sample(specs, example_sizes(specs), SEED), wanted),
                 *(options.furthest, given),
-                widens=way.widens,
-                is_hidden=way.is_hidden,
                 watch=watch,
             )
         steps.log_passes(run for run in captured.runs if run.rewritten)
@@ -245,9 +222,9 @@ def prepare(
             more.append(Downgraded(text, "precision"))
         if captured.guards:
             reads = (guard.read for guard in captured.guards)
-            places = dict.fromkeys(f"{PurePath(read.file).name}:{read.line}" for read in reads)
+            at = dict.fromkeys(f"{PurePath(read.file).name}:{read.line}" for read in reads)
             text = "one path is in the engine, which refuses inputs that take another"
-            text = f"{text}: {', '.join(places)}"
+            text = f"{text}: {', '.join(at)}"
             more.append(Downgraded(text, "branch", "--fallback specialise", is_asked=True))
         widened = (run.sites for run in captured.runs if isinstance(run.pass_, WidenHalves))
         lines = {f"{site.note} at {site.source or site.node}" for site in chain(*widened)}
@@ -258,107 +235,84 @@ def prepare(
             )
         for note in (*captured.notes, *more):
             steps.say(note)
-    notes = (*notes, *sizes, *values, *captured.notes, *more)
+    every_note = [*notes, *sizes, *values, *captured.notes, *more]
     with torch_threads(1 if _is_small(captured) else None):
-        return _with_cases(
-            *(source, replace(captured, notes=notes), given, prompts, wanted, options, steps),
+        program, inputs, checks = captured.program, captured.inputs, captured.size_checks
+        parameters = 0 if options.thorough else parameters_of(program)
+        cases = choose_cases(source, inputs, given, prompts, parameters, steps)
+        cases = with_other_sizes(inputs, cases, captured.other_sizes)
+        cases = allowed(inputs, cases, checks)
+        if is_code:
+            cases = that_eager_takes(source, program, inputs, cases)
+        names = tuple(spec.name for spec in captured.outputs)
+        mask = OpenedModel(source, inputs, cases, wanted).mask_input
+        plain = Runs(lambda: program, names, mask)
+        exact = Runs(partial(reference_program, program), names, mask)
+        unverified = list[str]()
+        # What no input shows is a problem, or where a user allows it, a note.
+        unshown = every_note if options.allow_unverified_branches else unverified
+        as_shown = accepted_branch if options.allow_unverified_branches else str
+        if captured.unlike_eager:
+            steps.say(captured.unlike_eager)
+            unshown.append(as_shown(captured.unlike_eager))
+        runs: Sequence[Sequence[Read]] = ()
+        told = frozenset[str]()
+        if captured.guards:
+            cases = along_guards(source, cases, captured.guards, steps)
+        elif is_code:
+            eager, some = Eager(source.eager(), wanted), _first(cases)[:WITNESSED]
+            runs, returned = eager.reads([case.inputs for case in some])
+            for name, tensor in ((n, t) for outputs in returned for n, t in outputs.items()):
+                if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+                    raise CaptureError(
+                        f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are"
+                        " compared",
+                        hint="Return it in a wider dtype, such as with .float().",
+                    )
+            told = frozenset().union(*map(telling_outputs, returned))
+
+        def take_notes(covered: Covered) -> None:
+            lines = tuple(map(str, covered.unverified))
+            for line in (*covered.verified, *lines):
+                steps.say(line)
+            every_note.extend(covered.verified)
+            unshown.extend(map(as_shown, lines))
+
+        by_eager = overlooked(runs, captured.decided)
+        places = tuple(dict.fromkeys((*captured.branches, *by_eager)))
+        settled = frozenset(spot for spot in captured.settled if spot[0] not in by_eager)
+        watched: tuple[Case, ...] = ()
+        if places:
+            with steps("branches"):
+                covered = cover_branches(source, inputs, cases, places, settled)
+            take_notes(covered)
+            inputs, cases = covered.inputs, covered.cases
+        if has_structure(program):
+            known = [f"{PurePath(file).name}:{line}" for file, line in places]
+            # Other inputs may take a path that a specialised program does not have.
+            trials = 0 if captured.guards else MOST_TRIALS
+            with steps("paths"):
+                covered = cover_paths(program, inputs, cases, known, trials)
+            take_notes(covered)
+            inputs, cases, watched = covered.inputs, covered.cases, covered.watched
+        if not captured.guards:
+            for each in (plain, exact):
+                each.watch([case.inputs for case in watched or _first(cases)])
+            # In fp64, because a program that was captured in fp16 need not run as it is.
+            cases = allowed(
+                inputs, with_telling_values(exact, inputs, cases, names, told, plain), checks
+            )
+        return Prepared(
+            *(source, inputs, cases, wanted),
+            captured=replace(captured, inputs=inputs, notes=tuple(every_note)),
+            plain=plain,
+            exact=exact,
+            watched=watched,
+            unverified=tuple(unverified),
+            runs=runs,
             quantization=quantization,
             doubles=doubles,
         )
-
-
-def _with_cases(
-    source: Source,
-    captured: Captured,
-    given: Mapping[str, Tensor],
-    prompts: Sequence[str] | None,
-    wanted: Wanted,
-    options: ModelOptions,
-    steps: Steps,
-    **others: Any,
-) -> Prepared:
-    """A model that was captured, with its verification inputs."""
-    program, inputs, checks = captured.program, captured.inputs, captured.size_checks
-    parameters = 0 if options.thorough else parameters_of(program)
-    cases = choose_cases(source, inputs, given, prompts, parameters, steps)
-    cases = with_other_sizes(inputs, cases, captured.other_sizes)
-    cases = allowed(inputs, cases, checks)
-    is_code = source.given_program() is None
-    if is_code:
-        cases = that_eager_takes(source, program, inputs, cases)
-    names = tuple(spec.name for spec in captured.outputs)
-    mask = OpenedModel(source, inputs, cases, wanted).mask_input
-    plain = Runs(lambda: program, names, mask)
-    exact = Runs(partial(reference_program, program), names, mask)
-    notes, unverified = [*captured.notes], list[str]()
-    # What no input shows is a problem, or where a user allows it, a note.
-    unshown = notes if options.allow_unverified_branches else unverified
-    as_shown = accepted_branch if options.allow_unverified_branches else str
-    if captured.unlike_eager:
-        steps.say(captured.unlike_eager)
-        unshown.append(as_shown(captured.unlike_eager))
-    runs: Sequence[Sequence[Read]] = ()
-    told, first = frozenset[str](), None
-    if captured.guards:
-        cases = along_guards(source, cases, captured.guards, steps)
-    elif is_code:
-        eager, some = Eager(source.eager(), wanted), _first(cases)[:WITNESSED]
-        runs, returned = eager.reads([case.inputs for case in some])
-        for name, tensor in ((n, t) for outputs in returned for n, t in outputs.items()):
-            if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
-                raise CaptureError(
-                    f"output {name!r} is {dtype_text(tensor.dtype)}, in which no outputs are"
-                    " compared",
-                    hint="Return it in a wider dtype, such as with .float().",
-                )
-        told = frozenset().union(*map(telling_outputs, returned))
-        if returned and len(some) == 1 and any(case.singles for case in cases):
-            kept = eager.module if parameters_of(program) <= SMALL else None
-            first = Call(some[0].inputs, returned[0], kept)
-
-    def note(covered: Covered) -> None:
-        lines = tuple(map(str, covered.unverified))
-        for line in (*covered.verified, *lines):
-            steps.say(line)
-        notes.extend(covered.verified)
-        unshown.extend(map(as_shown, lines))
-
-    by_eager = overlooked(runs, captured.decided)
-    places = tuple(dict.fromkeys((*captured.branches, *by_eager)))
-    settled = frozenset(spot for spot in captured.settled if spot[0] not in by_eager)
-    watched: tuple[Case, ...] = ()
-    if places:
-        with steps("branches"):
-            covered = cover_branches(source, inputs, cases, places, settled)
-        note(covered)
-        inputs, cases = covered.inputs, covered.cases
-    if has_structure(program):
-        known = [f"{PurePath(file).name}:{line}" for file, line in places]
-        # Other inputs may take a path that a specialised program does not have.
-        trials = 0 if captured.guards else MOST_TRIALS
-        with steps("paths"):
-            covered = cover_paths(program, inputs, cases, known, trials)
-        note(covered)
-        inputs, cases, watched = covered.inputs, covered.cases, covered.watched
-    if not captured.guards:
-        for each in (plain, exact):
-            each.watch([case.inputs for case in watched or _first(cases)])
-        # In fp64, because a program that was captured in fp16 need not run as it is.
-        cases = allowed(
-            inputs, with_telling_values(exact, inputs, cases, names, told, plain), checks
-        )
-    return Prepared(
-        *(source, inputs, cases, wanted, first),
-        captured=replace(captured, inputs=inputs, notes=tuple(notes)),
-        plain=plain,
-        exact=exact,
-        branches=places,
-        settled=settled,
-        watched=watched,
-        unverified=tuple(unverified),
-        runs=runs,
-        **others,
-    )
 
 
 def _first(cases: tuple[Case, ...]) -> tuple[Case, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.capture.outputs.flatten import run_named
@@ -19,7 +19,7 @@ from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.verification.eager import lost_digits
+from enginecast.verification.eager import kernel_noise
 from enginecast.verification.eager.captured import aligned_weights, capture_failures
 from enginecast.verification.eager.make_reference import edge_reference, make_reference
 from enginecast.verification.eager.other_kernels import with_all_kernels
@@ -45,13 +45,7 @@ def reference_of(
         CaptureError: a second call with equal inputs gives another result, or may.
     """
     program, names = prepared.captured.program, prepared.output_names
-    kept = None if prepared.first is None else prepared.first.module
-
-    def eager(dtype: torch.dtype) -> nn.Module:
-        is_kept = kept is not None and dtype == torch.float32
-        return kept if is_kept else prepared.source.eager(dtype)  # type: ignore[return-value]
-
-    run = in_turn(prepared)
+    run, eager = in_turn(prepared), prepared.source.eager
     exact = partial(reference_outputs, prepared.exact)
     reference = make_reference(
         program,
@@ -88,10 +82,7 @@ def in_turn(model: OpenedModel) -> CalledInTurn:
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
     call = partial(run_named, wanted=model.wanted)
-    first = model.first if model.first is not None and model.first.inputs is inputs else None
-    before, by = (None, None) if first is None else (first.outputs, first.module)
-    others = [*heavy[:1], *changed, *sizes[:1]]
-    return CalledInTurn(call, inputs, others, model.source.trained, before, by)
+    return CalledInTurn(call, inputs, [*heavy[:1], *changed, *sizes[:1]], model.source.trained)
 
 
 def _shapes(inputs: Mapping[str, Tensor]) -> list[torch.Size]:
@@ -143,7 +134,7 @@ def place_of_loss(prepared: Prepared, output: str, case: str) -> str:
     position = prepared.output_names.index(output)
     try:
         with torch_threads(1 if prepared.is_small else None):
-            return lost_digits.place_of_loss(prepared.captured.program, chosen.inputs, position)
+            return kernel_noise.place_of_loss(prepared.captured.program, chosen.inputs, position)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
         return ""  # values decide what it runs, and noise decides otherwise
 

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from enginecast.capture.inputs.examples import Case
-from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.attempt import Rung
 from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
@@ -286,13 +284,24 @@ def _write_reports(
     asked |= {"fallback": request.options.furthest, "allow_fallback": request.allow_fallback}
     verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
     times = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
+    # The inputs with their ranges, and their shapes in each comparison.
+    lines = []
+    for spec in model.inputs:
+        dims = ", ".join(
+            str(dim.size) if dim.name is None else f"{dim.name}={dim.shown}" for dim in spec.dims
+        )
+        values = "" if spec.low is None else f", values {spec.low}..{spec.high}"
+        lines.append(f"{spec.name}: {spec.kind} {spec.dtype} [{dims}]{values}")
+    for case in model.cases:
+        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in case.inputs.items())
+        lines.append(f"case {case.name!r}: {shapes}")
     sections: list[Section] = [
         ("request", request_lines(asked)),
         ("machine", _machine_lines(machine)),
         ("model", request_lines(model.source.fingerprint())),
         ("attempts", list(map(str, candidate.tried))),
         ("capture", [*map(str, candidate.rungs), *(f"note: {note}" for note in report.notes)]),
-        ("inputs", _input_lines(model.inputs, model.cases)),
+        ("inputs", lines),
         ("steps", steps.lines),
         ("passes", _pass_lines(() if rewritten is None else rewritten.every_run, report)),
         ("verdict", [*verdict.splitlines(), *times]),
@@ -326,21 +335,6 @@ def _machine_lines(found: Machine) -> list[str]:
         f"CUDA of torch: {found.torch_cuda or 'none'}",
         *(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory} bytes" for gpu in found.gpus),
     ]
-
-
-def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]:
-    """The inputs with their ranges, and their shapes in each comparison."""
-    lines = []
-    for spec in specs:
-        dims = ", ".join(
-            str(dim.size) if dim.name is None else f"{dim.name}={dim.shown}" for dim in spec.dims
-        )
-        values = "" if spec.low is None else f", values {spec.low}..{spec.high}"
-        lines.append(f"{spec.name}: {spec.kind} {spec.dtype} [{dims}]{values}")
-    for case in cases:
-        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in case.inputs.items())
-        lines.append(f"case {case.name!r}: {shapes}")
-    return lines
 
 
 def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
