@@ -97,8 +97,8 @@ def load(
             takes such errors without a warning, and "verified-by-emulation" emulation, too.
         allow_code: open engines that run code when they are loaded, whoever made them.  Otherwise,
             such engines need `public_key`, or an entry in the list of `enginecast trust`.
-        public_key: a file with a public key or certificates (PEM): refuse the bundle unless the key's
-            owner signed it as it is (`enginecast sign`).
+        public_key: a file with a public key or certificates (PEM): refuse the bundle unless the
+            key's owner signed it as it is (`enginecast sign`).
         threads: threads within one operator; None: the tuned number, or all cores.
         cuda_graphs: on a GPU, record runs with repeated shapes as CUDA graphs, which take memory
             (aotinductor and tensorrt).

@@ -98,7 +98,8 @@ def verify_bundle(
         prefer: backends in order of preference, as in `load`.
         threads: threads within one operator; None: the tuned number, or all cores.
         allow_code: open engines that run code when they are loaded, and load such a model.
-        public_key: a file with the public key or certificates (PEM) that the bundle was signed with.
+        public_key: a file with the public key or certificates (PEM) that the bundle was signed
+            with.
         check: "full" compares the digest of every file, "size" only the sizes.
         random_weights: seed of the weights, for a model that is only a config.
         inputs: with `model`, a safetensors file of inputs by name to compare on.
