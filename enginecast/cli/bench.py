@@ -8,7 +8,6 @@ import typer
 
 from enginecast.cli.options.from_fields import (
     AsJson,
-    BundleDir,
     Download,
     Inputs,
     Prompts,
@@ -18,6 +17,7 @@ from enginecast.cli.options.from_fields import (
     fetched,
     grouped,
 )
+from enginecast.cli.options.pipeline_folders import EnginesDir, of_pipelines
 from enginecast.cli.terminal.output import (
     print_json,
     progress,
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 @grouped
 @results_apart()
+@of_pipelines(alone=("inputs", "prompts"))
 def bench(
-    bundle: BundleDir,
+    bundle: EnginesDir,
     how: RunFlags,
     model: Annotated[
         str | None,

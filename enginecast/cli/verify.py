@@ -7,7 +7,6 @@ import typer
 
 from enginecast.cli.options.from_fields import (
     AsJson,
-    BundleDir,
     Download,
     Dynamic,
     Inputs,
@@ -17,13 +16,15 @@ from enginecast.cli.options.from_fields import (
     grouped,
     located,
 )
+from enginecast.cli.options.pipeline_folders import EnginesDir, of_pipelines
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 
 
 @grouped
 @results_apart()
+@of_pipelines(alone=("inputs", "dynamic", "values"))
 def verify(
-    bundle: BundleDir,
+    bundle: EnginesDir,
     how: RunFlags,
     model: Annotated[
         str | None,
