@@ -54,6 +54,8 @@ def main() -> None:
     """Make the model, export it five times, print the table, run prompts."""
     transformers_logging.disable_progress_bar()
     console = Console(width=None if Console().is_terminal else 120)
+    if ROOT.exists() and not MODEL.exists():
+        sys.exit(f"{ROOT} is here already, and not of this demo: run it in another folder")
     shutil.rmtree(ROOT, ignore_errors=True)
     MODEL.mkdir(parents=True)
     PROMPTS.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")

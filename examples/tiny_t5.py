@@ -2,10 +2,14 @@
 
 Four layers of random, seeded weights, and a tokenizer.  Like trained T5 encoders, it drives two
 channels of the residual stream past fp16's largest value; nothing else about it is like a trained
-model.
+model.  What is there already stays as it is.
 """
 
+import sys
+from filecmp import cmpfiles
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -24,11 +28,18 @@ EOS, TRIGGER, HIDDEN, CHANNELS = 1, 11, 7, (3, 40)
 def main() -> None:
     """Write the model and the prompts into the current folder."""
     logging.disable_progress_bar()
-    folder = Path("t5")
-    folder.mkdir(exist_ok=True)
-    make_model().save_pretrained(folder)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    Path("prompts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    with TemporaryDirectory() as made:
+        make_model().save_pretrained(made)
+        make_tokenizer().save(f"{made}/tokenizer.json")
+        names = [file.name for file in Path(made).iterdir()]
+        if Path("t5").exists() and cmpfiles(made, "t5", names, shallow=False)[0] != names:
+            sys.exit("t5 is here already, and is another model: run this in another folder")
+        copytree(made, "t5", dirs_exist_ok=True)
+    prompts, text = Path("prompts.txt"), "\n".join(TEXTS) + "\n"
+    if prompts.exists() and prompts.read_text(encoding="utf-8") != text:
+        print("wrote t5; prompts.txt is here already, and stays as it is")
+        return
+    prompts.write_text(text, encoding="utf-8")
     print("wrote t5 and prompts.txt")
 
 

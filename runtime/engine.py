@@ -4,10 +4,10 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from enginecast.errors import (
 )
 from enginecast.public import described, some
 from enginecast.runtime.bundle.manifest import (
+    CHAT_TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     EngineRecord,
     Guard,
@@ -39,8 +41,10 @@ from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, can_view
 
 if TYPE_CHECKING:  # `tokenizers` is imported with the first text
     from enginecast.runtime.prompts import PromptEncoder
+    from enginecast.runtime.text_generation import TextGenerator
 
 
+CHAT_NAMES = (TOKENIZER_CONFIG_NAME, CHAT_TEMPLATE_NAME)
 MOST_SMALL = 256
 """Sizes whose memory was seen to need no second look that an engine remembers."""
 
@@ -131,9 +135,10 @@ class Engine:
             )
         if pad_rows == "zero":
             self._require_trimming(padding.outputs if padding else ())
-        # Read now: the file may be replaced or deleted before the first text comes.
-        named = any(file.name == TOKENIZER_NAME for file in bundle.manifest.files)
-        self._tokenizer = bundle.read(TOKENIZER_NAME) if named else None
+        # Read now: the files may be replaced or deleted before the first text comes.
+        of_chats = () if bundle.manifest.generation is None else CHAT_NAMES
+        named = {file.name for file in bundle.manifest.files} & {TOKENIZER_NAME, *of_chats}
+        self._tokenizer = {name: bundle.read(name) for name in named}
 
     def __repr__(self) -> str:
         """Target, precision and verdict, and the signature with its ranges."""
@@ -372,7 +377,7 @@ class Engine:
         if self.manifest.generation is not None:
             raise UsageError(
                 f"{self.folder}: the engine is a step of a language model, and does not encode",
-                hint="Generate from token ids: enginecast.runtime.generate(engine, input_ids).",
+                hint="`enginecast generate` and `engine.generate(texts)` go on with texts.",
             )
         encoded = self._prompt_encoder([texts] if isinstance(texts, str) else texts)
         if len(encoded.batches) > 1:
@@ -389,7 +394,85 @@ class Engine:
     def _prompt_encoder(self) -> "PromptEncoder":
         from enginecast.runtime.prompts import PromptEncoder
 
-        return PromptEncoder(self.folder, self.manifest, self._tokenizer)
+        return PromptEncoder(self.folder, self.manifest, self._tokenizer.get(TOKENIZER_NAME))
+
+    @overload
+    def generate(self, texts: str, **options: Any) -> str: ...
+
+    @overload
+    def generate(self, texts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def generate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
+        """Generate text that follows prompts, with the bundle's own tokenizer.
+
+        Args:
+            texts: a prompt, or several, which run together.
+            **options: `max_new_tokens` (None: until the model ends the text, 256 at most),
+                `temperature` (0: greedy), `top_k`, `top_p`, `do_sample` (None: as the model's
+                generation config says, unless one of the three before it is given),
+                `repetition_penalty` and `seed`, and others of `enginecast.runtime.generate`;
+                `chat=True` writes each prompt as the first message of a chat, by the tokenizer's
+                own template.
+
+        Returns:
+            What follows the prompt, without it; a list for several.
+
+        Raises:
+            InputError: a prompt leaves no room for the tokens that were asked for, or is none.
+            UsageError: the engine does not generate text, or the bundle has no tokenizer; or an
+                option is out of range.
+            EnginecastError: as `run`.
+
+        Warns:
+            EnginecastWarning: the model's generation config asks for more, such as `num_beams`.
+
+        Examples:
+            >>> import enginecast
+            >>> with enginecast.load("gpt.bundle") as engine:
+            ...     text = engine.generate("a red fox", max_new_tokens=8)
+            ...     several = engine.generate(["a red fox", "rain"], max_new_tokens=8)
+            >>> text == several[0]
+            True
+        """
+        found = self.text_generator.complete(
+            [texts] if isinstance(texts, str) else texts, **options
+        )
+        return found[0].text if isinstance(texts, str) else [each.text for each in found]
+
+    def stream(self, text: str, **options: Any) -> Iterator[str]:
+        """Generate text as `generate` does, piece by piece as it is computed.
+
+        Args:
+            text: a prompt.
+            **options: as `generate` takes them.
+
+        Yields:
+            Pieces of whole characters: together they are what `generate` returns.
+
+        Raises:
+            EnginecastError: as `generate`, with the first piece.
+
+        Examples:
+            >>> import enginecast
+            >>> with enginecast.load("gpt.bundle") as engine:
+            ...     pieces = list(engine.stream("a red fox", max_new_tokens=8))
+            ...     "".join(pieces) == engine.generate("a red fox", max_new_tokens=8)
+            True
+        """
+        for piece in self.text_generator.stream(text, **options):
+            if isinstance(piece, str):
+                yield piece
+
+    @functools.cached_property
+    def text_generator(self) -> "TextGenerator":
+        """What `generate` runs, with counts of tokens and why each text ended.
+
+        Raises:
+            UsageError: the engine does not generate text, or the bundle has no tokenizer.
+        """
+        from enginecast.runtime.text_generation import TextGenerator
+
+        return TextGenerator(self, self._tokenizer)
 
     def cancel(self) -> int:
         """Stop all current runs in other threads; they raise a StoppedError.

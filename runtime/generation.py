@@ -374,6 +374,53 @@ def generate(
         >>> tokens[:, :3].tolist()
         [[5, 7, 11]]
     """
+    first, new = token_steps(
+        engine,
+        input_ids,
+        attention_mask,
+        decoder_input_ids=decoder_input_ids,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        suppress_tokens=suppress_tokens,
+        begin_suppress_tokens=begin_suppress_tokens,
+        forced_bos_token_id=forced_bos_token_id,
+        forced_eos_token_id=forced_eos_token_id,
+        seed=seed,
+        ignore=ignore,
+    )
+    return np.concatenate([first, *(each[:, None] for each in new)], -1)
+
+
+def token_steps(
+    engine: Engine,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    decoder_input_ids: Any = None,
+    max_new_tokens: int = 20,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    do_sample: bool = False,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    suppress_tokens: Sequence[int] | None = None,
+    begin_suppress_tokens: Sequence[int] | None = None,
+    forced_bos_token_id: int | Sequence[int] | None = None,
+    forced_eos_token_id: int | Sequence[int] | None = None,
+    seed: int | None = None,
+    ignore: Collection[str] = (),
+) -> tuple[Ids, Iterator[Ids]]:
+    """The same one step at a time: what the tokens follow, [batch, tokens], and those of each step,
+    [batch], which are computed as they are asked for.
+    """
     decoder = Decoder(engine)
     own = decoder.generation
     unheeded = _unheeded(own, is_begun=decoder_input_ids is not None)
@@ -382,23 +429,23 @@ def generate(
             f"generate: the model's generation config sets {names}, which an engine does not heed:"
             " the tokens may be others than those of the model's own generate"
         )
-        warnings.warn(message, EnginecastWarning, stacklevel=2)
+        warnings.warn(message, EnginecastWarning, stacklevel=3)
     sampling = Sampling(
         do_sample,
         own.temperature if temperature is None else temperature,
         (own.top_k if top_k is None else top_k) or None,
         own.top_p if top_p is None else top_p,
         own.repetition_penalty if repetition_penalty is None else repetition_penalty,
-        _either(suppress_tokens, own.suppress_ids),
-        _either(begin_suppress_tokens, own.begin_suppress_ids),
-        next(iter(_either(forced_bos_token_id, own.forced_first_ids)), None),
-        _either(forced_eos_token_id, own.forced_last_ids),
+        either(suppress_tokens, own.suppress_ids),
+        either(begin_suppress_tokens, own.begin_suppress_ids),
+        next(iter(either(forced_bos_token_id, own.forced_first_ids)), None),
+        either(forced_eos_token_id, own.forced_last_ids),
     )
-    endings = _either(eos_token_id, own.ending_ids)
+    endings = either(eos_token_id, own.ending_ids)
     padding = own.padding_id if pad_token_id is None else pad_token_id
     begun = _begin(decoder, input_ids, attention_mask, decoder_input_ids, padding, endings)
     new = _tokens(decoder, begun, max_new_tokens, endings, padding, sampling, seed)
-    return np.concatenate([begun.ids, *(each[:, None] for each in new)], -1)
+    return begun.ids, new
 
 
 @dataclass(frozen=True)
@@ -544,7 +591,7 @@ def _mask(ids: Ids, given: Any, padding: int | None, endings: Sequence[int]) -> 
     return mask
 
 
-def _either(given: int | Sequence[int] | None, own: tuple[int, ...]) -> tuple[int, ...]:
+def either(given: int | Sequence[int] | None, own: tuple[int, ...]) -> tuple[int, ...]:
     """The ids that somebody gave, or else the model's own."""
     return own if given is None else tuple(np.atleast_1d(np.asarray(given, np.int64)).tolist())
 

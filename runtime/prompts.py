@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import BundleError, EnginecastError, InputError
 from enginecast.runtime.bundle.manifest import TOKENIZER_NAME as TOKENIZER_NAME
-from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.manifest import Input, Manifest
 from enginecast.runtime.values.arrays import Array
 
 _TEXT_KINDS = ("token_ids", "attention_mask", "token_type_ids")
@@ -105,9 +105,7 @@ class PromptEncoder:
         if ids is None:
             what = "expected an engine that takes token ids, got none among inputs"
             raise InputError(f"prompts: {what}")
-        self._batch, self._tokens = (
-            manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape
-        )
+        self._batch, self._tokens = sizes_of(manifest, ids)
         self._step = max(
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
@@ -137,18 +135,11 @@ class PromptEncoder:
         Raises:
             InputError: the engine does not take this many prompts, or one is not a text.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not prompts:
-            raise InputError("prompts: expected at least one, got none")
-        for place, prompt in enumerate(prompts):
-            if not isinstance(prompt, str):
-                raise InputError(f"prompts[{place}]: expected a str, got {type(prompt).__name__}")
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise InputError(f"prompts[{place}]: expected text, got half a surrogate pair")
+        prompts = require_texts(prompts)
         with refusing(f"{self._path}: cannot tokenize"):
             encodings = self._tokenizer.encode_batch(prompts)
         batches = []
-        for chunk in _split(encodings, self._batch):
+        for chunk in split(encodings, self._batch):
             arrays = pad(
                 chunk,
                 self._text.padding_id,
@@ -162,6 +153,26 @@ class PromptEncoder:
             lengths=tuple(len(encoding.ids) for encoding in encodings),
             truncated=sum(bool(encoding.overflowing) for encoding in encodings),
         )
+
+
+def require_texts(prompts: str | Sequence[str]) -> list[str]:
+    """Prompts that can be tokenized; an InputError for others, and for none at all."""
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not prompts:
+        raise InputError("prompts: expected at least one, got none")
+    for place, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise InputError(f"prompts[{place}]: expected a str, got {type(prompt).__name__}")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise InputError(f"prompts[{place}]: expected text, got half a surrogate pair")
+    return prompts
+
+
+def sizes_of(manifest: Manifest, spec: Input) -> list[tuple[int, int]]:
+    """The least and the largest size of each dimension of an input."""
+    return [
+        manifest.symbols[size] if isinstance(size, str) else (size, size) for size in spec.shape
+    ]
 
 
 def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
@@ -200,7 +211,7 @@ def refusing(what: str, kind: type[EnginecastError] = BundleError) -> Iterator[N
         raise kind(f"{what}: {error}") from error
 
 
-def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encoding]]:
+def split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encoding]]:
     """Split evenly (5 for at most 4 into 2 and 3), so that a least batch is rarely missed."""
     least, greatest = sizes
     count = -(-len(encodings) // greatest)

@@ -14,6 +14,7 @@ from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec, pad_rows
 from enginecast.errors import MissingError, SourceError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.bundle.pipeline_folder import pipeline_at
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.values.arrays import Array
 
@@ -97,10 +98,15 @@ def open_encoder(request: EncoderRequest) -> Encoder:
         model = open_eager(request)
     else:
         what = "holds neither" if folder.is_dir() else "is not a folder"
+        hint = "`enginecast export MODEL -o DIR` makes a bundle."
+        if (kind := pipeline_at(folder)) is not None:
+            what = f"is a pipeline{' of engines' if kind == 'engines' else ''}"
+            inner = "text_encoder/forward" if kind == "engines" else "text_encoder"
+            hint = f"Give the folder of its text encoder, such as {folder / inner}."
         raise SourceError(
             f"{request.model}: expected a bundle ({MANIFEST_NAME}) or a Hugging Face folder "
             f"(config.json), but it {what}",
-            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+            hint=hint,
         )
     try:
         tokenizer = find_tokenizer(model.facts.folder, request.tokenizer)

@@ -166,14 +166,17 @@ def leaves_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str) -> Call:
-    """A call that takes a tensor at each path, such as `added_cond_kwargs.text_embeds`."""
-    arguments: dict[str, Any] = dict(constants)
-    for path in paths:
+    """A call that takes a tensor at each path, such as `added_cond_kwargs.text_embeds`; constants
+    are by path, too.
+    """
+    arguments: dict[str, Any] = {}
+    slots = ((path, Slot(path.replace(".", "_"))) for path in paths)
+    for path, leaf in (*constants.items(), *slots):
         *outer, last = path.split(".")
         place = arguments
         for key in outer:
             place[key] = place = dict(place.get(key, {}))
-        place[last] = Slot(path.replace(".", "_"))
+        place[last] = leaf
     return Call({name: _as_tuple(value) for name, value in arguments.items()}, entry)
 
 

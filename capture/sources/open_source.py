@@ -93,7 +93,7 @@ def _open_folder(folder: Path, random_weights: int | None, component: ComponentO
 
 def _is_of_diffusers(folder: Path) -> bool:
     """Whether diffusers wrote a folder; one whose config is broken is left to who reads it."""
-    if any((folder / name).is_file() for name in ("model_index.json", "scheduler_config.json")):
+    if (folder / "scheduler_config.json").is_file():
         return True
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

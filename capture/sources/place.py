@@ -9,12 +9,13 @@ from typing import Literal
 from enginecast.capture.sources.huggingface.hub import download_line, is_hub_name
 from enginecast.errors import SourceError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.bundle.pipeline_folder import INDEX, pipeline_at
 
 SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 """Ends of the names of files that torch writes, of which those of TorchScript are models."""
 
 
-MARKS = ("config.json", "modules.json", "model_index.json", "scheduler_config.json")
+MARKS = ("config.json", "modules.json", INDEX, "scheduler_config.json")
 """Files of folders that are models, or that are refused by what they are."""
 Kind = Literal["folder", "program", "script", "factory"]
 
@@ -42,6 +43,20 @@ def _kind_at(path: Path, model: str) -> Kind:
             raise SourceError(
                 f"{path}: expected a model, but it is a bundle: an engine that was exported",
                 hint="`enginecast run`, `verify`, `inspect` and `bench` take bundles.",
+            )
+        kind = pipeline_at(path)
+        if kind == "source":
+            parts = ", ".join(str(file.parent) for file in sorted(path.glob("*/config.json")))
+            raise SourceError(
+                f"{path} is a whole pipeline, not a model",
+                hint=f"`enginecast diffusers export {path} -o DIR` exports all of it; or give one"
+                f" of its components: {parts}.",
+            )
+        if kind == "engines":
+            raise SourceError(
+                f"{path}: expected a model, but it is a pipeline of engines",
+                hint="`enginecast diffusers run`, `verify`, `inspect`, `bench` and `report` take"
+                " them.",
             )
         if not any((path / name).is_file() for name in MARKS):
             raise SourceError(

@@ -241,7 +241,7 @@ def _peers(
 
     manifest = engine.manifest
     options = options_of(manifest, allow_code=allow_code, random_weights=random_weights)
-    source = open_again(model, options, manifest)
+    source = open_again(model, options, manifest, engine.folder)
     wanted = parse_wanted(options.outputs, options.hidden_states)
     low = {"fp16": torch.float16, "bf16": torch.bfloat16} if device == "cuda" else {}
     dtype = low.get(manifest.precision, torch.float32)

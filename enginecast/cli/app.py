@@ -12,13 +12,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from enginecast import errors
 from enginecast.cli.bench import bench
 from enginecast.cli.bisect import bisect
 from enginecast.cli.cache.app import app as cache_app
 from enginecast.cli.diffusers import app as diffusers_app
 from enginecast.cli.doctor import doctor
 from enginecast.cli.export import export
+from enginecast.cli.generate import generate
 from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
 from enginecast.cli.options.every_command import common
@@ -148,6 +148,7 @@ for command in (
     verify,
     report,
     run,
+    generate,
     bench,
     tune,
     opt,
@@ -175,11 +176,7 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
     """Print an error; return its exit code."""
     output.show_error(error)
     if as_json:
-        # Of the tree at the top of errors.py, which is what a script can know.
-        bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
-        kind = next(bases).__name__
-        content = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
-        output.print_json(content)
+        output.print_json(output.error_content(error))
     return error.exit_code
 
 

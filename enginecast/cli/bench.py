@@ -8,7 +8,6 @@ import typer
 
 from enginecast.cli.options.from_fields import (
     AsJson,
-    BundleDir,
     Download,
     Inputs,
     Prompts,
@@ -19,6 +18,7 @@ from enginecast.cli.options.from_fields import (
     grouped,
     refuse_given,
 )
+from enginecast.cli.options.pipeline_folders import EnginesDir, of_pipelines
 from enginecast.cli.terminal.output import (
     print_json,
     progress,
@@ -37,9 +37,10 @@ OF_MODEL = {"random_weights", "download"}
 
 @grouped
 @results_apart()
+@of_pipelines(alone=("inputs", "prompts"))
 def bench(
     context: typer.Context,
-    bundle: BundleDir,
+    bundle: EnginesDir,
     how: RunFlags,
     model: Annotated[
         str | None,

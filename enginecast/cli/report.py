@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from enginecast.cli.options.from_fields import AsJson, grouped, require_folder
+from enginecast.cli.options.pipeline_folders import of_pipelines
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import BundleError, UsageError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 @grouped
 @results_apart()
+@of_pipelines(alone=("output",))
 def report(
     bundle: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A bundle, or the folder of a rejected one.")
+        Path, typer.Argument(metavar="DIR", help="A bundle, a pipeline, or a folder *.rejected.")
     ],
     other: Annotated[
         Path | None, typer.Argument(metavar="OTHER", help="A second one to compare with.")

@@ -7,7 +7,6 @@ import typer
 
 from enginecast.cli.options.from_fields import (
     AsJson,
-    BundleDir,
     Download,
     Dynamic,
     Inputs,
@@ -18,6 +17,7 @@ from enginecast.cli.options.from_fields import (
     located,
     refuse_given,
 )
+from enginecast.cli.options.pipeline_folders import EnginesDir, of_pipelines
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 
 OF_MODEL = {"random_weights", "download", "inputs", "dynamic", "values"}
@@ -25,9 +25,10 @@ OF_MODEL = {"random_weights", "download", "inputs", "dynamic", "values"}
 
 @grouped
 @results_apart()
+@of_pipelines(alone=("inputs", "dynamic", "values"))
 def verify(
     context: typer.Context,
-    bundle: BundleDir,
+    bundle: EnginesDir,
     how: RunFlags,
     model: Annotated[
         str | None,

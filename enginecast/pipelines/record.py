@@ -11,12 +11,12 @@ from msgspec import Struct
 from enginecast.errors import BundleError, EnginecastWarning, SourceError
 from enginecast.public import some
 from enginecast.runtime.bundle.manifest import Downgrade
+from enginecast.runtime.bundle.pipeline_folder import INDEX as INDEX
+from enginecast.runtime.bundle.pipeline_folder import RECORD as RECORD
+from enginecast.runtime.bundle.pipeline_folder import pipeline_at
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.version import __version__
 
-RECORD = "enginecast.json"
-INDEX = "model_index.json"
-"""Of the folder of a pipeline, as diffusers writes it."""
 FORMAT = 1
 
 
@@ -26,7 +26,7 @@ def require_original(path: Path) -> None:
     Raises:
         SourceError: it is one.
     """
-    if (path / RECORD).is_file():
+    if pipeline_at(path) == "engines":
         raise SourceError(
             f"{path} holds engines already", hint="Give the folder that they were made from."
         )

@@ -9,6 +9,8 @@ from enginecast.public import some
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
 STATE_NAME = "state.safetensors"
 """What the first call of an engine with state is fed."""
 SIGNATURE_NAME = "model.sig"

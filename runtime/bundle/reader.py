@@ -27,6 +27,7 @@ from enginecast.runtime.bundle.manifest import (
     Manifest,
 )
 from enginecast.runtime.bundle.manifest_json import decode
+from enginecast.runtime.bundle.pipeline_folder import INDEX, pipeline_at
 
 Check = Literal["full", "size"]
 
@@ -146,15 +147,7 @@ def open_bundle(
     except PermissionError as error:
         raise BundleError(f"{root / MANIFEST_NAME}: {error.strerror}") from error
     except (BundleError, OSError) as error:
-        kinds = {"config.json": "export", "model_index.json": "diffusers export"}
-        is_damaged = (root / "report.json").exists()
-        found = [k for name, k in kinds.items() if (root / name).is_file() and not is_damaged]
-        what = "is a model" if found else f"has no {MANIFEST_NAME}"
-        model = shlex.quote(str(root)) if found else "MODEL"
-        raise BundleError(
-            f"{root}: expected a bundle, but it {what}",
-            hint=f"`enginecast {found[0] if found else 'export'} {model} -o DIR` makes a bundle.",
-        ) from error
+        raise _no_bundle(root) from error
     try:
         manifest = decode(data)
     except BundleError as error:  # a pipeline holds several
@@ -186,6 +179,29 @@ def open_bundle(
     if problems := _digest_problems(directory, others, states):
         raise _disagrees(root, [*problems, *(left.result() if left else ())])
     return Bundle(root, manifest, sha256, directory, states, left, parts)
+
+
+def _no_bundle(root: Path) -> BundleError:
+    """What a folder without a manifest is, and what to do with it."""
+    if pipeline_at(root) == "engines":
+        inner = sorted(root.glob(f"*/*/{MANIFEST_NAME}"))
+        names = ", ".join(str(file.parent.relative_to(root)) for file in inner)
+        return BundleError(
+            f"{root}: expected a bundle, but it is a pipeline of engines",
+            hint=f"`enginecast diffusers run` makes pictures with it. Its bundles: {names}",
+        )
+    kinds = {
+        "config.json": ("is a model", "export"),
+        INDEX: ("is a pipeline of diffusers", "diffusers export"),
+    }
+    is_damaged = (root / "report.json").exists()
+    found = [k for name, k in kinds.items() if (root / name).is_file() and not is_damaged]
+    what, command = (*found, (f"has no {MANIFEST_NAME}", "export"))[0]
+    model = shlex.quote(str(root)) if found else "MODEL"
+    return BundleError(
+        f"{root}: expected a bundle, but it {what}",
+        hint=f"`enginecast {command} {model} -o DIR` makes a bundle.",
+    )
 
 
 def unpublished(folder: Path, manifest: Manifest) -> Bundle:

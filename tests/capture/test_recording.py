@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.inputs.calls import call_of
+from enginecast.capture.inputs.calls import Slot, call_of, call_of_names
 from enginecast.capture.sources.calls.recording import Calls, record
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError, UsageError
@@ -344,3 +344,12 @@ def test_a_call_that_fails_is_not_recorded() -> None:
     for name, argument in (("half", "x"), ("half.decode", "z")):
         assert calls[name].names == ("recorded call 1 of 1",)
         assert calls[name].example[argument].shape == (2, 4)
+
+
+def test_a_call_is_made_of_paths_again() -> None:
+    made = call_of_names(["x", "more.y"], {"more.flag": True, "size": 3}, "forward")
+    assert made.arguments == {
+        "more": {"flag": True, "y": Slot("more_y")},
+        "size": 3,
+        "x": Slot("x"),
+    }

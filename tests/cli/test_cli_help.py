@@ -22,8 +22,8 @@ from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]
 ORDER = (
-    "inspect export verify report run bench tune opt bisect passes diffusers cache sign trust"
-    " doctor"
+    "inspect export verify report run generate bench tune opt bisect passes diffusers cache sign"
+    " trust doctor"
 )
 
 GROUPS = {"cache": "fill info verify prune merge export compare", "diffusers": "export run"}

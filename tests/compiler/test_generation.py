@@ -13,10 +13,11 @@ import torch
 import transformers
 from decoders import CONFIGS, GROUPED, decoder, decoder_of
 from doc_examples import run_example
-from exports import cast
-from generating import TASK, Change, Feeds, export, feed_otherwise
+from exports import Exports, cast
+from generating import TASK, Change, Feeds, export, feed_otherwise, save_with_tokenizer
 from mutations import edit_graph, outcome
 from transformers import (
+    AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
     MambaConfig,
@@ -54,6 +55,7 @@ from enginecast.errors import (
     VerificationError,
 )
 from enginecast.runtime import Generator, generate
+from enginecast.runtime.bundle.manifest import CHAT_TEMPLATE_NAME
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import (
     Sampling,
@@ -63,12 +65,15 @@ from enginecast.runtime.generation import (
     penalized,
     without,
 )
+from enginecast.runtime.text_generation import TextGenerator
 from enginecast.verification.generation import GENERATION_NAME, follow, read_continued
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(decoder("llama"), tmp_path_factory.mktemp("llama") / "bundle").root
+    folder = tmp_path_factory.mktemp("llama")
+    save_with_tokenizer(decoder("llama"), folder / "model")
+    return export(str(folder / "model"), folder / "bundle").root
 
 
 @pytest.fixture
@@ -78,10 +83,79 @@ def engine(bundle: Path) -> Iterator[Engine]:
 
 
 def test_the_examples_run(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "llama.bundle").symlink_to(bundle)
+    for name in ("llama", "gpt"):
+        (tmp_path / f"{name}.bundle").symlink_to(bundle)
     monkeypatch.chdir(tmp_path)
+    run_example(Engine.generate, "Engine.generate")
+    run_example(Engine.stream, "Engine.stream")
     run_example(generate, "generate")
     run_example(Generator, "Generator")
+
+
+def test_texts_go_in_and_out_as_in_transformers(
+    bundle: Path, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bundle.with_name("model"))
+    texts, few = ["a red fox", "two cats sleep on the lazy dog"], {"max_new_tokens": 24}
+    model = decoder("llama")
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=2)
+
+    def followed(**given: Any) -> list[str]:
+        tokens: Any = model.generate(**given, do_sample=False, **few)
+        whole = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        read = tokenizer.batch_decode(given["input_ids"], skip_special_tokens=True)
+        return [text[len(before) :] for text, before in zip(whole, read, strict=True)]
+
+    encoded = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    wanted = followed(**encoded)
+    assert engine.generate(texts, **few) == wanted
+    pieces = list(engine.stream(texts[0], **few))
+    assert ("".join(pieces), engine.generate(texts[0], **few)) == (wanted[0], wanted[0])
+    assert len(pieces) > 4
+    asked = [{"role": "user", "content": texts[0]}]
+    chat = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert engine.generate(texts[0], chat=True, **few) == followed(**chat)[0] != wanted[0]
+    hot = {"temperature": 3.0, "top_k": 0, **few}
+    assert engine.generate(texts[0], seed=3, **hot) == engine.generate(texts[0], seed=3, **hot)
+    assert engine.generate(texts[0], seed=3, **hot) != engine.generate(texts[0], seed=4, **hot)
+    assert engine.generate(texts[0], temperature=0.0, **few) == wanted[0]
+
+    one = ("generate", bundle, "--prompt", texts[0], "--max-new-tokens", 24)
+    ran = cast(capsys, *one)
+    assert (ran.code, ran.out) == (0, f"{wanted[0]}\n")
+    assert " tokens, " in ran.err
+    assert "1 of 1 cut at --max-new-tokens" in cast(capsys, *one[:-1], 4).err
+    (tmp_path / "prompts.txt").write_text("\n".join(texts))
+    several = ("generate", bundle, "--prompts", tmp_path / "prompts.txt", "--max-new-tokens", 24)
+    assert cast(capsys, *several).out.startswith(f"> {texts[0]}\n{wanted[0]}\n\n> {texts[1]}\n")
+    content = cast(capsys, *several, "--json").json
+    assert [(each["prompt"], each["text"]) for each in content["completions"]] == [
+        *zip(texts, wanted, strict=True)
+    ]
+    assert content["completions"][0]["finish_reason"] == "stop"
+
+
+def test_texts_that_do_not_fit_are_refused(
+    engine: Engine, exports: Exports, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="leave room for 127 new tokens"):
+        engine.generate("a red fox", max_new_tokens=127)
+    with pytest.raises(InputError, match=r"prompts\[1\]: expected 1\.\.128 tokens, got "):
+        engine.generate(["a", "fox " * 128])
+    text = engine.generate("a red fox")
+    assert text == engine.generate("a red fox", max_new_tokens=120)  # as many as fit
+    with pytest.raises(UsageError, match="the bundle has no tokenizer"):
+        TextGenerator(engine, {})
+    with pytest.raises(UsageError, match="the model's tokenizer has no chat template"):
+        TextGenerator(engine, {**engine.text_generator.files, CHAT_TEMPLATE_NAME: b""}).complete(
+            ["a"], chat=True
+        )
+    ran = cast(capsys, "generate", exports("t5").folder, "--prompt", "a")
+    assert ran.code == 2
+    assert "the engine does not generate text" in ran.err
+    assert "--kv-cache" in ran.err
 
 
 def prompts() -> tuple[torch.Tensor, torch.Tensor]:

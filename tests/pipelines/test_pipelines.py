@@ -117,6 +117,7 @@ def test_a_pipeline_is_exported_checked_and_run(
         assert ran.code == 2
         assert "error: StableDiffusionPipeline: " in ran.err
 
+    require_each_component(sd15, output, capsys)
     again = cast(capsys, "diffusers", "export", output, "-o", tmp_path / "again")
     assert again.code == 2
     assert f"{output} holds engines already" in again.err
@@ -133,6 +134,64 @@ def test_a_pipeline_is_exported_checked_and_run(
     )
     assert refused.code == 2
     assert "the pipeline was rejected: step 1: off" in refused.err
+
+
+def require_each_component(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What takes a bundle takes the pipeline, component by component, or says what was meant."""
+    engine, name = output / "text_encoder" / "forward", "text_encoder/forward"
+    brief = ("--rounds", "3", "--seconds", "0")
+    for command, *options in (
+        ("verify",),
+        ("verify", "--model", source),
+        ("inspect",),
+        ("bench", *brief),
+        ("report",),
+        ("report", output),
+    ):
+        done = cast(capsys, command, output, *options, "--json")
+        assert done.code == 0, done.err
+        parts = {each["component"]: each for each in done.json["components"]}
+        assert [*parts] == [name, "unet", "vae"]
+        assert {parts[each]["eager"] for each in ("unet", "vae")} == {"as asked"}
+        assert parts[name]["exit_code"] == 0
+        assert parts[name]["result"]
+        assert done.json["pipeline"] == "StableDiffusionPipeline"
+    shown = cast(capsys, "verify", output).out
+    assert "StableDiffusionPipeline; whole pipeline, when it was exported: verified" in shown
+    assert f"\n{name}:\n" in shown
+    assert "\nunet: eager, as asked\n" in shown
+    texts = output.with_name("texts.txt")
+    texts.write_text("a fox")
+    for words, said in (
+        (("run", output, "--inputs", "x", "-o", "y"), "`enginecast diffusers run` makes pictures"),
+        (("export", output, "-o", "y"), "expected a model, but it is a pipeline of engines"),
+        (("export", source, "-o", "y"), "`enginecast diffusers export"),
+        (("verify", source), "expected a bundle, but it is a pipeline of diffusers"),
+        (("cache", "fill", output, "--texts", texts, "-o", "y"), f"such as {engine}"),
+        (("verify", output, "--model", engine), "expected the folder of a pipeline, with model_in"),
+        (("verify", output, "--inputs", "x"), f"Its bundles: {engine}"),
+        (("report", output, engine), f"OTHER {engine}: expected a pipeline of engines, too"),
+    ):
+        refused = cast(capsys, *words)
+        assert refused.code == 2
+        assert said in refused.err
+    weights = engine / "weights.safetensors"
+    whole = weights.read_bytes()
+    weights.chmod(0o600)
+    weights.write_bytes(whole[:-1])
+    done = cast(capsys, "verify", output, "--json")
+    assert done.code == done.json["components"][0]["exit_code"] == 2
+    assert done.json["components"][0]["result"]["error"] == "BundleError"
+    assert f"exit codes of components: {name} (2)" in cast(capsys, "verify", output).out
+    weights.write_bytes(whole)
+    with patch("enginecast.cli.inspect.command._plan") as plan:
+        assert cast(capsys, "inspect", source, "--height", 32).code == 0
+    asked = {Path(each.args[0].model).name: each.args[0] for each in plan.call_args_list}
+    assert {n: each.options.component.height for n, each in asked.items()} == {
+        "text_encoder": None,
+        "unet": 32,
+        "vae": 32,
+    }
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """examples/fastapi_server under load: a real uvicorn on this machine, and real clients."""
 
 import asyncio
+import base64
 import signal
 import socket
 import subprocess
@@ -12,10 +13,14 @@ from typing import Any
 
 import bundles
 import httpx
+import msgspec
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-from enginecast.runtime.bundle.manifest import Padding
+from enginecast.runtime.bundle.manifest import Output, Padding
+from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import load
 
 APP = Path(__file__).parents[2] / "examples" / "fastapi_server" / "app.py"
@@ -110,6 +115,75 @@ def test_under_load_every_client_gets_its_own_answer(address: str, bundle: Path)
     assert health["verdict"] == "verified"
     assert health["joins_requests"] is True  # they did run together
     assert (health["status"], health["requests_under_way"]) == ("ok", 0)
+
+
+EMBEDDED: dict[str, Any] = {"input": ["red", "green blue fox"], "model": "any"}
+
+
+def sentence_bundle(folder: Path) -> Path:
+    """The tiny engine with the sum of its rows as a second output."""
+    content = bundles.manifest()
+    embedding = Output(name="sentence_embedding", dtype="float32", shape=("batch", bundles.WIDTH))
+    with stage(folder) as staging:
+        path = bundles.write_engine(staging.folder)
+        bundles.write_tokenizer(staging.folder)
+        model = onnx.load(path, load_external_data=False)
+        model.graph.initializer.append(helper.make_tensor("one", TensorProto.INT64, [1], [1]))
+        made = helper.make_node("ReduceSum", ["hidden", "one"], [embedding.name], keepdims=0)
+        model.graph.node.append(made)
+        shape = ("batch", bundles.WIDTH)
+        model.graph.output.append(
+            helper.make_tensor_value_info(embedding.name, TensorProto.FLOAT, shape)
+        )
+        onnx.save(model, path)
+        return staging.publish(
+            msgspec.structs.replace(content, outputs=(*content.outputs, embedding))
+        )
+
+
+def test_the_embedding_of_a_text_is_what_is_answered(bundle: Path, tmp_path: Path) -> None:
+    """In OpenAI's shape; the mean of tokens only where somebody asked for it, and of no padding."""
+    sentences = sentence_bundle(tmp_path / "sentences.bundle")
+    with load(sentences) as engine, served(sentences) as (address, _):
+        wanted = engine.encode(EMBEDDED["input"])["sentence_embedding"]
+        found = httpx.post(f"{address}/v1/embeddings", json=EMBEDDED).json()
+        assert {name: found[name] for name in ("object", "model", "usage")} == {
+            "object": "list",
+            "model": "tiny",
+            "usage": {"prompt_tokens": 6, "total_tokens": 6},
+        }
+        assert [(each["object"], each["index"]) for each in found["data"]] == [
+            ("embedding", 0),
+            ("embedding", 1),
+        ]
+        np.testing.assert_array_equal([each["embedding"] for each in found["data"]], wanted)
+        asked = {**EMBEDDED, "input": "red", "encoding_format": "base64"}
+        (one,) = httpx.post(f"{address}/v1/embeddings", json=asked).json()["data"]
+        packed = np.frombuffer(base64.b64decode(one["embedding"]), "<f4")
+        np.testing.assert_array_equal(packed, engine.encode("red")["sentence_embedding"][0])
+        asked = {"texts": ["red"]}
+        assert [*httpx.post(f"{address}/embed", json=asked).json()["outputs"]] == [
+            "sentence_embedding"
+        ]
+        asked["outputs"] = ["hidden"]
+        assert [*httpx.post(f"{address}/embed", json=asked).json()["outputs"]] == ["hidden"]
+        for path, body, message in [
+            ("embed", {**asked, "outputs": ["none"]}, "outputs: 'none' is unknown"),
+            ("v1/embeddings", {**EMBEDDED, "dimensions": 9}, "dimensions: the engine gives 3"),
+            ("v1/embeddings", {"input": [[1, 2]]}, "body.input"),
+        ]:
+            refused = httpx.post(f"{address}/{path}", json=body)
+            assert refused.status_code == 422
+            assert refused.json()["message"].startswith(message)
+    with load(bundle) as engine, served(bundle, "--pool", "mean") as (address, _):
+        found = httpx.post(f"{address}/v1/embeddings", json=EMBEDDED).json()
+        alone = [engine.encode(text) for text in EMBEDDED["input"]]
+        means = [each["hidden"][0][each["attention_mask"][0] > 0].mean(0) for each in alone]
+        np.testing.assert_allclose([each["embedding"] for each in found["data"]], means, rtol=1e-6)
+    with served(bundle) as (address, _):
+        refused = httpx.post(f"{address}/v1/embeddings", json=EMBEDDED)
+        assert (refused.status_code, refused.json()["error"]) == (422, "NoEmbedding")
+        assert "--pool mean" in refused.json()["message"]
 
 
 def test_bad_bodies(address: str) -> None:

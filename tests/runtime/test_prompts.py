@@ -2,6 +2,7 @@
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from enginecast.errors import BundleError, InputError
 from enginecast.runtime.bundle.manifest import Input, Text
 from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import PromptEncoder, encode_prompts, read_prompts
+from enginecast.runtime.text_generation import CONTEXT, PART, Row
 
 PAD, END, UNKNOWN = 0, 1, 2
 
@@ -31,6 +34,68 @@ def folder(tmp_path: Path) -> Path:
 def word(folder: Path, text: str) -> int:
     identifier: int = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][text]
     return identifier
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WHOLE = "two  cats, \u65e5\u672c\u8a9e \N{FOX FACE}h\u00e9llo w\u00f6rld"
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=264, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([WHOLE], trainer)
+    return tokenizer
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama's: letters by words with a space before them, and bytes of all others."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = ["<unk>", *BYTES]
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["two cats hello world,"], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []  # bytes are of the vocabulary, and not special
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_text_grows_by_whole_characters_wherever_the_prompt_ends(
+    make: Callable[[], Tokenizer],
+) -> None:
+    tokenizer = make()
+    ids = tokenizer.encode(WHOLE).ids
+    assert len(ids) > len(WHOLE)
+    for place in range(len(ids)):
+        before = tokenizer.decode(ids[:place])
+        if before.endswith(PART):
+            continue
+        row = Row(tokenizer, ids[max(0, place - CONTEXT) : place], place)
+        pieces = []
+        for token in ids[place:-1]:
+            row.take(token, ())
+            pieces.append(row.piece)
+        row.take(ids[-1], ids[-1:])  # what ends it is no text
+        assert not any(PART in piece for piece in pieces)
+        assert "".join(pieces) == row.text == tokenizer.decode(ids[:-1])[len(before) :]
+    half = ids[: next(n for n in range(len(ids)) if tokenizer.decode(ids[:n]).endswith(PART))]
+    row = Row(tokenizer, [], 0)
+    for token in half:
+        row.take(token, ())
+    assert PART not in row.text
+    row.finish()
+    assert row.text == tokenizer.decode(half)
 
 
 def prompts_of(tmp_path: Path, data: bytes) -> list[str]:

@@ -142,6 +142,8 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "export": lambda: _of(json_types.Export),
     "verify": lambda: _of(json_types.Verify),
     "run": lambda: _of(json_types.Run),
+    "generate": lambda: _of(json_types.Generate),
+    "pipeline-components": lambda: _of(json_types.Components),
     "bench": lambda: _of(json_types.Bench),
     "tune": lambda: _of(json_types.Tune),
     "opt": lambda: _of(json_types.Opt),
@@ -208,7 +210,11 @@ def schema(name: str) -> Schema:
         version = {} if name == "inspect-bundle" else {"const": SCHEMA_VERSION}
         made = OUTPUTS[name]()
         made = _with(made, schema_version=made["properties"].get("schema_version") or version)
-        command = "of any command that fails" if name == "error" else f"enginecast {name}"
+        told = {
+            "error": "of any command that fails",
+            "pipeline-components": "of a pipeline's folder",
+        }
+        command = told.get(name, f"enginecast {name}")
         title = f"--json, {command}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": title}
 
@@ -249,6 +255,8 @@ def name_of(words: Sequence[str], content: Schema) -> str:
     command, *more = words
     if command in ("cache", "diffusers"):
         command = f"{command}-{more[0]}"
+    if isinstance(content.get("components"), list):
+        return "pipeline-components"
     if command == "cache-fill" and "dry_run" in content:
         return "cache-fill-dry-run"
     if command == "doctor" and "folder" in content:
@@ -274,6 +282,10 @@ def hold(words: Sequence[str], content: Schema) -> None:
             if not (name == "error" and each.validator == "additionalProperties")
         ]
         assert found == [], (name, found)
+        if name == "pipeline-components":  # each is what the command prints of the one alone
+            for each in content["components"]:
+                if result := each.get("result"):
+                    hold(words, result)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,34 @@ class Error(TypedDict):
     violations: NotRequired[list[str]]
 
 
+class Completion(TypedDict):
+    prompt: str
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: Literal["stop", "length"]
+
+
+class Generate(TypedDict):
+    completions: list[Completion]
+    backend: str
+    verdict: Outcome
+    seconds: float
+
+
+class Component(TypedDict):
+    component: str
+    folder: str
+    eager: NotRequired[str]
+    exit_code: NotRequired[int]
+    result: NotRequired[dict[str, Any]]
+
+
+class Components(TypedDict):
+    pipeline: str
+    components: list[Component]
+
+
 class CaseMilliseconds(TypedDict):
     engine: float
     eager: float

@@ -24,6 +24,8 @@ PACKING = ("return_dict",)
 """Arguments that only say how results are packed; a packed one has names."""
 MOST_SIZES = 9
 """Sizes of which calls are kept of a component."""
+RECORDED = "recorded call"
+"""What the names of calls begin with."""
 SPREAD = 4
 """Calls of one size that are kept while it is not known how many there will be."""
 
@@ -399,7 +401,7 @@ def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
             all(torch.equal(tensor, known[n]) for n, tensor in found.items())
             for known in calls.values()
         ):
-            calls[f"recorded call {each.number} of {count}"] = found
+            calls[f"{RECORDED} {each.number} of {count}"] = found
     call = replace(call, entry=heard[0].entry)
     return Recorded(name, heard[0].model_class, call, tuple(calls.values()), tuple(calls))
 

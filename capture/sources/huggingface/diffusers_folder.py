@@ -233,7 +233,9 @@ def open_component(
         MissingError: diffusers is not installed.
     """
     if not (folder / CONFIG_FILE).is_file():
-        raise _no_component(folder)
+        raise SourceError(
+            f"{folder} is a scheduler, which has no weights", hint="Schedulers stay in Python."
+        )
     file, settings = folder / CONFIG_FILE, read_json(folder / CONFIG_FILE)
     model_class = _find_class(settings[CLASS], file)
     if "auto_map" in settings:
@@ -279,18 +281,6 @@ def _release(version: str) -> tuple[int, ...]:
     """The numbers of "0.43.0.dev0": (0, 43, 0); of other text none."""
     found = re.match(r"\d+(\.\d+)*", version)
     return () if found is None else tuple(map(int, found[0].split(".")))
-
-
-def _no_component(folder: Path) -> SourceError:
-    if (folder / "model_index.json").is_file():
-        parts = [each.parent.name for each in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
-        return SourceError(
-            f"{folder} is a whole pipeline, not a model",
-            hint=f"Give one of its components: {', '.join(str(folder / part) for part in parts)}.",
-        )
-    return SourceError(
-        f"{folder} is a scheduler, which has no weights", hint="Schedulers stay in Python."
-    )
 
 
 def _find_class(name: object, file: Path) -> type[nn.Module]:

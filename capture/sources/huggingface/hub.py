@@ -7,7 +7,10 @@ from enginecast.errors import SourceError
 from enginecast.runtime.bundle import hub
 from enginecast.runtime.bundle.hub import download_line as download_line
 
-FILES = ("*.safetensors", "*.json", "*.model", "vocab.txt", "merges.txt")
+FILES = (
+    *("*.safetensors", "*.json", "*.model", "vocab.txt", "merges.txt"),
+    "chat_template.jinja",
+)
 """Of a repository: weights as safetensors, configs and tokenizers.  Never code, never a pickle."""
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 

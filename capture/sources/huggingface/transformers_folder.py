@@ -55,7 +55,10 @@ POOLER = "pooler."
 POOLING_OPTION = "add_pooling_layer"
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    "chat_template.jinja",
+)
 VOCABULARY_FILE = "vocab.txt"
 """All that the folder of an old BERT has of its tokenizer."""
 TYPES = "token_type_ids"

@@ -2,17 +2,20 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.cli.options.from_fields import (
     AsJson,
     Download,
+    fetched,
     grouped,
     located,
     refuse_given,
 )
+from enginecast.cli.options.pipeline_folders import Component, each_component, of_pipelines
 from enginecast.cli.terminal.output import loading, print_json, progress, results, results_apart
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import (
@@ -24,6 +27,7 @@ from enginecast.errors import (
 )
 from enginecast.option_fields import target_option_keys
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.bundle.pipeline_folder import pipeline_at
 
 REPORT = "report.json"
 SHOWS = {"model", "as_json", "quiet", "verbose", "config", "allow_code"}
@@ -37,9 +41,13 @@ PLANS = frozenset(
 
 @grouped
 @results_apart()
+@of_pipelines("model", alone=("save_plan",))
 def inspect(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|DIR", help="A model or a bundle, or a pipeline of either."),
+    ],
     request: ExportRequest,
     download: Download = False,
     save_plan: Annotated[
@@ -74,8 +82,11 @@ def inspect(
     request.check()
     if request.target_options is not None:
         _refuse_of_builds(request.target_options)
-    model = located(model, download=download)
-    _plan(context, replace(request, model=model), save_plan, as_json)
+    model = fetched(model) if download else model
+    request = replace(request, model=model)
+    if pipeline_at(Path(model)) == "source":
+        _plan_components(context, request, save_plan, as_json)
+    _plan(context, replace(request, model=located(model)), save_plan, as_json)
 
 
 def _refuse_of_builds(options: Any) -> None:
@@ -101,6 +112,35 @@ def _refuse_of_builds(options: Any) -> None:
 def is_rejected(path: Path) -> bool:
     """Whether a folder holds the reports of an engine that was rejected, and nothing to run."""
     return (path / REPORT).is_file() and not (path / "config.json").exists()
+
+
+def _plan_components(
+    context: typer.Context, request: ExportRequest, save_plan: Path | None, as_json: bool
+) -> NoReturn:
+    """Plan each component of a pipeline by itself."""
+    if save_plan is not None:
+        raise UsageError("--save-plan goes with one component, such as FOLDER/unet")
+    loading()
+    from enginecast.pipelines.folder import KNOWN, open_pipeline
+
+    variant = request.options.component.variant
+    folder = open_pipeline(Path(str(request.model)), variant)
+    parts = []
+    for name in folder.models:
+        library, kind = folder.parts[name]
+        eager = "" if library in KNOWN else f"{kind} of {library}"
+        parts.append(Component(name, folder.path / name, eager))
+
+    def one(part: Component) -> None:
+        own = folder.parts[part.name][0] == "diffusers"  # others know no sizes of pictures
+        component = replace(
+            request.options.component if own else ComponentOptions(),
+            variant=folder.variant_of(part.name),
+        )
+        options = replace(request.options, component=component)
+        _plan(context, replace(request, model=str(part.folder), options=options), None, as_json)
+
+    each_component(folder.kind.__name__, parts, one, as_json=as_json)
 
 
 def _plan(

@@ -48,6 +48,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "run t5.bundle --prompts prompts.txt -o embeddings.safetensors",
         "run my.bundle --inputs x.safetensors -o y.safetensors --timeout 5",
     ),
+    "generate": (
+        "generate llama.bundle --prompt 'a red fox'",
+        "generate llama.bundle --prompts prompts.txt --json",
+    ),
     "bench": (
         "bench t5.bundle",
         "bench t5.bundle --against eager,compile --model ./t5-base",

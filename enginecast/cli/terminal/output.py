@@ -21,6 +21,7 @@ WIDTH = 120
 SCHEMA_VERSION = 1
 """Of what `--json` prints: it grows when a name goes or changes its meaning, not when one comes."""
 _apart: list[TextIO] = []
+_collected: list[list[Mapping[str, Any]]] = []
 _quiet = [False]
 _command = [""]
 
@@ -107,7 +108,28 @@ def show_log(verbose: int) -> None:
         logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
 
 
+@contextmanager
+def collecting_json() -> Iterator[list[Mapping[str, Any]]]:
+    """What `print_json` gets in the block goes into a list, and not to standard output."""
+    _collected.append([])
+    try:
+        yield _collected[-1]
+    finally:
+        _collected.pop()
+
+
+def error_content(error: EnginecastError) -> dict[str, Any]:
+    """An error for `print_json`."""
+    # Of the tree at the top of errors.py, which is what a script can know.
+    bases = (base for base in type(error).__mro__ if base.__module__ == DefectError.__module__)
+    kind = next(bases).__name__
+    return {"error": kind, "message": error.message, "hint": error.hint, **error.details}
+
+
 def print_json(content: Mapping[str, Any]) -> None:
     """One JSON object on stdout; a manifest in it keeps the version of its own schema."""
     versioned = {"schema_version": SCHEMA_VERSION, **content}
+    if _collected:
+        _collected[-1].append(versioned)
+        return
     print(json.dumps(versioned, indent=1, sort_keys=True), file=standard_output())

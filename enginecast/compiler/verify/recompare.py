@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from enginecast.capture.inputs.calls import call_of_names
 from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import RECORDED, Recorded
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.compiler.engines.checks import Check, OtherKernels
 from enginecast.compiler.engines.fresh_inputs import with_more_calibration
@@ -69,7 +71,7 @@ def reference_of_model(
         dynamic=(*dynamic, *_dynamic(manifest, given=dynamic)),
         values=(*values, *_values(manifest, given=values)),
     )
-    source = open_again(model, options, manifest)
+    source = open_again(model, options, manifest, folder)
     if any(rung.name == "torchscript" for rung in manifest.capture):
         script = prepare_script(source, options, Steps())
         _check_names(source.name, "takes", [spec.name for spec in script.inputs], manifest)
@@ -124,17 +126,42 @@ def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | No
     )
 
 
-def open_again(model: str, options: ModelOptions, manifest: Manifest) -> Source:
+def open_again(model: str, options: ModelOptions, manifest: Manifest, folder: Path) -> Source:
     """The model, or the part of it, that a bundle was made from.
 
     Args:
         options: of `options_of`.
+        folder: of the bundle.
 
     Raises:
         EnginecastError: as `open_model`.
     """
-    source = open_model(model, options)
+    example = recorded_calls(manifest, folder) if Path(model).is_dir() else None
+    source = open_model(model, options, example)
     return source.parts().get(manifest.model.fingerprint.get("part", ""), source)
+
+
+def recorded_calls(manifest: Manifest, folder: Path) -> Recorded | None:
+    """Of the recorded calls that a bundle was made from, those in its reference; None: it was made
+    from none, or they took too much room.
+    """
+    call, stored = manifest.call, folder / REFERENCE_NAME
+    if call is None or not stored.is_file():
+        return None
+    kept = [case for case in read_reference(stored).cases if case.name.startswith(RECORDED)]
+    if not kept:
+        return None
+    tensors = [
+        {name: torch.from_numpy(array.copy()) for name, array in case.inputs.items()}
+        for case in kept
+    ]
+    return Recorded(
+        manifest.model.name,
+        call.model_class,
+        call_of_names([*call.inputs], call.constants, call.entry),
+        tuple(tensors),
+        tuple(case.name for case in kept),
+    )
 
 
 def component_of(manifest: Manifest) -> ComponentOptions:
