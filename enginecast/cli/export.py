@@ -28,8 +28,6 @@ from enginecast.cli.terminal.output import (
     show_log,
 )
 from enginecast.compiler.request import ExportRequest
-from enginecast.errors import UsageError
-from enginecast.exporters.aotinductor.options import AOTInductorOptions
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.runtime.bundle.staging import require_target
 
@@ -55,7 +53,6 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
     request: ExportRequest,
     tensorrt: TensorRTOptions | None,
-    aotinductor: AOTInductorOptions | None,
     download: Download = False,
     no_speed: Annotated[
         bool, typer.Option("--no-speed", help="Skip timing the engine against eager.")
@@ -75,8 +72,6 @@ def export(
 ) -> None:
     """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
-    if tensorrt and aotinductor:
-        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
     request.check()
     require_target(output, overwrite=request.overwrite)
     model = located(model, download=download)
@@ -88,7 +83,7 @@ def export(
     request = replace(
         request,
         model=model,
-        target_options=tensorrt or aotinductor,
+        target_options=tensorrt,
         command=command_line(),
     )
     console = progress(quiet)
