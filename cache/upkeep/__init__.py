@@ -1,4 +1,4 @@
-"""Looking after a cache: checking, pruning, merging, exporting, comparing.
+"""Looking after a cache: checking, pruning, merging.
 
 Holds: what rewrites or reads whole caches. It never encodes a text.
 """
