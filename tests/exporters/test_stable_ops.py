@@ -32,7 +32,6 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "clamp-integers": lambda x, y: (x.long() * 3037000501).clamp(min=0).float(),
     "unique-bytes": lambda x, y: torch.unique(x.abs().byte() % 3, return_inverse=True)[1].float(),
     "erfc": lambda x, y: torch.erfc(x.clamp(-9, 9)),
-    "logdet": lambda x, y: torch.logdet((x[:5, :5] @ x[:5, :5].T + torch.eye(5)) * 1e-9),
     "angle": lambda x, y: torch.angle(x / (y > 0)),
     "angle-integers": lambda x, y: torch.angle(x.long()),
     "compare-booleans": lambda x, y: (((x > 0) > (y > 0)) | ((x > 1) <= (y > 1))).float(),
