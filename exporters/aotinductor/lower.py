@@ -35,9 +35,7 @@ to 8 elements into the code (torch/_inductor/graph.py: `can_inline_constant`).""
 
 
 def lowering(device: str) -> str:
-    """The passes that bring a program into the form that `lower_to_aotinductor` compiles, as a
-    spec.
-    """
+    """The passes that make the form that `lower_to_aotinductor` compiles, as a spec."""
     return (
         "drop-assertions,decompose-fused,lift-weights,hoist-weights,"
         f"decompose-quantized{{device={device}}},flatten-calls"

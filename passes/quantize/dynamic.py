@@ -148,9 +148,7 @@ def after(node: Node) -> Node:
 def quantize_recurrence(
     program: ExportedProgram, weights: Weights, layer: Layer, plan: LayerPlan
 ) -> None:
-    """Let a recurrence read stored matrices; or an LSTM multiply in integers, by an op for each of
-    its layers.
-    """
+    """Let a recurrence read stored matrices; or an LSTM multiply in integers, layer by layer."""
     node, graph = layer.node, program.graph
 
     def add(target: object, *args: object) -> Node:
