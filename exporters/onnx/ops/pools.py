@@ -111,15 +111,16 @@ _ADAPTIVE = {
     aten.adaptive_max_pool3d.default: (3, aten.max_pool3d_with_indices),
 }
 """Adaptive pools -> over how many dimensions, and the pool that they are where all windows are
-alike; torch.onnx has no form for any of them."""
+alike."""
 
 
-def _is_uneven(node: Node) -> bool:
+def _remainders(node: Node) -> list[int]:
+    """What the windows along each dimension leave over; empty where sizes vary."""
     target: Any = node.target
     sizes = shape_of(first_input(node))[-_ADAPTIVE[target][0] :]
     counts: Any = node.args[1]
     known = all(isinstance(size, int) for size in (*sizes, *counts))
-    return not known or any(map(operator.mod, sizes, counts))
+    return list(map(operator.mod, sizes, counts)) if known else []
 
 
 def _even_windows(pool: Any, x: Tensor, counts: Sequence[int]) -> Any:
@@ -129,5 +130,5 @@ def _even_windows(pool: Any, x: Tensor, counts: Sequence[int]) -> Any:
 
 
 for _op, (_, _pool) in _ADAPTIVE.items():
-    torch_form(_op, when=lambda node: not _is_uneven(node))(partial(_even_windows, _pool))
-refuse(*_ADAPTIVE, when=_is_uneven, reason="its windows differ in size, or their sizes vary")
+    torch_form(_op, when=lambda node: set(_remainders(node)) == {0})(partial(_even_windows, _pool))
+refuse(*_ADAPTIVE, when=lambda node: any(_remainders(node)), reason="its windows differ in size")
