@@ -105,6 +105,15 @@ class Comparison:
         rewritten = sum(run.rewritten for run in outcome.runs)
         return replace(check, rewritten=rewritten)
 
+    def run_eager(self, dtype: str = "fp32") -> None:
+        """Run eager and fp64 now, and not with the first outcome.
+
+        Raises:
+            AssertionError: the captured program is not the module.
+        """
+        self._observer.fork()
+        self._reference(dtype)
+
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return output_names(len(outputs(self.captured.program, *self.captured.inputs)))
