@@ -105,8 +105,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
         "halfway between two pixels ONNX Runtime reflects to another neighbor than torch",
     ),
     "aten.lstm.input": (
-        lambda x: torch.lstm(
-            *(x[0], (x[:1, 0, :, :2], x[:1, 0]), [w := x.reshape(-1, 6)[:24], w[:, :2], w[:2]]),
+        lambda x: torch.ops.aten.lstm.input(
+            *(x[0], [x[:1, 0, :, :2], x[:1, 0]], [w := x.reshape(-1, 6)[:24], w[:, :2], w[:2]]),
             *(False, 1, 0.0, False, False, False),
         ),
         X,

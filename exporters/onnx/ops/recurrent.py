@@ -94,7 +94,7 @@ def _rnn(activation: str) -> Callable[..., tuple[Any, Any]]:
 
 def _projects(node: Node) -> bool:
     _, _, weights, has_biases, layers, _, _, both_ways, *_ = arguments(node)
-    return len(weights) > layers * (2 if both_ways else 1) * (4 if has_biases else 2)
+    return bool(len(weights) > layers * (2 if both_ways else 1) * (4 if has_biases else 2))
 
 
 refuse(aten.lstm.input, when=_projects, reason="ONNX's LSTM has no projection (proj_size)")
