@@ -48,6 +48,16 @@ def module_paths(node: Node) -> frozenset[str]:
     return frozenset(_path(name) for name, _ in stack.values())
 
 
+def module_calls(node: Node) -> tuple[str, ...]:
+    """Paths of the module calls around the node, outermost first; "path@1" is the second call of a
+    module.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    counts = (str(key).partition("@")[1:] for key in stack)
+    paths = (_path(name) for name, _ in stack.values())
+    return tuple(path + "".join(count) for path, count in zip(paths, counts, strict=True))
+
+
 def _path(name: object) -> str:
     # Older captures name modules by the Python expression that reaches them.
     path = str(name).removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")

@@ -1,5 +1,6 @@
 """Calibration inputs that a plan can be measured on, and which rows of them count."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -100,6 +101,11 @@ class ErrorSum:
         same = (found == wanted) | (found.isnan() & wanted.isnan())
         self._error += float(torch.where(same, 0.0, found - wanted).square().sum())
         self._size += float(torch.where(wanted.isfinite(), wanted, 0.0).square().sum())
+
+    @property
+    def absolute(self) -> float:
+        """The L2 norm of the difference."""
+        return math.sqrt(self._error)
 
     @property
     def relative(self) -> float:

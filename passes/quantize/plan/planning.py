@@ -352,7 +352,7 @@ def form_in_words(form: LayerPlan) -> str:
 def _found_in_words(search: Found[Any], sensitivity: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
     by = (
-        f"their effect on the outputs (tried in {len(sensitivity.end_to_end)} variants)"
+        f"their effect on the outputs (tried in {sensitivity.variants} variants)"
         if sensitivity.end_to_end
         else "the error of their own output"
     )

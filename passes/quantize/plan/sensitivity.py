@@ -4,11 +4,17 @@ One exact run over all calibration inputs measures every form of every layer on 
 really reads.  A second kind of run has one variant of the program for each layer, with that layer
 alone in its fastest form; variants run side by side on a few small inputs, and whatever a variant
 has in common with the exact program is computed once.
+
+Layers in the same place of equal blocks are counterparts.  A variant has a quarter of them at once,
+neighbors in depth, so that forty blocks take as many variants as four.  What a variant loses is
+split by the layers' own errors; one whose own error is unlike those of its counterparts, since its
+weights or inputs have other ranges, has a variant of its own.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil, hypot, prod
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +26,7 @@ from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.ir.regions import repeated_regions
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.quantize.measure.calibration import (
     ErrorSum,
@@ -35,7 +42,7 @@ from enginecast.progress import counted
 Choices = Mapping[Node, Sequence[LayerPlan]]
 """For each layer the forms that it may take, fastest first."""
 
-MOST_PRODUCTS = 5e11
+MOST_PRODUCTS = 2e12
 """Multiplications in linears that all variants of a program may take, in all."""
 ENOUGH = 64
 """Positions that count which the cases must have that stand for the others: where the worst row
@@ -44,6 +51,11 @@ FEW = 16
 """Positions with which a case is worth a run of its own."""
 AT_ONCE = 16
 """Variants that run side by side."""
+PARTS = 4
+"""Variants for the counterparts of a layer."""
+UNLIKE = 1.5
+"""Times the median error of its counterparts, or less than one over it, that make a layer unlike
+them."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +82,13 @@ class Sensitivity:
     """Exact, for each case."""
     errors: dict[Node, list[float]]
     """Relative error of each layer's own output, for each of its forms."""
+    sizes: dict[Node, float]
+    """L2 norm of that error in the fastest form."""
     readings: dict[Node, Reading]
     end_to_end: dict[Node, float] = field(default_factory=dict)
     """Of `measure_alone`; empty where it was not needed or would take too long."""
+    variants: int = 0
+    """How many it took."""
 
 
 def measure(
@@ -92,7 +108,8 @@ def measure(
         run = _Isolated(program, context, choices, rounding)
         outputs = [named(found, None) for found in run.results()]
         errors = {node: [total.relative for total in sums] for node, sums in run.sums.items()}
-    return Sensitivity(outputs, errors, run.readings)
+        sizes = {node: sums[0].absolute for node, sums in run.sums.items()}
+    return Sensitivity(outputs, errors, sizes, run.readings)
 
 
 def measure_alone(
@@ -109,28 +126,48 @@ def measure_alone(
         plan: as for `measure`.
         found: of `measure`.
     """
+    sizes = found.sizes
+    variants = _variants(program, sizes)
     places = _few_cases(context)
     elements = _sizes(context)
     # Decided by sizes and not by a clock, so that equal calls give equal plans.
     products = sum(read.rows * prod(choices[n][0].shape) for n, read in found.readings.items())
     share = sum(elements[place] for place in places) / max(elements)
-    fastest = {node: known[0] for node, known in choices.items()}
-    if products * share * len(fastest) / 2 > MOST_PRODUCTS:
+    if products * share * len(variants) / 2 > MOST_PRODUCTS:
         return
+    fastest = {node: known[0] for node, known in choices.items()}
     cases = [context.calibration[place] for place in places]
     masks = [masks_of(context)[place] for place in places]
     reached: list[float] = []
     with torch.no_grad():
         rounding = Rounding(plan, static_spans(program, context, fastest.items()))
-        variants = [{node: form} for node, form in fastest.items()]
+        layers = [{node: fastest[node] for node in variant} for variant in variants]
         for start in counted(range(0, len(variants), AT_ONCE), "groups of variants"):
-            run = _Variants(program, cases, variants[start : start + AT_ONCE], rounding)
+            run = _Variants(program, cases, layers[start : start + AT_ONCE], rounding)
             outputs = [named(results, None) for results in run.results()]
             reached += [
                 largest_row_error(outputs[at : at + len(cases)], outputs[: len(cases)], masks)
                 for at in range(len(cases), len(outputs), len(cases))
             ]
-    found.end_to_end.update(zip(fastest, reached, strict=True))
+    for variant, error in zip(variants, reached, strict=True):
+        whole = hypot(*(sizes[node] for node in variant)) or 1.0
+        found.end_to_end |= {node: error * sizes[node] / whole for node in variant}
+    found.variants = len(variants)
+
+
+def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[list[Node]]:
+    """The layers, those together that are tried at once."""
+    variants: list[list[Node]] = []
+    for regions in repeated_regions(program):
+        for counterparts in zip(*(region.nodes for region in regions), strict=True):
+            if counterparts[0] not in sizes:
+                continue
+            usual = median(sizes[node] for node in counterparts)
+            alike = [n for n in counterparts if usual <= UNLIKE * sizes[n] <= UNLIKE**2 * usual]
+            size = ceil(len(alike) / PARTS)
+            variants += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
+    together = {node for variant in variants for node in variant}
+    return [*variants, *([node] for node in sizes if node not in together)]
 
 
 class _Isolated(Run):
