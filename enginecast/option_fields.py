@@ -11,7 +11,7 @@ from typing import Any
 from enginecast.errors import UsageError
 
 HEADINGS = (
-    *("", "Precision and passes", "Engine", "TensorRT", "Model and inputs"),
+    *("", "Precision and passes", "Engine", "TensorRT", "AOTInductor", "Model and inputs"),
     *("Loading", "Encoder"),
 )
 """Of groups of options, in the order of `--help`."""

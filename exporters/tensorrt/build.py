@@ -6,19 +6,30 @@ is not TF32.  None of this was run on real TensorRT by us yet.
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import Hardware, TensorRTOptions
-from enginecast.exporters.tensorrt.timing import attach_cache, cache_of, keep_cache
+from enginecast.exporters.tensorrt.timing import (
+    Build,
+    Memory,
+    attach_cache,
+    estimate,
+    keep_build,
+    keep_cache,
+    memory_of,
+    read_history,
+)
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger, error_recorder
 
+DEFAULT_LEVEL = 3
+"""TensorRT's builder_optimization_level, unless it is set."""
 _HARDWARE: Mapping[Hardware, str] = {
     "none": "NONE",
     "ampere+": "AMPERE_PLUS",
@@ -42,22 +53,24 @@ class Job:
     """What the plan will ask of a machine."""
 
     @property
-    def timing_cache(self) -> Path:
-        return cache_of(self.order.options.timing_cache, self.needs)
+    def memory(self) -> Memory:
+        """Where the timing cache lies, and how long earlier builds took."""
+        return memory_of(self.order.options.timing_cache, self.needs)
 
 
-def build_plan(job: Job, fill: Fill) -> Any:
+def build_plan(job: Job, fill: Fill, weights: int) -> Any:
     """The serialized engine, a buffer.
 
     Args:
         fill: makes the network.
+        weights: bytes of weights that the network holds.
 
     Raises:
         LoweringError: the network cannot be made, or not built: with all that TensorRT said.
         MissingError: there is no builder, for want of a GPU or a driver.
         KeyboardInterrupt: the user stopped the build.
     """
-    trt, say = job.trt, job.order.say
+    trt, options, say = job.trt, job.order.options, job.order.say
     messages = Messages()
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
     builder = _builder(trt, logger, messages)
@@ -68,18 +81,24 @@ def build_plan(job: Job, fill: Fill) -> Any:
     network.error_recorder = recorder
     kept = fill(network, logger)
     config = _config(job, builder, messages)
-    say(f"TensorRT builds {network.num_layers} layers; minutes are usual. Ctrl-C stops it.")
+    earlier = read_history(job.memory.history, say)
+    level = DEFAULT_LEVEL if options.level is None else options.level
+    layers = max(1, int(network.num_layers))
+    say(estimate(layers, level, earlier))
     messages.clear()  # what came before was dealt with
+    start = time.perf_counter()
     with _watched(trt, job.order.tell) as monitor:
         config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
     del kept
+    seconds = time.perf_counter() - start
     if plan is None:
         raise LoweringError(
             f"TensorRT {trt.__version__} cannot build this engine: {messages.take()}",
             hint="--target onnxruntime builds without TensorRT.",
         )
-    keep_cache(config, job.timing_cache, say)
+    keep_cache(config, job.memory.cache, say)
+    keep_build(job.memory.history, Build(layers, weights, level, seconds), earlier, say)
     return plan
 
 
@@ -159,7 +178,7 @@ def _config(job: Job, builder: Any, messages: Messages) -> Any:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
     if job.profile:
         _add_profile(builder, config, job.profile, messages)
-    attach_cache(config, job.timing_cache, job.order.say)
+    attach_cache(config, job.memory.cache, job.order.say)
     return config
 
 

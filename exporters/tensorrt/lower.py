@@ -121,15 +121,16 @@ def require_tensorrt(options: TensorRTOptions) -> None:
 def _by_onnx(job: Job, scratch: Path) -> Built:
     """Our ONNX, checked, and then read by TensorRT's parser."""
     network = write_network(job, scratch)
+    weights = sum((scratch / name).stat().st_size for name in network.files[1:])
     fill = parsed(job.trt, scratch / network.files[0], network.model)
-    return Built(build_plan(job, fill), op_counts(network.model), network.files)
+    return Built(build_plan(job, fill, weights), op_counts(network.model), network.files)
 
 
 def _by_torch(job: Job, scratch: Path) -> Built:
     """torch_tensorrt, which builds for itself."""
     order = job.order
     # It reads and writes TensorRT's own form of a timing cache.
-    cache = job.timing_cache.with_suffix(".torch.cache")
+    cache = job.memory.cache.with_suffix(".torch.cache")
     cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     plan = plan_by_torch(order, job.trt, job.profile, cache)
     return Built(plan, program_ops(order.program))

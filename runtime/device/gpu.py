@@ -67,6 +67,10 @@ class Gpu:
     def new_stream(self) -> Any:
         return self._torch.cuda.Stream(self._device)
 
+    def is_idle(self, stream: Any) -> bool:
+        """Whether all work of a stream is done."""
+        return bool(stream.query())
+
     @contextmanager
     def on(self, stream: Any, inputs: Tensors) -> Iterator[Callable[[Tensors], None]]:
         """A context: what the caller's stream holds comes first, and what the caller does next

@@ -78,10 +78,11 @@ def test_options_are_in_groups(capsys: Capture) -> None:
         "Precision and passes:",
         "Engine:",
         "TensorRT:",
+        "AOTInductor:",
         "Model and inputs:",
         "Examples:",
     ]
-    tensorrt = shown.partition("TensorRT:\n")[2].partition("\nModel and inputs:")[0]
+    tensorrt = shown.partition("TensorRT:\n")[2].partition("\nAOTInductor:")[0]
     assert tensorrt.count("\n  --trt-") + tensorrt.startswith("  --trt-") == 8
 
 

@@ -56,6 +56,8 @@ def test_a_stream_works_between_what_the_caller_did_and_does(gpu: Gpu) -> None:
         del given
         found = (made + 1).diagonal().cpu()
     assert torch.equal(found, torch.full((size,), 5.0))
+    torch.cuda.synchronize()
+    assert gpu.is_idle(stream)
 
 
 def test_a_recorded_run_is_replayed_on_a_stream(gpu: Gpu) -> None:

@@ -30,6 +30,7 @@ class CpuStandIn:
         self.arch = facts.get("arch", "sm90")
         self.driver = facts.get("driver", "580.95.05")
         self.cuda = facts.get("cuda", "13")
+        self.busy: set[int] = set()
         """Numbers of streams whose work is said not to be done."""
         self.log: list[str] = []
         """What was recorded and replayed."""
@@ -55,6 +56,9 @@ class CpuStandIn:
         with self._lock:
             self._streams += 1
             return self._streams
+
+    def is_idle(self, stream: int) -> bool:
+        return stream not in self.busy
 
     @contextmanager
     def on(self, stream: int, inputs: Tensors) -> Iterator[Callable[[Tensors], None]]:

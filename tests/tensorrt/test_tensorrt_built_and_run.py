@@ -72,7 +72,9 @@ def test_the_engine_computes_what_the_model_does(
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
         session = engine._session
         assert isinstance(session, TensorRTSession)
-        assert ": " in session.layers()[0]
+        layers = session.inspect()
+        assert layers.detailed
+        assert layers.output_dtypes.keys() == {"fp32"}
 
 
 def test_a_plan_of_other_ranges_than_the_manifest_says(

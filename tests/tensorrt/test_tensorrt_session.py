@@ -16,6 +16,7 @@ from enginecast.errors import InputError, MissingError
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
+from enginecast.runtime.sessions.tensorrt.lanes import LANES, Lanes
 from enginecast.runtime.sessions.tensorrt.session import TensorRTSession
 from enginecast.runtime.values.device_tensor import DeviceTensor
 
@@ -240,13 +241,94 @@ def test_several_threads_at_once(
             found = engine.run(feeds)["y"]
             np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
 
-    with (
-        opened(tmp_path, fake, cuda_graphs=cuda_graphs) as engine,
-        ThreadPoolExecutor(8) as threads,
-    ):
-        list(threads.map(work, range(8)))
+    with opened(tmp_path, fake, cuda_graphs=cuda_graphs) as engine:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(work, range(8)))
+        assert 1 <= session_of(engine).lanes.made <= LANES
 
 
 def test_the_layers_are_reported(tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn) -> None:
     with opened(tmp_path, fake) as engine:
-        assert session_of(engine).layers() == ("6 layers: 5 kgen, 1 gemm",)
+        session = session_of(engine)
+        assert session.inspect().kept("RMSNormalization").whole == ("node_rms_norm",)
+        assert session.layers()[0] == "6 layers: 5 kgen, 1 gemm"
+
+
+class Numbered:
+    """A lane, as far as `Lanes` looks at it."""
+
+    def __init__(self, number: int) -> None:
+        self.stream = number
+        self.owner: threading.Thread | None = None
+
+
+class Made:
+    """Lanes of `Numbered`, whose streams are busy as the test says."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.busy: set[int] = set()
+        make: Any = self.make
+        self.lanes = Lanes(make, lambda stream: stream not in self.busy)
+
+    def make(self) -> Numbered:
+        self.count += 1
+        return Numbered(self.count)
+
+    def taken_elsewhere(self) -> int:
+        """The lane that another thread gets."""
+        found: list[int] = []
+
+        def take() -> None:
+            with self.lanes.take() as lane:
+                found.append(lane.stream)
+
+        worker = threading.Thread(target=take)
+        worker.start()
+        worker.join(10)
+        return found[0]
+
+
+def test_a_thread_gets_its_lane_again_and_others_the_idle_ones() -> None:
+    made = Made()
+    with made.lanes.take() as lane:
+        assert lane.stream == 1
+    made.busy = {1}
+    with made.lanes.take() as lane:
+        assert lane.stream == 1  # its own: the order of its work is kept
+    assert made.taken_elsewhere() == 2
+    made.busy = {1, 2}
+    assert made.taken_elsewhere() == 3
+    made.busy = {1, 3}
+    assert made.taken_elsewhere() == 2
+    assert made.count == 3
+
+
+def test_lanes_are_bounded_and_waited_for() -> None:
+    made = Made()
+    made.busy = set(range(1, LANES + 1))
+    held = [made.lanes.take() for _ in range(LANES)]
+    streams = [one.__enter__().stream for one in held]
+    assert sorted(streams) == list(range(1, LANES + 1))
+    found: list[int] = []
+    waiting = threading.Thread(target=lambda: found.append(made.taken_elsewhere()))
+    waiting.start()
+    waiting.join(0.05)
+    assert (found, made.count) == ([], LANES)
+    held[2].__exit__(None, None, None)
+    waiting.join(10)
+    assert (found, made.count) == ([streams[2]], LANES)
+
+
+def test_a_lane_that_could_not_be_made_leaves_room_for_another() -> None:
+    made = Made()
+
+    def fail() -> Any:
+        raise MissingError("no memory")
+
+    made.lanes._make = fail
+    with made.lanes.take():
+        for _ in range(LANES + 1):
+            with pytest.raises(MissingError, match="no memory"), made.lanes.take():
+                pass
+    assert made.lanes.made == 1

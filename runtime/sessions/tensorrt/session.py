@@ -4,11 +4,8 @@ tensorrt and torch are imported when such an engine is opened: torch holds the t
 DLPack to others.
 """
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, ClassVar, Self
 
 from enginecast.errors import InputError, MissingError, UsageError
@@ -20,7 +17,8 @@ from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit
-from enginecast.runtime.sessions.tensorrt.lane import ExecutionError, Lane
+from enginecast.runtime.sessions.tensorrt.lanes import ExecutionError, Lane, Lanes
+from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
 from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine, load_engine
 from enginecast.runtime.sessions.torch_session import require_torch
@@ -33,7 +31,7 @@ ALIGNED = 256
 
 
 class TensorRTSession(Session):
-    """One engine.  Runs from several threads at once are enqueued one by one."""
+    """One engine.  Runs from several threads at once have a context each, up to `lanes.LANES`."""
 
     name = PROVIDER
     providers: ClassVar = {"CUDAExecutionProvider": PROVIDER}
@@ -43,8 +41,7 @@ class TensorRTSession(Session):
         """A MissingError where TensorRT makes no context."""
         self._loaded = loaded
         self._gpu = gpu
-        self._lane = Lane(loaded, gpu, graphs=cuda_graphs)
-        self._lock = Lock()
+        self._lanes = Lanes(lambda: Lane(loaded, gpu, graphs=cuda_graphs), gpu.is_idle)
 
     @classmethod
     def open(
@@ -82,6 +79,11 @@ class TensorRTSession(Session):
     def provider(self) -> str:
         return PROVIDER
 
+    @property
+    def lanes(self) -> Lanes:
+        """The contexts made so far."""
+        return self._lanes
+
     def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
         """Run once; the values are tensors on the GPU, ready on the stream in use.
 
@@ -93,8 +95,8 @@ class TensorRTSession(Session):
         """
         inputs = [self._input(one.name, feeds[one.name]) for one in self._loaded.inputs]
         try:
-            with self._lock:
-                found = self._lane.run(inputs)
+            with self._lanes.take() as lane:
+                found = lane.run(inputs)
         except ExecutionError as error:
             named = zip(self._loaded.inputs, inputs, strict=True)
             shapes = ", ".join(f"{one.name} {list(value.shape)}" for one, value in named)
@@ -111,15 +113,16 @@ class TensorRTSession(Session):
         return {**super().versions(), PROVIDER: str(self._loaded.trt.__version__)}
 
     def layers(self) -> tuple[str, ...]:
-        # How many of each kind the builder made, as the engine reports it; it may give names alone.
+        """What the builder made of the network, in a few lines."""
+        return self.inspect().lines()
+
+    def inspect(self) -> Layers:
+        """What the builder made of the network, layer by layer, as the engine reports it."""
         trt, engine = self._loaded.trt, self._loaded.engine
         with self._loaded.lock:
             inspector = engine.create_engine_inspector()
             text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-        layers = json.loads(text)["Layers"]
-        kinds = Counter(one.get("LayerType", "layer") for one in layers if isinstance(one, dict))
-        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        return (f"{len(layers)} layers{counted and ': '}{counted}",)
+        return parse_layers(text, self._loaded.file)
 
     def _input(self, name: str, feed: Feed) -> Any:
         if not isinstance(feed, DeviceTensor):

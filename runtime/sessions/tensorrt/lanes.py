@@ -1,10 +1,16 @@
-"""The runs of one TensorRT engine: an execution context with its own stream, and CUDA graphs.
+"""Concurrent runs of one TensorRT engine: each lane is an execution context with its own stream.
 
 A context holds the shapes and addresses of one run, so that one thread at a time may set them; the
-GPU's work is in the order of its stream, so that it is free again once a run is enqueued.
+GPU's work of a lane is in the order of its stream, so that a lane is free again once a run is
+enqueued.
+
+    thread 1 ── lane 0: context, stream, graphs ──┐
+    thread 2 ── lane 1: context, stream, graphs ──┴─ weights of the engine
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from enginecast.errors import InputError, MissingError
@@ -13,8 +19,10 @@ from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.sessions.tensorrt.errors import Messages, error_recorder
 from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine
 
+LANES = 4
+"""Contexts for runs side by side; each takes the memory of a run."""
 GRAPHS = 4
-"""CUDA graphs; each has a context of its own."""
+"""CUDA graphs of a lane; each has a context of its own."""
 
 
 class ExecutionError(RuntimeError):
@@ -109,6 +117,8 @@ class Lane:
         self._context = Context(loaded, gpu)
         self._call: Run = self._context.run
         self.stream = gpu.new_stream()
+        self.owner: threading.Thread | None = None
+        """The thread that used it last."""
         if graphs:
             self._record = gpu.graph_recorder()
             self._call = GraphCache(self._context.run, self._record_apart, limit=GRAPHS)
@@ -138,3 +148,62 @@ class Lane:
             return found
 
         return call
+
+
+class Lanes:
+    """The lanes of an engine: created when runs overlap, kept, and used by one thread at a time."""
+
+    def __init__(self, make: Callable[[], Lane], is_idle: Callable[[Any], bool]) -> None:
+        """
+        Args:
+            make: makes a lane; the first is made at once.
+            is_idle: whether a stream's work is done.
+        """
+        self._make = make
+        self._is_idle = is_idle
+        self._free = [make()]
+        self._made = 1
+        self._changed = threading.Condition()
+
+    @property
+    def made(self) -> int:
+        return self._made
+
+    @contextmanager
+    def take(self) -> Iterator[Lane]:
+        """A lane for this thread alone; waits while all of them are in use."""
+        lane = self._get()
+        try:
+            yield lane
+        finally:
+            with self._changed:
+                self._free.append(lane)
+                self._changed.notify()
+
+    def _get(self) -> Lane:
+        with self._changed:
+            while True:
+                # The one that this thread had before, which holds its graphs; else one whose work
+                # is done; else, where no more may be made, any.
+                this = threading.current_thread()
+                mine = [lane for lane in self._free if lane.owner is this]
+                idle = [lane for lane in self._free if not mine and self._is_idle(lane.stream)]
+                rest = self._free if self._made == LANES else []
+                lane = next(iter([*mine, *idle, *rest]), None)
+                if lane is not None or self._made < LANES:
+                    break
+                self._changed.wait()
+            if lane is None:
+                self._made += 1
+            else:
+                self._free.remove(lane)
+        if lane is None:
+            try:
+                lane = self._make()
+            except BaseException:
+                with self._changed:
+                    self._made -= 1
+                    self._changed.notify()
+                raise
+        lane.owner = threading.current_thread()  # numbers of threads come again
+        return lane
