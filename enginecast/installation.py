@@ -30,6 +30,7 @@ EXTRAS = {
     "accelerate": "diffusers",
     "pyarrow": "cache",
     "datasets": "cache",
+    "ray": "ray",
     "model_signing": "signing",
     "openvino": "openvino",
     "torch_tensorrt": "tensorrt",

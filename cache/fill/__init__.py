@@ -1,5 +1,5 @@
 """Filling a cache: texts become chunks, chunks become shards, here or on several workers.
 
 Holds: sources of texts, and runners of a schedule. It imports `cache.store` and `cache.encoders`;
-pyarrow and datasets inside functions.
+Ray, pyarrow and datasets inside functions.
 """

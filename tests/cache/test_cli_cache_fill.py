@@ -258,7 +258,9 @@ BAD = [
     (("--shard-size", "0MB"), 2, "--shard-size 0MB: expected a size"),
     (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),
     (("--too-long", "skip"), 2, "--too-long skip: expected error or truncate"),
-    (("--engine", "ray"), 2, "fills of one cache share the work"),
+    (("--engine", "spark"), 2, "--engine spark: expected local or ray"),
+    (("--workers", "2"), 2, "--workers 2: only for --engine ray"),
+    (("--ray-address", "auto"), 2, "--ray-address auto: only for --engine ray"),
     (("--name", "../t5"), 2, "--name ../t5: expected letters"),
     (("--for", "fluxx"), 2, "--for fluxx: no such pipeline is known"),
     (("--column", "caption"), 2, "caption"),
@@ -335,7 +337,7 @@ try:
     main(["cache", "fill", {bundle!r}, "--texts", {str(captions)!r}, "-o", "cache", "--quiet"])
 except SystemExit as stop:
     assert not stop.code, stop.code
-heavy = {{"torch", "transformers", "diffusers", "pyarrow", "datasets"}}
+heavy = {{"torch", "transformers", "diffusers", "ray", "pyarrow", "datasets"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -143,7 +143,7 @@ for line in sys.stdin.read().splitlines():
         main(["cache", *line.split()])
     except SystemExit as stop:
         assert not stop.code, (line, stop.code)
-for name in ("torch", "transformers", "datasets", "pyarrow"):
+for name in ("torch", "transformers", "ray", "datasets", "pyarrow"):
     assert name not in sys.modules, name
 """
     commands = (

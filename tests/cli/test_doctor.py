@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,14 @@ def test_required_package_that_is_missing_or_old(version: str | None, fits: bool
     assert package.fits == fits
     found = problems(package)
     assert found == [] if fits else found[0][1] == "pip install 'torch>=2.11'"
-    assert problems(Package("openvino", ">=2026.4", None, "openvino")) == []
+    assert problems(Package("ray", ">=2.50", None, "ray")) == []
+
+
+def test_a_package_that_is_needed_with_optional_parts() -> None:
+    (ray,) = [package for package in examine().packages if package.name == "ray"]
+    assert (ray.wanted, ray.extra) == (">=2.50", "ray")
+    missing = replace(ray, version=None)
+    assert missing.repair == "pip install 'ray[data]>=2.50'"
 
 
 def test_cpu_features(tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_cpu_features(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, dict[str, str]] = {"openvino": {}, "torch": {"torch": "2.1.0"}}
+    given: dict[str, dict[str, str]] = {"ray": {}, "torch": {"torch": "2.1.0"}}
     given |= {"tensorrt-cu13": {}, "torch-tensorrt": {}}  # whatever else is installed
     monkeypatch.setattr(doctor, "installed", lambda name: given.get(name, installed(name)))
     report = examine()
@@ -96,7 +104,7 @@ def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -
     data = json.loads(json.dumps(report.to_json()))
     found = {package["name"]: package for package in data["packages"]}
     assert found["numpy"]["repair"] == ""
-    assert found["openvino"]["extra"] == "openvino"
+    assert found["ray"]["extra"] == "ray"
     assert "pytest" not in found
     assert [problem["repair"] for problem in data["problems"] if "torch 2.1.0" in problem["what"]]
 

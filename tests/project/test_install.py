@@ -119,7 +119,9 @@ def test_parts_of_commands_that_need_an_extra(bundle: Path, tmp_path: Path) -> N
         ("export", ("bench", bundle, "--against", "eager", "--model", "json:make")),
         ("export", ("verify", bundle, "--model", "json:make")),
         ("signing", ("sign", bundle, "--key", key)),
+        ("ray", ("cache", "fill", bundle, "--texts", texts, "--engine", "ray", *new)),
         ("cache", ("cache", "fill", bundle, "--texts", parquet, *new)),
+        ("cache", ("cache", "export", tmp_path / "cache", "-o", tmp_path / "out.parquet")),
     ):
         code, out, err = run(*words)
         assert (code, out) == (3, ""), (words, err)

@@ -138,7 +138,7 @@ def test_what_no_library_did_is_not_blamed_on_one() -> None:
 def test_an_old_library_explains_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outdated() is None
     old = Package("transformers", ">=5.3", "4.40.0", "export")
-    missing = Package("openvino", ">=2026.4", None, "openvino")
+    missing = Package("ray", ">=2.50", None, "ray")
     monkeypatch.setattr("enginecast.doctor.checks._packages", lambda: (old, missing))
     found = outdated()
     assert found is not None

