@@ -27,6 +27,7 @@ from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.shard import (
     SUFFIX,
+    Entry,
     Shard,
     metadata_of,
     open_shard,
@@ -163,6 +164,12 @@ class Index:
             raise IndexError(f"row {number} of {len(self)}")
         (shard,), (text,) = self.rows(np.array([number]))
         return Location(int(shard), int(text))
+
+    def whole_entry(self, number: int) -> Entry:
+        """The entry of a number, see `row`, unless its outputs are damaged: a CacheError."""
+        shard, text = self.row(number)
+        self.shards[shard].require_whole(text)
+        return self.shards[shard].entry(text)
 
     def rows(self, numbers: Array) -> tuple[Array, Array]:
         """Shards and texts of the entries of numbers: int64 [numbers] each; see `row`."""

@@ -1,4 +1,4 @@
-"""Looking after a cache: checking, pruning, merging.
+"""Looking after a cache: checking, pruning, merging, exporting, comparing.
 
 Holds: what rewrites or reads whole caches. It never encodes a text.
 """

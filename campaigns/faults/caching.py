@@ -19,6 +19,7 @@ from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.upkeep.census import census_of
 from enginecast.cache.upkeep.checking import check_store
+from enginecast.cache.upkeep.exporting import export
 from enginecast.cache.upkeep.merging import merge
 from enginecast.cache.upkeep.pruning import prune_store
 from enginecast.errors import CacheError, EnginecastError, MissingError
@@ -61,6 +62,12 @@ def _merge(root: Path) -> None:
         raise AssertionError("entries were not merged")
 
 
+def _export(root: Path) -> None:
+    output = root.with_name("exported")
+    shutil.rmtree(output, ignore_errors=True)
+    export(open_store(root).encodings(NAME), output, "safetensors")
+
+
 def _count(root: Path) -> None:
     found = census_of(open_store(root))
     assert len(found) == 1
@@ -75,6 +82,7 @@ WORK: dict[str, Callable[[Path], None]] = {
     "prune": _prune,
     "verify": _check,
     "merge": _merge,
+    "export": _export,
     "info": _count,
 }
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cache_entries import byte_of, entries, fill, flip, held, spec_with, texts
+from cache_entries import ABOUT, byte_of, entries, fill, flip, held, spec_with, texts
 from cache_shards import open_folder, read_only
 from exports import cast
+from pyarrow import parquet
 
 from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import open_index
@@ -127,6 +128,44 @@ def test_merge_puts_caches_together(cache: Path, capsys: Out, tmp_path: Path) ->
     assert (refused.code, "precision: 'fp32', 'bf16'" in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize("form", ["parquet", "safetensors", "pt", "npz"])
+def test_export_writes_each_format(cache: Path, capsys: Out, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "out"
+    reported = cast(capsys, "cache", "export", cache, "-o", out, "--format", form, "--json").json
+    assert (reported["texts"], reported["format"], reported["name"]) == (20, form, "text_encoder")
+    if form == "parquet":
+        assert parquet.read_metadata(out).num_rows == 20
+    else:
+        assert len(list(out.rglob(f"*.{form}"))) == 20
+    again = cast(capsys, "cache", "export", cache, "-o", out, "--format", form)
+    assert (again.code, "already exists" in again.err) == (2, True)
+
+
+def test_compare_lists_the_worst_texts(cache: Path, capsys: Out, tmp_path: Path) -> None:
+    spec = spec_with(precision="bf16")
+    fill(tmp_path / "b", entries(TEXTS, spec, noise=0.01), spec=spec)
+    done = cast(capsys, "cache", "compare", cache, tmp_path / "b", "--worst", 3)
+    assert (done.code, done.err) == (0, "")
+    assert "20 texts compared, joined by token ids; only in A 0, only in B 0" in done.out
+    assert "differs       precision: 'fp32', 'bf16'" in done.out
+    assert len(re.findall(r"^  error .* at token \d|^  error .*pooler", done.out, re.M)) == 3
+    reported = cast(capsys, "cache", "compare", cache, tmp_path / "b", "--json").json
+    assert len(reported["worst"]) == 10
+    assert 0.99 < reported["outputs"][0]["cosine_least"] < 1
+
+
+def test_two_encoders_of_one_cache_are_compared(cache: Path, capsys: Out) -> None:
+    spec = spec_with(precision="bf16")
+    fill(cache, entries(TEXTS, spec), name="bf16", spec=spec, about=ABOUT)
+    names = ("--name", "text_encoder,bf16")
+    reported = cast(capsys, "cache", "compare", cache, cache, *names, "--json").json
+    assert (reported["texts"], reported["outputs"][0]["largest"]) == (20, 0.0)
+    wrong = cast(capsys, "cache", "compare", cache, cache, "--name", "a,b,c")
+    assert (wrong.code, "one for A and one for B" in wrong.err) == (2, True)
+    several = cast(capsys, "cache", "compare", cache, cache)
+    assert (several.code, "several encoders" in several.err) == (2, True)
+
+
 def test_no_cache_is_an_error_with_a_way_out(capsys: Out, tmp_path: Path) -> None:
     for command in ("info", "verify", "prune"):
         failed = cast(capsys, "cache", command, tmp_path)
@@ -146,12 +185,14 @@ for line in sys.stdin.read().splitlines():
 for name in ("torch", "transformers", "ray", "datasets", "pyarrow"):
     assert name not in sys.modules, name
 """
+    fill(tmp_path / "b", MADE)
     commands = (
         f"info {cache}",
         f"verify {cache}",
         f"prune {cache}",
         f"merge {cache} -o {tmp_path / 'm'}",
-        f"info {cache} --json",
+        f"export {cache} -o {tmp_path / 'e'} --format npz",
+        f"compare {cache} {tmp_path / 'b'} --json",
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -161,5 +202,4 @@ for name in ("torch", "transformers", "ray", "datasets", "pyarrow"):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout[done.stdout.rindex("\n{\n") :])["encoders"]
-    assert found["texts"] == 20
+    assert json.loads(done.stdout[done.stdout.rindex("\n{\n") :])["texts"] == 20

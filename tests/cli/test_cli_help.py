@@ -21,7 +21,7 @@ ORDER = (
     " doctor"
 )
 
-GROUPS = {"cache": "fill info verify prune merge", "diffusers": "export run"}
+GROUPS = {"cache": "fill info verify prune merge export compare", "diffusers": "export run"}
 
 
 def commands() -> dict[str, Any]:

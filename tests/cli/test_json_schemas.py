@@ -82,7 +82,9 @@ def test_commands_of_caches(tmp_path: Path, capsys: Capture) -> None:
         ("info", one),
         ("verify", one),
         ("merge", one, "-o", two),
+        ("compare", one, two),
         ("prune", two, "--dry-run"),
+        ("export", one, "-o", tmp_path / "npz", "--format", "npz"),
     ):
         assert cast(capsys, "cache", *words, "--json").json["schema_version"] == 1
 

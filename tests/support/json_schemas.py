@@ -16,6 +16,8 @@ import typer
 
 from enginecast.cache.upkeep.census import Census
 from enginecast.cache.upkeep.checking import Checked
+from enginecast.cache.upkeep.comparing import Comparison
+from enginecast.cache.upkeep.exporting import Exported
 from enginecast.cache.upkeep.merging import Merged
 from enginecast.cache.upkeep.pruning import Pruned
 from enginecast.cli.app import app
@@ -107,6 +109,15 @@ def _census() -> Schema:
     return made
 
 
+def _comparison() -> Schema:
+    made = _with(_of(Comparison), first=TEXT, second=TEXT)
+    for name in ("OutputError", "TextError"):  # an error relative to nothing is null
+        for one in made["$defs"][name]["properties"].values():
+            if one.get("type") == "number":
+                one["type"] = ["number", "null"]
+    return made
+
+
 def _doctor() -> Schema:
     made = _of(Examination)
     made["$defs"]["Package"] = _with(made["$defs"]["Package"], repair=TEXT)
@@ -143,6 +154,8 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "cache-verify": lambda: _listed(Checked, whole=SWITCH),
     "cache-prune": lambda: _listed(Pruned, dry_run=SWITCH),
     "cache-merge": lambda: _listed(Merged),
+    "cache-export": lambda: _with(_of(Exported), output=TEXT, name=TEXT, format=TEXT),
+    "cache-compare": _comparison,
     "report-bundle": lambda: _with(
         _of(Report), page=TEXT, report_schema_version={"type": "integer"}, schema_version=VERSION
     ),

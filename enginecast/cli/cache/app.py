@@ -18,6 +18,9 @@ CacheDir = Annotated[Path, typer.Argument(metavar="CACHE", help="An embedding ca
 EveryName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only this encoder of the cache.")
 ]
+OneName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which encoder, if the cache has several.")
+]
 DryRun = Annotated[bool, shown(FillFlags, "dry_run")]
 
 app = typer.Typer(
@@ -168,3 +171,72 @@ def merge(
     for one in found:
         show_merged(one, console)
     say(console, str(output))
+
+
+@app.command()
+@results_apart()
+def export(
+    cache: CacheDir,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PATH", help="File or folder.")],
+    name: OneName = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="parquet, safetensors, pt, npz.")
+    ] = "parquet",
+    as_json: AsJson = False,
+) -> None:
+    """Export the entries for other tools.
+
+    Writes one parquet file, or a folder with one file per text.
+    """
+    from enginecast.cache.store.folders import open_store
+    from enginecast.cache.store.index import open_index
+    from enginecast.cache.upkeep.exporting import export as export_entries
+    from enginecast.cli.cache.upkeep_page import watched
+
+    encodings = open_store(cache).encodings(name)
+    with watched("texts", len(open_index(encodings, keep=False))) as step:
+        done = export_entries(encodings, output, form, step)
+    if as_json:
+        made = {"output": str(output), "name": encodings.name, "format": form}
+        print_json({**made, **to_builtins(done)})
+        return
+    say(results(), f"{output}: {done.texts:,} texts, {done.bytes:,} bytes ({form})")
+
+
+@app.command()
+@results_apart()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A cache: the reference.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="A cache to compare with it.")],
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME]", help="Encoder; or one for A and one for B."),
+    ] = None,
+    worst: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of worst texts to list.")
+    ] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the entries of two caches, text by text.
+
+    Shows cosine and relative error.
+    """
+    from enginecast.cache.store.folders import open_store
+    from enginecast.cache.store.index import open_index
+    from enginecast.cache.upkeep.comparing import compare as compare_caches
+    from enginecast.cli.cache.upkeep_page import comparison_json, show_comparison, watched
+
+    names = name.split(",") if name else [None]
+    if len(names) > 2:
+        raise UsageError(f"--name {name}: expected a name, or one for A and one for B")
+    sides = open_store(first).encodings(names[0]), open_store(second).encodings(names[-1])
+    with watched("texts", len(open_index(sides[0], keep=False))) as step:
+        found = compare_caches(*sides, worst=worst, watch=step)
+    if as_json:
+        folders = {"first": str(sides[0].folder), "second": str(sides[1].folder)}
+        print_json({**folders, **comparison_json(found)})
+        return
+    console = results()
+    for letter, side in zip("AB", sides, strict=True):
+        say(console, f"{letter}: {side.folder} ({side.about.encoder} from {side.about.source})")
+    show_comparison(found, console)

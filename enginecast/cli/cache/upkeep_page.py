@@ -1,5 +1,6 @@
 """What the commands that look after a cache print: lines that no narrow terminal breaks."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from enginecast.cache.store.spec import EncoderSpec
 from enginecast.cache.upkeep.census import Census
 from enginecast.cache.upkeep.checking import Checked, Damage
+from enginecast.cache.upkeep.comparing import Comparison
 from enginecast.cache.upkeep.merging import Merged
 from enginecast.cache.upkeep.pruning import Pruned
 from enginecast.cli.terminal.output import progress, say
@@ -147,6 +149,48 @@ def show_merged(one: Merged, console: Console) -> None:
     )
     shards = f"{one.shards} taken whole, of {one.rewritten} what was lacking"
     say_lines(console, [("shards", shards)])
+
+
+def show_comparison(one: Comparison, console: Console) -> None:
+    """The whole of `cache compare`."""
+    by = "token ids" if one.joined_by == "ids" else "text"
+    say(
+        console,
+        f"{counted(one.texts, 'text')} compared, joined by {by};"
+        f" only in A {one.only_first:,}, only in B {one.only_second:,}",
+    )
+    for field in one.differs:
+        say(console, f"  differs       {field}")
+    for output in one.outputs:
+        say(console, f"{output.name}: {counted(output.rows, 'row')}", "bold")
+        cosines = (output.cosine_least, output.cosine_p1, output.cosine_median)
+        least, low, median = (f"{cosine:.9f}" for cosine in cosines)
+        relative = f"median {output.relative_median:.3g}, largest {output.relative_largest:.3g}"
+        lines = [
+            ("cosine", f"least {least}, 1 % below {low}, median {median}"),
+            ("error", f"L2 of a text, relative: {relative}"),
+            ("largest", f"difference of two values: {output.largest:.3g}"),
+        ]
+        say_lines(console, lines)
+    if one.worst:
+        say(console, "furthest off:", "bold")
+    for text in one.worst:
+        where = "" if text.token is None else f" at token {text.token}"
+        say(
+            console,
+            f"  error {text.relative:.3g}, cosine {text.cosine:.6f}{where} ({text.output}):"
+            f" {_short(text.text)!r}",
+        )
+
+
+def comparison_json(one: Comparison) -> dict[str, Any]:
+    """The same for `--json`; an error relative to nothing is null."""
+    made: dict[str, Any] = msgspec.to_builtins(one)
+    for part in (*made["outputs"], *made["worst"]):
+        for name, value in part.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                part[name] = None
+    return made
 
 
 def say_lines(console: Console, lines: Iterable[tuple[str, str]], indent: int = 2) -> None:

@@ -72,6 +72,14 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "cache merge one.cache other.cache -o both.cache",
         "cache merge new.cache -o all.cache",
     ),
+    "cache export": (
+        "cache export captions.cache -o captions.parquet",
+        "cache export captions.cache -o captions --format npz",
+    ),
+    "cache compare": (
+        "cache compare fp32.cache fp16.cache",
+        "cache compare fp32.cache fp16.cache --json",
+    ),
     "sign": (
         "sign t5.bundle --key key.pem",
         "sign t5.bundle --key key.pem --certificate our.crt --chain root.crt",

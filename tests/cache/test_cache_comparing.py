@@ -1,0 +1,224 @@
+"""Comparing caches: the numbers are those that numpy gives on all entries at once."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cache_entries import (
+    HIDDEN,
+    POOLED,
+    byte_of,
+    entries,
+    fill,
+    flip,
+    spec_with,
+    texts,
+)
+
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import EncoderSpec, OutputSpec
+from enginecast.cache.upkeep.comparing import compare
+from enginecast.errors import CacheError
+
+TEXTS = texts(40)
+OTHER = spec_with(precision="bf16")
+
+
+def reference(first: list[Entry], second: list[Entry], name: str) -> dict[str, np.ndarray]:
+    """Per row the cosine, per text the relative error, in float64."""
+    cosines, relative, largest = [], [], []
+    for one, other in zip(first, second, strict=True):
+        ours = np.atleast_2d(one.outputs[name].astype(np.float64))
+        theirs = np.atleast_2d(other.outputs[name].astype(np.float64))
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosines += ((ours * theirs).sum(1) / lengths).tolist()
+        relative.append(np.linalg.norm(ours - theirs) / np.linalg.norm(ours))
+        largest.append(np.abs(ours - theirs).max())
+    return {
+        "cosine": np.array(cosines),
+        "relative": np.array(relative),
+        "largest": np.array(largest),
+    }
+
+
+def test_the_numbers_are_right(tmp_path: Path) -> None:
+    first, second = entries(TEXTS), entries(TEXTS, OTHER, noise=0.02)
+    found = compare(
+        fill(tmp_path / "a", first[:30], first[30:]),
+        fill(tmp_path / "b", second[::2], second[1::2], spec=OTHER),
+    )
+    assert (found.texts, found.only_first, found.only_second) == (40, 0, 0)
+    assert found.joined_by == "ids"
+    assert found.differs == ("precision: 'fp32', 'bf16'",)
+    assert [one.name for one in found.outputs] == ["last_hidden_state", "pooler_output"]
+    for one in found.outputs:
+        wanted = reference(first, second, one.name)
+        assert one.rows == len(wanted["cosine"])
+        assert one.cosine_least == pytest.approx(wanted["cosine"].min(), rel=1e-9)
+        assert one.cosine_p1 == pytest.approx(np.percentile(wanted["cosine"], 1), rel=1e-7)
+        assert one.cosine_median == pytest.approx(np.median(wanted["cosine"]), rel=1e-9)
+        assert one.relative_median == pytest.approx(np.median(wanted["relative"]), rel=1e-12)
+        assert one.relative_largest == pytest.approx(wanted["relative"].max(), rel=1e-12)
+        assert one.largest == wanted["largest"].max()
+        assert 0.9 < one.cosine_least < one.cosine_p1 < one.cosine_median < 1
+
+
+def test_the_worst_texts_are_listed_with_their_worst_token(tmp_path: Path) -> None:
+    first, second = entries(TEXTS), entries(TEXTS, OTHER)
+    for number, token in ((17, 2), (9, 0), (30, 1)):
+        assert len(second[number].ids) > token
+        second[number].outputs["last_hidden_state"][token] *= -1
+    pooled = second[5].outputs["pooler_output"]
+    pooled += 100
+    found = compare(fill(tmp_path / "a", first), fill(tmp_path / "b", second, spec=OTHER), worst=4)
+    assert found.worst[0].text == TEXTS[5]
+    assert (found.worst[0].output, found.worst[0].token) == ("pooler_output", None)
+    rest = {one.text: one for one in found.worst[1:]}
+    assert {text: one.token for text, one in rest.items()} == {
+        TEXTS[17]: 2,
+        TEXTS[9]: 0,
+        TEXTS[30]: 1,
+    }
+    assert all(one.cosine == pytest.approx(-1) for one in rest.values())
+    assert [one.relative for one in found.worst] == sorted(
+        (one.relative for one in found.worst), reverse=True
+    )
+    hidden = found.outputs[0]
+    assert hidden.cosine_least == pytest.approx(-1)
+    assert hidden.cosine_median == 1.0
+
+
+def test_tokens_count_from_the_first_that_the_tokenizer_gave(tmp_path: Path) -> None:
+    first, second = spec_with(skip_rows=2), spec_with(skip_rows=2, precision="bf16")
+    long = [text for text in TEXTS if len(text.split()) == 6]
+    made = entries(long, second)
+    made[3].outputs["last_hidden_state"][1] *= -1
+    found = compare(
+        fill(tmp_path / "a", entries(long, first), spec=first),
+        fill(tmp_path / "b", made, spec=second),
+        worst=1,
+    )
+    assert [(one.text, one.token) for one in found.worst] == [(long[3], 3)]
+
+
+def test_equal_caches_do_not_differ_at_all(tmp_path: Path) -> None:
+    made = entries(TEXTS)
+    found = compare(fill(tmp_path / "a", made), fill(tmp_path / "b", made), worst=0)
+    assert (found.differs, found.worst) == ((), ())
+    for one in found.outputs:
+        assert (one.cosine_least, one.relative_largest, one.largest) == (1.0, 0.0, 0.0)
+
+
+def test_texts_in_one_alone_are_counted(tmp_path: Path) -> None:
+    found = compare(
+        fill(tmp_path / "a", entries(TEXTS[:30])),
+        fill(tmp_path / "b", entries(TEXTS[25:], OTHER), spec=OTHER),
+    )
+    assert (found.texts, found.only_first, found.only_second) == (5, 25, 10)
+
+
+def test_other_tokenizers_are_joined_by_text(tmp_path: Path) -> None:
+    other = spec_with(tokenizer="ab")
+    made = entries(TEXTS[:20], other)
+    shifted = [Entry(one.key, one.text, one.ids + 1, one.outputs) for one in made]
+    found = compare(fill(tmp_path / "a", entries(TEXTS)), fill(tmp_path / "b", shifted, spec=other))
+    assert (found.joined_by, found.texts, found.only_first) == ("text", 20, 20)
+    cut = []
+    for one in made[1:]:
+        outputs = {**one.outputs, HIDDEN.name: one.outputs[HIDDEN.name][:-1]}
+        cut.append(Entry(one.key, one.text, one.ids[:-1], outputs))
+    with pytest.raises(CacheError, match=r"last_hidden_state of .*: expected \[\d, 5\] as in"):
+        compare(fill(tmp_path / "a"), fill(tmp_path / "c", cut, spec=other))
+
+
+def test_values_of_zero_have_defined_errors(tmp_path: Path) -> None:
+    first, second = entries(TEXTS[:3]), entries(TEXTS[:3], OTHER)
+    for one in (first[1], first[2], second[1]):
+        one.outputs["pooler_output"][:] = 0
+    found = compare(fill(tmp_path / "a", first), fill(tmp_path / "b", second, spec=OTHER), worst=1)
+    pooled = found.outputs[1]
+    assert (pooled.cosine_least, pooled.cosine_median) == (0.0, 1.0)
+    assert pooled.relative_largest == float("inf")
+    assert found.worst[0].text == TEXTS[2]
+
+
+def narrow() -> OutputSpec:
+    return OutputSpec(name=HIDDEN.name, per="token", width=4, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (spec_with(outputs=(narrow(),)), "expected 5 values per token as in the first, got 4"),
+        (spec_with(rows="all"), "rows: 'real', 'all'"),
+        (spec_with(skip_rows=1), "skip_rows: 0, 1"),
+        (spec_with(mask=False, max_length=9), "max_length: 8, 9"),
+        (
+            spec_with(outputs=(OutputSpec(name="x", per="text", width=3, dtype="float32"),)),
+            "have no output in common: last_hidden_state, pooler_output; x",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, other: EncoderSpec, problem: str
+) -> None:
+    first = fill(tmp_path / "a", entries(TEXTS[:5]))
+    with pytest.raises(CacheError) as raised:
+        compare(first, fill(tmp_path / "b", entries(TEXTS[:5], other), spec=other))
+    assert problem in raised.value.message
+
+
+def test_masked_caches_of_other_lengths_are_compared(tmp_path: Path) -> None:
+    other = spec_with(max_length=20)
+    found = compare(
+        fill(tmp_path / "a", entries(TEXTS)),
+        fill(tmp_path / "b", entries(TEXTS, other), spec=other),
+    )
+    assert found.texts == 40
+    assert max(one.largest for one in found.outputs) == 0
+
+
+def test_nothing_in_common_and_damage_are_refused(tmp_path: Path) -> None:
+    first = fill(tmp_path / "a", entries(TEXTS[:5]))
+    second = fill(tmp_path / "b", entries(TEXTS[5:]))
+    with pytest.raises(CacheError, match="no text in common"):
+        compare(first, second)
+    path = second.shard_paths()[0]
+    flip(path, byte_of(path, "rows.last_hidden_state"))
+    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of"):
+        compare(fill(tmp_path / "c", entries(TEXTS)), second)
+    flip(path, byte_of(path, "sums"))
+    with pytest.raises(CacheError, match=f"{path}: damaged: its index"):
+        compare(second, first)
+
+
+def peak_of(root: Path, count: int) -> int:
+    """Bytes that a comparison of so many texts takes at most."""
+    wide = OutputSpec(name=HIDDEN.name, per="token", width=2048, dtype="float32")
+    spec = spec_with(outputs=(wide,))
+    made = entries(texts(count), spec)
+    sides = [fill(root / f"{name}{count}", made, spec=spec) for name in "ab"]
+    del made
+    tracemalloc.start()
+    compare(*sides)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_cache(tmp_path: Path) -> None:
+    peak_of(tmp_path, 10)  # what is set up once
+    assert peak_of(tmp_path, 160) < 1.2 * peak_of(tmp_path, 20)
+
+
+def test_small_differences_keep_their_digits(tmp_path: Path) -> None:
+    spec = spec_with(outputs=(POOLED,))
+    first = entries(TEXTS[:1], spec)
+    exact = np.array([1.0, 0.0, 0.0], np.float32)
+    turned = np.array([1.0, 1e-5, 0.0], np.float32)
+    one, other = (Entry(first[0].key, "", first[0].ids, {POOLED.name: v}) for v in (exact, turned))
+    found = compare(
+        fill(tmp_path / "a", [one], spec=spec), fill(tmp_path / "b", [other], spec=spec)
+    )
+    assert 1 - found.outputs[0].cosine_least == pytest.approx(5e-11, rel=1e-3)
