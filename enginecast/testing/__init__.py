@@ -7,7 +7,8 @@
     compare(outcome)                                  # with eager and fp64, as an export does
     check_mutations(outcome)                          # and that comparison is able to fail
 
-Holds: helpers that the tests of this repository and of other packages share; only tests import it.
+Holds: helpers that the tests of this repository and of other packages share. Besides tests,
+`enginecast.reduce` alone imports it, whose scripts are tests.
 """
 
 from enginecast.public import listing

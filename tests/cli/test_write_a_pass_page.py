@@ -42,6 +42,8 @@ def test_every_block_runs_and_prints_what_the_page_says(tmp_path: Path) -> None:
             script.append(block["text"])
         elif block["title"]:
             script.append(f"cat > model.py <<'EOF'\n{block['text']}EOF\n")
+    wrong = "sed -i 's/found.node(\"x\"),)/found.root.args[1],)/' enginecast_fuse_silu/fuse_silu.py"
+    script += [wrong, "enginecast opt model:make --pipeline fuse-silu --reduce"]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-c", "\n".join(script)],
@@ -55,3 +57,4 @@ def test_every_block_runs_and_prints_what_the_page_says(tmp_path: Path) -> None:
     assert "4 passed" in done.stdout
     assert "+%silu_default: f32[s0, 64] = aten.silu.default(%linear)  # model.py:12" in done.stdout
     assert "compared with the stored reference, run by onnxruntime-cpu" in done.stdout
+    assert "reduced/reproduce.py: 2 of 4 nodes, and it fails in the same way" in done.stdout

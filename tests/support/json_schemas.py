@@ -144,6 +144,7 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "bench": lambda: _of(json_types.Bench),
     "tune": lambda: _of(json_types.Tune),
     "opt": lambda: _of(json_types.Opt),
+    "opt-reduce": lambda: _with(_of(json_types.Reduced), **{"pass": TEXT}),
     "bisect": lambda: _of(json_types.Bisect),
     "passes": lambda: _of(json_types.Passes),
     "diffusers-export": _pipeline,
@@ -245,6 +246,8 @@ def name_of(words: Sequence[str], content: Schema) -> str:
         return "cache-fill-dry-run"
     if command == "doctor" and "folder" in content:
         return "doctor-folder"
+    if command == "opt" and "script" in content:
+        return "opt-reduce"
     if command == "report":
         return "report-comparison" if "groups" in content else "report-bundle"
     if command == "inspect":

@@ -280,6 +280,19 @@ class Opt(TypedDict):
     ir: NotRequired[str]
 
 
+class Reduced(TypedDict):
+    """Of `opt --reduce`."""
+
+    script: str
+    failure: str
+    nodes: int
+    left: int
+    trials: int
+    finished: bool
+    shown: str
+    # "pass" is a word of Python: the schema adds it.
+
+
 class PassInfo(TypedDict):
     name: str
     package: str
