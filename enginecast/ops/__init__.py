@@ -9,6 +9,7 @@ from enginecast.ops import blockwise_linear as blockwise_linear
 from enginecast.ops import cached_attention as cached_attention
 from enginecast.ops import quantize as quantize
 from enginecast.ops import quantized_conv as quantized_conv
+from enginecast.ops import quantized_gru as quantized_gru
 from enginecast.ops import quantized_linear as quantized_linear
 from enginecast.ops import quantized_lstm as quantized_lstm
 from enginecast.ops import skip_rms_norm as skip_rms_norm

@@ -78,6 +78,7 @@ CONVERTERS.refuse(
     reason="TensorRT has no unsigned integers",
 )
 CONVERTERS.refuse(own.quantized_lstm.default, reason="it rounds by what it reads")
+CONVERTERS.refuse(own.quantized_gru.default, reason="it rounds by what it reads")
 
 
 def register_converters(trt: Any, conversion: Any, constant: Callable[..., Any]) -> None:

@@ -42,7 +42,7 @@ FORMS: Rules[Callable[..., Tensor]] = Rules()
 for _op in (
     *(own.dynamic_scale, own.quantize, own.quantize_blocks, own.dequantize),
     *(own.quantize_affine, own.dequantize_affine, own.quantized_conv, own.quantized_add),
-    own.quantized_lstm,
+    *(own.quantized_lstm, own.quantized_gru),
 ):
     FORMS[_op.default] = OWN[_op.default].definition
 

@@ -1,4 +1,4 @@
-"""Products of quantized values: linears, which share what they read, and LSTMs.
+"""Products of quantized values: linears, which share what they read, LSTMs and GRUs.
 
 The scale of what is read is computed from it, or a constant where the plan says static.
 """
@@ -148,7 +148,9 @@ def after(node: Node) -> Node:
 def quantize_recurrence(
     program: ExportedProgram, weights: Weights, layer: Layer, plan: LayerPlan
 ) -> None:
-    """Let a recurrence read stored matrices; or an LSTM multiply in integers, layer by layer."""
+    """Let a recurrence read stored matrices; or multiply in integers: an LSTM by an op for each of
+    its layers, a GRU by one for each direction of each.
+    """
     node, graph = layer.node, program.graph
 
     def add(target: object, *args: object) -> Node:
@@ -187,18 +189,38 @@ def quantize_recurrence(
         ends: list[list[Node]] = []
         for at, directions in enumerate(recurrence.steps):
             count = len(directions)
-            states = [
-                add(aten.slice.Tensor, first, 0, at * count, (at + 1) * count) for first in start
-            ]
-            inputs, kept = (of_directions([each[i] for each in directions]) for i in (0, 1))
-            bias = None
-            if biases := [in_order(bias) for each in directions for bias in each[2:]]:
-                bias = add(aten.reshape.default, add(aten.cat.default, biases), [count, -1])
-            result = add(own.quantized_lstm.default, rows, *states, *inputs, *kept, bias)
-            rows, *last = (insert_item(graph, result, i, like=node) for i in range(3))
-            ends.append(last)
+            if layer.kind == "lstm":
+                states = [
+                    add(aten.slice.Tensor, first, 0, at * count, (at + 1) * count)
+                    for first in start
+                ]
+                inputs, kept = (of_directions([each[i] for each in directions]) for i in (0, 1))
+                bias = None
+                if biases := [in_order(bias) for each in directions for bias in each[2:]]:
+                    bias = add(aten.reshape.default, add(aten.cat.default, biases), [count, -1])
+                result = add(own.quantized_lstm.default, rows, *states, *inputs, *kept, bias)
+                rows, *last = (insert_item(graph, result, i, like=node) for i in range(3))
+                ends.append(last)
+                continue
+            outputs = []
+            for backward, (*matrices, first, second) in enumerate(
+                each if recurrence.has_biases else (*each, None, None) for each in directions
+            ):
+                state = add(aten.select.int, start, 0, at * count + backward)
+                products = []
+                for matrix in matrices:
+                    values, scale = weights.matrix(layer, matrix, plan)
+                    products.append(add(aten.t.default, values))
+                    products.append(add(aten.reshape.default, scale, [-1]))
+                biases = [first, second]
+                op = own.quantized_gru.default
+                result = add(op, rows, state, *products, *biases, bool(backward))
+                outputs.append(insert_item(graph, result, 0, like=node))
+                ends.append([insert_item(graph, result, 1, like=node)])
+            rows = add(aten.cat.default, outputs, -1)
         if recurrence.batch_first:
             rows = add(aten.transpose.int, rows, 0, 1)
-        results = [rows, *(add(aten.cat.default, list(some)) for some in zip(*ends, strict=True))]
+        join = aten.cat.default if layer.kind == "lstm" else aten.stack.default
+        results = [rows, *(add(join, list(some)) for some in zip(*ends, strict=True))]
     for item in list(node.users):
         item.replace_all_uses_with(results[arguments(item)[1]])

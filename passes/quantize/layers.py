@@ -20,9 +20,10 @@ so up to the next convolution, through pools, views and sums, and are floats for
     %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
     %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
 
-An LSTM reads floats and rounds them itself, at each step anew:
+An LSTM or a GRU reads floats and rounds them itself, at each step anew:
 
     %r = enginecast.quantized_lstm(%x, %h, %c, %w, %ws, %u, %us, %b)
+    %r = enginecast.quantized_gru(%x, %h, %w, %ws, %u, %us, %b, %c, False)
 
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
 value of a row would no longer fit.  What linears read is quantized once for all that read one

@@ -3,9 +3,11 @@
 Scale and zero of each value come from how far it reaches on the calibration inputs.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -38,6 +40,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     joined_integers,
     origin_in_order,
     tail_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.spans import Span
 from enginecast.passes.quantize.storage import Chosen, Weights, change
@@ -118,7 +121,13 @@ class Integers:
         read = self._read(first_input(node))
         weight = behind_casts(layer.weight)
         add = partial(self._add, node)
-        scale = self._weights.scale(layer, plan, weight)
+        rows = weight
+        if layer.kind == "conv-transpose":  # a row for each channel that it gives
+            groups = transposed_geometry_of(node).groups
+            whole = add(aten.unflatten.int, weight, 0, [groups, -1])
+            whole = add(aten.transpose.int, whole, 1, 2)
+            rows = add(aten.flatten.using_ints, whole, 0, 1)
+        scale = self._weights.scale(layer, plan, rows)
         bias = node.args[2] if len(node.args) > 2 else None
         if isinstance(bias, Node):
             # Raised where the bias would not fit into int32 beside it.
@@ -130,11 +139,88 @@ class Integers:
             flat = of_bias(aten.reshape.default, scale, [-1])
             of_sums = of_bias(aten.mul.Tensor, flat, read.scale)
             bias = of_bias(own.quantize.default, bias, of_sums, torch.int32)
-        values = add(own.quantize.default, weight, scale, torch.int8)
-        geometry = geometry_of(node)
-        sizes = map(list, (geometry.stride, geometry.padding, geometry.dilation))
-        how = (*sizes, geometry.groups, y_scale, *ends)
-        return add(own.quantized_conv.default, *read.arguments, values, scale, bias, *how)
+        values = add(own.quantize.default, rows, scale, torch.int8)
+        if layer.kind == "conv":
+            geometry = geometry_of(node)
+            sizes = map(list, (geometry.stride, geometry.padding, geometry.dilation))
+            how = (*sizes, geometry.groups, y_scale, *ends)
+            return add(own.quantized_conv.default, *read.arguments, values, scale, bias, *how)
+        return self._interleaved(node, read, (values, scale, bias), (y_scale, *ends))
+
+    def _interleaved(
+        self,
+        node: Node,
+        read: _Held,
+        weights: tuple[Node, Node, object],
+        ends: tuple[Node, int, float | None, float | None],
+    ) -> Node:
+        """A transposed convolution as one convolution, whose channels are then laid side by side:
+        the same products of integers in the same sums.
+
+        Channels come last while they are: so whole rows of them are copied.
+
+        Args:
+            weights: int8 [out, in / groups, kernel...], its scale [out, 1, ...], and the bias,
+                int32, or None.
+            ends: scale of the result, what stands for 0 in it, and its limits.
+        """
+        add = partial(self._add, node)
+        geometry = transposed_geometry_of(node)
+        values, scale, bias = weights
+        y_scale, *limits = ends
+        dims, groups, phases = len(geometry.taps), geometry.groups, prod(geometry.stride)
+        places = range(dims)
+        for at, step in enumerate(geometry.dilation):
+            if step > 1:  # zeros between the elements of the kernel
+                size = shape_of(values)[2 + at]
+                values = add(aten.unsqueeze.default, values, 3 + at)
+                behind = [0, 0] * (dims - 1 - at)
+                values = add(aten.constant_pad_nd.default, values, [*behind, 0, step - 1])
+                values = add(aten.flatten.using_ints, values, 2 + at, 3 + at)
+                values = add(aten.slice.Tensor, values, 2 + at, 0, step * (size - 1) + 1)
+        if phases == 1:
+            values = add(aten.flip.default, values, [2 + at for at in places])
+        else:
+            # The kernels of all phases, backward, with zeros behind where they do not fill the last
+            # tap: [groups * phases * out / groups, in, taps...].
+            pads: list[int] = []
+            for at, (taps, step) in enumerate(zip(geometry.taps, geometry.stride, strict=True)):
+                pads = [0, taps * step - shape_of(values)[2 + at], *pads]
+            values = add(aten.constant_pad_nd.default, values, pads)
+            for at, step in enumerate(geometry.stride):
+                values = add(aten.unflatten.int, values, 2 + 2 * at, [-1, step])
+            values = add(aten.flip.default, values, [2 + 2 * at for at in places])
+            values = add(aten.unflatten.int, values, 0, [groups, -1])
+            taps_at = [3 + 2 * at for at in places]
+            order = [0, *(at + 1 for at in taps_at), 1, 2, *taps_at]
+            values = add(aten.permute.default, values, order)
+            values = add(aten.flatten.using_ints, values, 0, 1 + dims)
+
+            def for_each_phase(of_channels: Node, ones: Sequence[int]) -> Node:
+                of_channels = add(aten.reshape.default, of_channels, [groups, 1, -1])
+                of_channels = add(aten.expand.default, of_channels, [-1, phases, -1])
+                return add(aten.reshape.default, of_channels, [-1, *ones])
+
+            ones = [1] * dims
+            scale = for_each_phase(scale, ones)
+            bias = for_each_phase(bias, []) if isinstance(bias, Node) else None
+            y_scale = for_each_phase(y_scale, ones) if shape_of(y_scale) else y_scale
+        how = ([1] * dims, list(geometry.padding), [1] * dims, groups)
+        args = (*read.arguments, values, scale, bias, *how, y_scale, *limits)
+        result = add(own.quantized_conv.default, *args)
+        if phases == 1:
+            return result
+        result = add(aten.permute.default, result, [0, *range(2, 2 + dims), 1])
+        result = add(aten.unflatten.int, result, -1, [groups, *geometry.stride, -1])
+        pairs = [place for at in places for place in (1 + at, 2 + dims + at)]
+        result = add(aten.permute.default, result, [0, *pairs, 1 + dims, 2 + 2 * dims])
+        for at in range(1, dims + 2):
+            result = add(aten.flatten.using_ints, result, at, at + 1)
+        for at, (start, end) in enumerate(geometry.cropped):
+            if start or end:
+                stop = -end if end else sys.maxsize
+                result = add(aten.slice.Tensor, result, 1 + at, start, stop)
+        return add(aten.permute.default, result, [0, 1 + dims, *range(1, 1 + dims)])
 
     def _read(self, source: Node) -> _Held:
         """A value in integers: those that it is taken from, or its own."""

@@ -35,6 +35,7 @@ from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, 
 from enginecast.passes.quantize.measure.quantizable import tail_of
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.check import check_plan
+from enginecast.passes.quantize.plan.forms import too_small_gru
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.planning import MARGIN
 from enginecast.runtime.load import load
@@ -52,7 +53,9 @@ def loud(make: Callable[[], nn.Module]) -> nn.Module:
     for part in module.modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             part.weight.data[::4] *= 4
-        if isinstance(part, nn.LSTM):
+        if isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+            part.weight.data[:, ::4] *= 4
+        if isinstance(part, nn.LSTM | nn.GRU):
             part.get_parameter("weight_ih_l0").data[::4] *= 4
         if isinstance(part, nn.BatchNorm2d):
             assert part.running_mean is not None
@@ -274,6 +277,23 @@ FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "one channel": (lambda: nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
     "no bias": (lambda: nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
     "one position": (lambda: nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 6, 4, 2, 1), (2, 8, 9, 7)),
+    "transposed, a tap that is not full": (
+        lambda: nn.ConvTranspose2d(8, 6, 3, 2, 1, output_padding=1, bias=False),
+        (2, 8, 9, 7),
+    ),
+    "transposed, stride 1": (lambda: nn.ConvTranspose2d(8, 6, 3, padding=1), (2, 8, 9, 7)),
+    "transposed, groups": (lambda: nn.ConvTranspose2d(8, 12, 4, 2, 1, groups=4), (2, 8, 9, 7)),
+    "transposed, dilation": (
+        lambda: nn.ConvTranspose2d(8, 6, 3, (2, 1), (2, 0), dilation=(2, 3), output_padding=(1, 0)),
+        (2, 8, 9, 7),
+    ),
+    "transposed, gaps": (lambda: nn.ConvTranspose2d(8, 6, 2, 3, output_padding=2), (2, 8, 9, 7)),
+    "transposed, 1-d": (lambda: nn.ConvTranspose1d(8, 6, 16, 8, 4), (2, 8, 9)),
+    "transposed, 3-d": (
+        lambda: nn.ConvTranspose3d(4, 6, (4, 3, 2), (2, 2, 1), 1),
+        (1, 4, 5, 6, 5),
+    ),
 }
 
 
@@ -293,21 +313,55 @@ def test_forms(form: str, tmp_path: Path) -> None:
     assert relative_error(found, wanted) < error / 4
 
 
+@pytest.mark.parametrize("function", ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
+def test_a_transposed_convolution_adds_up_the_same_integers(function: str) -> None:
+    """Its result, to the last bit, is what the sums of whole numbers give."""
+    dims = int(function[-2])
+    drawn = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (6, 2, 5, 4, 3)[: 2 + dims], generator=drawn).float()
+    weight[0] = 127
+    weight[:, :, 0] = 127  # so that the scale of each channel is 1
+    x = torch.randint(0, 256, (2, 6, 5, 6, 4)[: 2 + dims], generator=drawn).float()
+    x.view(-1)[:2] = torch.tensor([0.0, 255.0])
+    operator = getattr(functional, function)
+    how = {"stride": 2, "padding": 1, "groups": 3, "dilation": 1, "output_padding": 1}
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        found: Tensor = operator(x.relu(), net.weight, None, **how) * 1.0
+        return found
+
+    module = one(forward, weight=nn.Identity())
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    program = captured(module.eval(), x)
+    plan = "plan-int8{integers=true any_cpu=false max_error=0.3}"
+    after, _ = rewritten(program, f"{plan},int8-matmul", calibrated(program, x))
+    (conv,) = [n for n in after.graph.nodes if n.target is own.quantized_conv.default]
+    sums = operator(x.double(), weight.double(), None, **how)
+    scale = dict(after.named_buffers()) | after.constants | dict(after.named_parameters())
+    y_scale = next(v for n, v in scale.items() if "value_scale" in n and float(v.max()) != 1.0)
+    assert isinstance(y_scale, Tensor)
+    zero = conv.args[11]
+    steps = (sums.float() / y_scale).round().clamp(-zero, 255 - zero)
+    assert torch.equal(outputs(after, x)[0], steps * y_scale)
+
+
+def test_a_padding_wider_than_the_kernel_is_kept() -> None:
+    x = torch.randn(2, 8, 9, 9)
+    program = program_of(lambda: scaled(nn.ConvTranspose2d(8, 6, 2, padding=2)), x)
+    with pytest.raises(PassError, match="no layer is left to quantize: 1 x a transposed conv"):
+        planned(program, x)
+
+
 KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "no batch": (
         lambda: scaled(nn.Conv2d(8, 6, 3)),
         torch.randn(8, 9, 9),
         "a convolution of what has no batch",
     ),
-    "transposed": (
-        lambda: scaled(nn.ConvTranspose2d(8, 6, 3)),
-        torch.randn(2, 8, 9, 9),
-        "a transposed convolution",
-    ),
     "GRU": (
         lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
         torch.randn(5, 2, 8),
-        "a GRU",
+        "a GRU of 8 units over",
     ),
     "projection": (
         lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
@@ -488,6 +542,117 @@ def test_an_lstm_with_other_weights_is_rejected(
 
 def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
     assert outcome(recurrent, tmp_path, nothing) == "verified"
+
+
+# GRUs
+
+
+class Speaker(nn.Module):
+    """A GRU that starts from a state of its own, and whose last state is read."""
+
+    def __init__(self, units: int, layers: int, bias: bool, batch_first: bool) -> None:
+        super().__init__()
+        both = layers > 1
+        self.cells = nn.GRU(
+            24, units, layers, bias=bias, batch_first=batch_first, bidirectional=both
+        )
+        self.start = nn.Parameter(torch.randn(2 * layers if both else 1, 1, units))
+        self.head = nn.Linear(units * (2 if both else 1), 7)
+        for name in ("weight_ih_l0", "weight_hh_l0"):
+            self.cells.get_parameter(name).data[1::4] *= 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0 if self.cells.batch_first else 1]
+        found, state = self.cells(x, self.start.expand(-1, rows, -1).contiguous())
+        last: Tensor = self.head(found) + state.mean()
+        return last
+
+
+def speaker(
+    units: int = 512, layers: int = 1, bias: bool = True, first: bool = True
+) -> tuple[nn.Module, Tensor]:
+    """With eight rows, of four steps."""
+    shape = (8, 4, 24) if first else (4, 8, 24)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    return loud(lambda: Speaker(units, layers, bias, first)), x
+
+
+@pytest.mark.parametrize(
+    ("layers", "bias", "first"),
+    [(1, False, False), pytest.param(2, True, True, marks=pytest.mark.slow)],
+)
+def test_a_gru_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
+    module, x = speaker(512, layers, bias, first)
+    program = captured(module, x)
+    context = calibrated(program, x)
+    after, _ = rewritten(program, f"{PLAN},int8-matmul", context)
+    plan = plan_of(after)
+    assert plan is not None
+    assert {p.module: p.choice for p in plan.layers}["cells"] == "w8a8-dynamic"
+    ops = [node.target for node in after.graph.nodes]
+    assert ops.count(own.quantized_gru.default) == layers**2
+    assert aten.gru.input not in ops
+    exact, found = outputs(program, x)[0], outputs(after, x)[0]
+    (simulated,) = simulate(program, plan, context.calibration)[0].values()
+    check_error(found, exact, simulated)
+    ran = run_exported(module, x, tmp_path / "b")
+    assert relative_error(ran, found) < relative_error(found, exact) / 4
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spoken") / "bundle"
+    module, x = speaker()
+    done = export(ExportRequest(module, folder, precision="int8", example={"x": x}))
+    assert done.bundle is not None, done.report.verdict.reasons
+    graph = onnx.load(folder / "engine.onnx", load_external_data=False).graph
+    kinds = [node.op_type for node in graph.node]
+    assert (kinds.count("Scan"), kinds.count("GRU")) == (1, 0)
+    return folder
+
+
+def new_gate_off(data: Any) -> Any:
+    """The part of the new gate, upside down."""
+    size = data.shape[1] // 3
+    edited = data.copy()
+    edited[:, 2 * size :] = -edited[:, 2 * size :]
+    return edited
+
+
+@pytest.mark.parametrize("rows", [24, 512], ids=["of the input", "of the state"])
+def test_a_gru_with_other_weights_is_rejected(rows: int, spoken: Path, tmp_path: Path) -> None:
+    def change(folder: Path) -> None:
+        path = folder / "weights.safetensors"
+        (data,) = [w for w in load_file(path).values() if w.shape == (rows, 1536)]
+        assert data.dtype == np.int8
+        content = path.read_bytes()
+        assert content.count(data.tobytes()) == 1
+        path.write_bytes(content.replace(data.tobytes(), new_gate_off(data).tobytes()))
+
+    assert outcome(spoken, tmp_path, change) == "rejected"
+
+
+def test_a_gru_with_its_own_weights_is_not(spoken: Path, tmp_path: Path) -> None:
+    assert outcome(spoken, tmp_path, nothing) == "verified"
+
+
+@pytest.mark.parametrize(
+    ("units", "rows", "reported"),
+    [
+        (64, 8, "a GRU of 64 units over 8 rows: 0.21 times as fast in int8"),
+        (128, 1, "a GRU of 128 units over 1 rows: 0.35 times"),
+        (256, 1, "a GRU of 256 units over 1 rows: 1.04 times"),
+        (256, 8, ""),
+        (512, 1, ""),
+    ],
+)
+def test_a_small_gru_stays_in_floats(units: int, rows: int, reported: str) -> None:
+    x = torch.randn(rows, 2, 8)
+    cells = nn.GRU(8, units, batch_first=True)
+    program = program_of(lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=cells), x)
+    (node,) = [node for node in program.graph.nodes if node.target is aten.gru.input]
+    assert too_small_gru(node).startswith(reported)
+    assert bool(too_small_gru(node)) == bool(reported)
 
 
 class Lengths(nn.Module):
@@ -760,3 +925,41 @@ def test_a_bundle_is_compared_with_its_model_by_the_scales_that_it_has(
     assert done.bundle is not None, done.report.verdict.reasons
     checked = verify_bundle(tmp_path / "b", model=model, allow_code=True)
     assert checked.verdict.outcome == "verified", checked.verdict.reasons
+
+
+# What stays in floats beside integers
+
+
+class Projected(nn.Module):
+    """An LSTM that projects its state, which ONNX's has no form of, and a linear in int8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(12, 24, 2, batch_first=True, bidirectional=True, proj_size=8)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found, (state, cell) = self.cells(x, (state, cell))
+        return self.second(self.first(found).relu()).tanh(), state, cell
+
+
+@pytest.mark.slow
+def test_an_lstm_with_a_projection_stays_in_floats_and_runs(tmp_path: Path) -> None:
+    drawn = torch.Generator().manual_seed(2)
+    sizes = {"x": (3, 5, 12), "state": (4, 3, 8), "cell": (4, 3, 24)}
+    example = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
+    module = loud(Projected)
+    done = export(ExportRequest(module, tmp_path / "b", precision="int8", example=example))
+    assert done.bundle is not None, done.report.verdict.reasons
+    plan = json.loads((tmp_path / "b" / "plan.json").read_text())
+    assert {layer["kind"]: layer["choice"] for layer in plan["layers"]} == {
+        "lstm": "keep",
+        "linear": "w8a8-dynamic",
+    }
+    fresh = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
+    with load(tmp_path / "b") as engine:
+        ran = engine.run({name: tensor.numpy() for name, tensor in fresh.items()})
+    outputs = [torch.from_numpy(found) for found in ran.values()]
+    errors = [relative_error(*pair) for pair in zip(outputs, module(**fresh), strict=True)]
+    assert errors[0] < 0.05
+    assert max(errors[1:]) < 1e-6

@@ -104,14 +104,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
         X,
         "halfway between two pixels ONNX Runtime reflects to another neighbor than torch",
     ),
-    "aten.lstm.input": (
-        lambda x: torch.ops.aten.lstm.input(
-            *(x[0], [x[:1, 0, :, :2], x[:1, 0]], [w := x.reshape(-1, 6)[:24], w[:, :2], w[:2]]),
-            *(False, 1, 0.0, False, False, False),
-        ),
-        X,
-        "ONNX's LSTM has no projection (proj_size)",
-    ),
     "aten.conv_transpose2d.input": (
         lambda x: F.conv_transpose2d(
             x, x[:1, :, :2, :2].mT.expand(4, 4, 2, 2), output_padding=1, dilation=2

@@ -61,9 +61,10 @@ def extreme(make: Callable[[], nn.Module]) -> nn.Module:
     module = make()
     for weight in module.parameters():
         if weight.dim() > 1:
-            signs = torch.where(torch.arange(len(weight)) % 2 == 0, 1.0, -1.0)
+            outputs = 1 if isinstance(module, nn.ConvTranspose2d) else 0
+            signs = torch.where(torch.arange(weight.shape[outputs]) % 2 == 0, 1.0, -1.0)
             size = (1 + 0.1 * torch.rand_like(weight)) / weight[0].numel()
-            weight.data = (size.movedim(0, -1) * signs).movedim(-1, 0)
+            weight.data = (size.movedim(outputs, -1) * signs).movedim(-1, outputs)
     return module.eval().requires_grad_(False)
 
 
@@ -74,7 +75,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv, 1-D, dilated": (lambda: nn.Conv1d(24, 8, 3, dilation=2), (1, 24, 12)),
     "conv, 3-D, strided": (lambda: nn.Conv3d(8, 8, 3, stride=2, padding=1), (1, 8, 5, 4, 5)),
     "conv, in groups": (lambda: nn.Conv2d(16, 8, 3, groups=2), (1, 16, 5, 5)),
+    "conv, transposed": (lambda: nn.ConvTranspose2d(16, 8, 4, 2), (1, 16, 4, 4)),
     "lstm": (lambda: Recurrent(nn.LSTM(16, 12, 2, bidirectional=True)), (4, 2, 16)),
+    "gru": (lambda: Recurrent(nn.GRU(16, 256)), (2, 8, 16)),
 }
 
 

@@ -266,6 +266,7 @@ QUANTIZED: Rules[Callable[[Any, Sequence[Any], Sequence[Any]], Twin]] = Rules()
 @QUANTIZED.rule(own.quantize.default, own.dequantize.default, own.quantized_linear.default)
 @QUANTIZED.rule(own.quantize_affine.default, own.dequantize_affine.default)
 @QUANTIZED.rule(own.quantized_conv.default, own.quantized_add.default, own.quantized_lstm.default)
+@QUANTIZED.rule(own.quantized_gru.default)
 @QUANTIZED.rule(own.dequantize_axis.default, own.integer_linear.default, own.fp8_gemm.default)
 def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     """Of values that were not rounded, an op gives what is not rounded."""

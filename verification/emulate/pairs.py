@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from enginecast.ops.quantize import ZERO
 from enginecast.ops.quantized_conv import finished
+from enginecast.ops.quantized_gru import gru_by
 from enginecast.ops.quantized_lstm import lstm_by, steps_of
 from enginecast.ops.rules import Rules
 from enginecast.ops.traits import OWN
@@ -125,3 +126,8 @@ def _product(weight: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
 @PAIRS.rule(own.quantized_lstm.default)
 def _quantized_lstm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return lstm_by(_product, *arguments)
+
+
+@PAIRS.rule(own.quantized_gru.default)
+def _quantized_gru(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return gru_by(_product, *arguments)

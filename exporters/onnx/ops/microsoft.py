@@ -85,6 +85,15 @@ integer_to_float = _op(
     outputs="Y:T3",
 )
 
+dynamic_product = _op(
+    "DynamicQuantizeMatMul",
+    "A:T1 B:T2 b_scale:T1 b_zero_point:T2 bias:T1",
+    {"T1": ["tensor(float)"], "T2": _INT8},
+    {},
+    required=3,
+    outputs="Y:T1",
+)
+
 quantized_sum = _op(
     "QLinearAdd",
     "A:T A_scale:S A_zero_point:T B:T B_scale:S B_zero_point:T C_scale:S C_zero_point:T",

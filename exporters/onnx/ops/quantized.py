@@ -9,13 +9,16 @@ from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx.ops.microsoft import (
     dynamic_lstm,
+    dynamic_product,
     gemm_float8,
     integer_to_float,
     nbits_product,
     quantized_sum,
 )
+from enginecast.exporters.onnx.ops.recurrent import HOP, Body
 from enginecast.exporters.onnx.ops.registry import FORMS, ONNXRUNTIME, PLAIN, READERS, form
 from enginecast.exporters.onnx.ops.values import FLOAT, UINT8, ints, scalar
+from enginecast.library_names import private
 from enginecast.ops.quantize import SMALLEST_SCALE, ZERO
 from enginecast.passes.ir.effects import own
 
@@ -231,6 +234,54 @@ def _quantized_lstm(
     return op.Reshape(rows, ints(0, 0, directions * size)), last, memory
 
 
+@form(own.quantized_gru.default, readers=["onnxruntime-cpu"])
+def _quantized_gru(
+    x: Any,
+    hidden: Any,
+    weight: Any,
+    weight_scale: Any,
+    recurrence: Any,
+    recurrence_scale: Any,
+    bias: Any,
+    recurrence_bias: Any,
+    backward: bool,
+) -> tuple[Any, Any]:
+    """ONNX Runtime has no GRU of integers: one product of the input of all steps, and a Scan."""
+    call_op = private(f"{HOP}.call_op", "a quantized GRU")
+    given = dynamic_product(x, weight, weight_scale, None, bias)
+    kept = (recurrence, recurrence_scale, None, recurrence_bias)
+    body = _gru_step(hidden, recurrence.shape[0], kept)
+    way = [1 if backward else 0]
+    last, found = call_op(
+        *("Scan", hidden, given),
+        _num_outputs=2,
+        body=body,
+        num_scan_inputs=1,
+        scan_input_directions=way,
+        scan_output_directions=way,
+    )
+    return found, last
+
+
+def _gru_step(hidden: Any, size: int, kept: Sequence[Any]) -> ir.Graph:
+    """The body of the Scan: from a state and the products of one step of the input to the next
+    state, twice.
+    """
+    body = Body("gru", FLOAT)
+    add = body.add
+    state = body.value("state", hidden.shape)
+    given = body.value("given", [hidden.shape[0], 3 * size])
+    held = add("DynamicQuantizeMatMul", state, *kept, domain="com.microsoft")
+    resets, updates, new = add("Split", given, count=3, axis=-1, num_outputs=3)
+    held_resets, held_updates, held_new = add("Split", held, count=3, axis=-1, num_outputs=3)
+    opened = add("Sigmoid", add("Add", resets, held_resets))
+    fresh = add("Tanh", add("Add", new, add("Mul", opened, held_new)))
+    share = add("Sigmoid", add("Add", updates, held_updates))
+    following = add("Add", fresh, add("Mul", share, add("Sub", state, fresh)))
+    shape = hidden.shape
+    return body.graph((state, given), [(following, shape), (add("Identity", following), shape)])
+
+
 @form(own.packed_linear.default, readers=ONNXRUNTIME)
 def _packed_linear(x: Any, packed: Any, scale: Any, bias: Any, bits: int, activations: bool) -> Any:
     rows, blocks, size = packed.shape
@@ -287,7 +338,7 @@ for _reader in READERS:
         _refuse(
             *(own.quantize_affine.default, own.dequantize_affine.default),
             *(own.quantized_conv.default, own.quantized_add.default),
-            own.quantized_lstm.default,
+            *(own.quantized_lstm.default, own.quantized_gru.default),
             reason="ONNX Runtime has it on the CPU alone",
         )
     if _reader in PLAIN:

@@ -6,14 +6,16 @@ torch's decomposition of a cell asks for the batch of the trace: cells are produ
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 from onnxscript import opset23 as op
+from onnxscript.function_libs.torch_lib.ops import core as torch_core
 from torch import Tensor
-from torch.fx import Node
 
 from enginecast.exporters.onnx.ops.nn import sigmoid
-from enginecast.exporters.onnx.ops.registry import form, refuse, torch_form
-from enginecast.exporters.onnx.ops.values import ints
-from enginecast.passes.ir.edit import arguments, aten
+from enginecast.exporters.onnx.ops.registry import ONNXRUNTIME, form, torch_form
+from enginecast.exporters.onnx.ops.values import INT64, ints, scalar
+from enginecast.library_names import private
+from enginecast.passes.ir.effects import aten
 
 
 @torch_form(aten.lstm_cell.default)
@@ -50,6 +52,97 @@ def _relu_cell(
 def _part(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product = x @ weight.t()
     return product if bias is None else product + bias
+
+
+@form(aten.lstm.input, readers=ONNXRUNTIME)
+def _lstm(
+    x: Any,
+    start: Sequence[Any],
+    weights: Sequence[Any],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both_ways: bool,
+    batch_first: bool,
+) -> tuple[Any, Any, Any]:
+    """torch's translation, but of a projection, which ONNX's LSTM has none of: a Scan for each
+    direction of each layer.
+    """
+    directions = 2 if both_ways else 1
+    count = 4 if has_biases else 2
+    if len(weights) == layers * directions * count:
+        rest = (has_biases, layers, dropout, train, both_ways, batch_first)
+        plain: tuple[Any, Any, Any] = torch_core.aten_lstm(x, start, weights, *rest)
+        return plain
+    count += 1
+    rows = op.Transpose(x, perm=[1, 0, 2]) if batch_first else x
+    ends: list[tuple[Any, Any]] = []
+    for _ in range(layers):
+        outputs = []
+        for backward in range(directions):
+            place = len(ends)
+            own_weights = weights[place * count : (place + 1) * count]
+            first = [op.Gather(each, scalar(place, INT64)) for each in start]
+            batch = start[0].shape[1]
+            found, *last = _projected_direction(rows, first, own_weights, batch, bool(backward))
+            outputs.append(found)
+            ends.append((last[0], last[1]))
+        rows = op.Concat(*outputs, axis=-1) if both_ways else outputs[0]
+    axis = ints(0)
+    state, cell = (
+        op.Concat(*(op.Unsqueeze(each, axis) for each in some), axis=0)
+        for some in zip(*ends, strict=True)
+    )
+    return op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows, state, cell
+
+
+def _projected_direction(
+    rows: Any, first: Sequence[Any], weights: Sequence[Any], batch: Any, backward: bool
+) -> Sequence[Any]:
+    """One direction of a layer, [S, B, P], and its last state [B, P] and cell [B, H].
+
+    Args:
+        first: state and cell before the first step.
+        weights: of the input, of the state, perhaps biases of both, and the projection [P, H].
+        batch: B.
+    """
+    call_op = private(f"{HOP}.call_op", "an LSTM")
+    of_input, of_state, *biases, projection = weights
+    given = op.MatMul(rows, op.Transpose(of_input, perm=[1, 0]))
+    for bias in biases:
+        given = op.Add(given, bias)
+    turned = [op.Transpose(each, perm=[1, 0]) for each in (of_state, projection)]
+    state, cell = first
+    way = [1 if backward else 0]
+    state, cell, found = call_op(
+        *("Scan", state, cell, given),
+        _num_outputs=3,
+        body=_lstm_step(batch, projection, turned),
+        num_scan_inputs=1,
+        scan_input_directions=way,
+        scan_output_directions=way,
+    )
+    return found, state, cell
+
+
+def _lstm_step(batch: Any, projection: Any, kept: Sequence[Any]) -> ir.Graph:
+    """The body of the Scan: from state, cell, and the products of one step of the input to the next
+    state and cell, and the state once more.
+    """
+    shown_size, size = projection.shape
+    shown_shape, shape = [batch, shown_size], [batch, size]
+    body = Body("lstm", projection.dtype)
+    add = body.add
+    state, cell = body.value("state", shown_shape), body.value("cell", shape)
+    given = body.value("given", [batch, 4 * size])
+    gates = add("Add", given, add("MatMul", state, kept[0]))
+    enters, forgets, new, leaves = add("Split", gates, count=4, axis=-1, num_outputs=4)
+    entered = add("Mul", add("Sigmoid", enters), add("Tanh", new))
+    following = add("Add", add("Mul", add("Sigmoid", forgets), cell), entered)
+    shown = add("MatMul", add("Mul", add("Sigmoid", leaves), add("Tanh", following)), kept[1])
+    outputs = [(shown, shown_shape), (following, shape), (add("Identity", shown), shown_shape)]
+    return body.graph((state, cell, given), outputs)
 
 
 def _rnn(activation: str) -> Callable[..., tuple[Any, Any]]:
@@ -92,11 +185,41 @@ def _rnn(activation: str) -> Callable[..., tuple[Any, Any]]:
     return translate
 
 
-def _projects(node: Node) -> bool:
-    _, _, weights, has_biases, layers, _, _, both_ways, *_ = arguments(node)
-    return bool(len(weights) > layers * (2 if both_ways else 1) * (4 if has_biases else 2))
-
-
-refuse(aten.lstm.input, when=_projects, reason="ONNX's LSTM has no projection (proj_size)")
 form(aten.rnn_tanh.input)(_rnn("Tanh"))
 form(aten.rnn_relu.input)(_rnn("Relu"))
+
+HOP = "torch.onnx._internal.exporter._torchlib.ops.hop"
+
+
+class Body:
+    """The graph of a step, whose values are all of one dtype."""
+
+    def __init__(self, name: str, dtype: ir.DataType) -> None:
+        self._name = name
+        self._type = ir.TensorType(dtype)
+        self._nodes: list[ir.Node] = []
+
+    def value(self, name: str, shape: Sequence[Any]) -> ir.Value:
+        """An input."""
+        return ir.Value(name=f"{self._name}_{name}", shape=ir.Shape(shape), type=self._type)
+
+    def add(
+        self, kind: str, *read: ir.Value | None, domain: str = "", count: int = 1, **more: Any
+    ) -> Any:
+        """The result of an op, or its `count` results."""
+        attributes = ir.convenience.convert_attributes(more)
+        node = ir.Node(domain, kind, read, attributes, num_outputs=count)
+        for place, value in enumerate(node.outputs):
+            value.name = f"{self._name}_{len(self._nodes)}_{place}"
+            value.type = self._type
+        self._nodes.append(node)
+        return node.outputs[0] if count == 1 else node.outputs
+
+    def graph(
+        self, inputs: Sequence[ir.Value], outputs: Sequence[tuple[ir.Value, Sequence[Any]]]
+    ) -> ir.Graph:
+        """Of all ops, with outputs of these shapes."""
+        for value, shape in outputs:
+            value.shape = ir.Shape(shape)
+        values = [value for value, _ in outputs]
+        return ir.Graph(inputs, values, nodes=self._nodes, name=f"{self._name}_step")

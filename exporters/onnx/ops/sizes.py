@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset23 as op
 
+from enginecast.exporters.onnx.ops.recurrent import HOP
 from enginecast.exporters.onnx.ops.registry import form
 from enginecast.exporters.onnx.ops.values import BOOL, FLOAT, INT64
 from enginecast.library_names import higher_order, private
@@ -84,8 +85,7 @@ def _while_loop(
     have version 1.  torch's inliner refuses a model whose loop holds a branch or another loop then
     ("Opset mismatch when inlining function", torch 2.13; pytorch/pytorch#162645 made it).
     """
-    ops = "torch.onnx._internal.exporter._torchlib.ops"
-    translate = private(f"{ops}.hop.higher_order_while_loop", "a loop")
+    translate = private(f"{HOP}.higher_order_while_loop", "a loop")
     results: Sequence[Any] = translate(condition, body, carried, additional)
     results[0].producer().inputs[1].producer().version = None
     return results

@@ -188,6 +188,59 @@ def geometry_of(node: Node) -> ConvGeometry:
     return ConvGeometry(stride, pads, dilation, groups or 1)
 
 
+@dataclass(frozen=True)
+class TransposedGeometry:
+    """How a transposed convolution is one of what it reads, whose results are interleaved.
+
+    With a stride of s, what stands s apart in the result is made of the same places of the input:
+    s results at a time are the channels of one convolution with a stride of 1, under a kernel of
+    `taps` places.
+
+        y[s * i + r] = sum over j of x[i - j] * w[s * j + r]        r = 0 .. s - 1
+    """
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    taps: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Of the convolution: before each size, then behind each."""
+    cropped: tuple[tuple[int, int], ...]
+    """Of each size of what is interleaved: how much is left out at its start and at its end."""
+
+
+def transposed_geometry_of(node: Node) -> TransposedGeometry:
+    """Of a transposed convolution, its defaults written out.  A padding below zero says that it
+    cannot be said so.
+    """
+    kernel = shape_of(arguments(node)[1])[2:]
+    given: tuple[Any, ...] = (*node.args[3:], *(None,) * 5)
+    stride, padding, behind, groups, dilation = given[:5]
+    count = len(kernel)
+    strides, dilations = (_each(sizes or 1, count) for sizes in (stride, dilation))
+    paddings, more = (_each(sizes or 0, count) for sizes in (padding, behind))
+    taps, before, after, cropped = [], [], [], []
+    for s, p, b, k, d in zip(strides, paddings, more, kernel, dilations, strict=True):
+        reach = d * (k - 1) + 1
+        taps.append(-(-reach // s))
+        before.append(taps[-1] - 1 - p // s)
+        after.append((reach - 1 - p + b) // s)
+        whole = s * (before[-1] + after[-1] - taps[-1] + 2)  # beside s * (size - 1)
+        start = p % s
+        cropped.append((start, whole - start - (reach - 2 * p + b)))
+    return TransposedGeometry(
+        *(strides, dilations, groups or 1, tuple(taps), (*before, *after), tuple(cropped))
+    )
+
+
+def channels_first(weight: Tensor, groups: int) -> Tensor:
+    """The weight of a transposed convolution, [in, out / groups, kernel...], with a row for each
+    channel that it gives: [out, in / groups, kernel...].
+    """
+    whole: Tensor = weight.unflatten(0, (groups, -1))
+    return whole.transpose(1, 2).flatten(0, 1)
+
+
 def _each(given: Any, count: int) -> tuple[int, ...]:
     sizes = tuple(given) if isinstance(given, list | tuple) else (given,)
     return sizes * count if len(sizes) == 1 else sizes

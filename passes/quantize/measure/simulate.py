@@ -20,12 +20,14 @@ from enginecast.passes.ir.quantization_plan import Format, LayerPlan, Quantizati
 from enginecast.passes.quantize.measure.quantizable import (
     RECURRENT,
     Recurrence,
+    channels_first,
     find_layers,
     integer_values,
     is_product_of_integers,
     origin_in_order,
     recurrence_of,
     tail_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.spans import Span, static_spans
 
@@ -115,12 +117,15 @@ def fake_unsigned(x: Tensor, span: Span) -> Tensor:
     return steps * step
 
 
-def fake_lstm(x: Tensor, start: Sequence[Tensor], recurrence: Recurrence) -> tuple[Tensor, ...]:
-    """An LSTM in int8: x and, at each step, the state are rounded with one scale for all rows.
+def fake_recurrence(
+    x: Tensor, start: Sequence[Tensor], recurrence: Recurrence
+) -> tuple[Tensor, ...]:
+    """An LSTM or a GRU in int8: x and, at each step, the state are rounded with one scale for all
+    rows.
 
     Args:
         x: [S, B, I], or [B, S, I] with batches first.
-        start: [layers * directions, B, H]: the states and the cells.
+        start: [layers * directions, B, H]: the states and, of an LSTM, the cells.
         recurrence: with rounded weights.
 
     Returns:
@@ -132,17 +137,23 @@ def fake_lstm(x: Tensor, start: Sequence[Tensor], recurrence: Recurrence) -> tup
         read, results = _fake_whole(rows), []
         for backward, weights in enumerate(layer):
             places = range(len(rows))
-            state, cell = (first[len(ends)] for first in start)
+            state, *cell = (first[len(ends)] for first in start)
             outputs = [state] * len(rows)
             for place in reversed(places) if backward else places:
                 given = functional.linear(read[place], weights[0], *weights[2:3])
                 held = functional.linear(_fake_whole(state), weights[1], *weights[3:4])
-                enters, forgets, new, leaves = (given + held).chunk(4, -1)
-                cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
-                state = leaves.sigmoid() * cell.tanh()
+                if cell:
+                    enters, forgets, new, leaves = (given + held).chunk(4, -1)
+                    cell = [forgets.sigmoid() * cell[0] + enters.sigmoid() * new.tanh()]
+                    state = leaves.sigmoid() * cell[0].tanh()
+                else:
+                    resets, updates, new = given.chunk(3, -1)
+                    kept = held.chunk(3, -1)
+                    new = (new + (resets + kept[0]).sigmoid() * kept[2]).tanh()
+                    state = new + (updates + kept[1]).sigmoid() * (state - new)
                 outputs[place] = state
             results.append(torch.stack(outputs))
-            ends.append((state, cell))
+            ends.append((state, *cell))
         rows = torch.cat(results, -1)
     last = rows.transpose(0, 1) if recurrence.batch_first else rows
     return last, *map(torch.stack, zip(*ends, strict=True))
@@ -220,7 +231,8 @@ class Rounding:
             weights = [fake_weight(w, layer, grid) if w.dim() == 2 else w for w in values[2]]
             if layer.choice == "storage":
                 return node.target(*values[:2], weights, *values[3:])
-            return fake_lstm(values[0], values[1], recurrence_of(node, weights))
+            start = values[1] if layer.kind == "lstm" else [values[1]]
+            return fake_recurrence(values[0], start, recurrence_of(node, weights))
         place = 0 if layer.kind == "embedding" else 1
         weight = self._weight(node, layer, values[place]).to(values[place].dtype)
         if is_product_of_integers(layer):
@@ -240,7 +252,12 @@ class Rounding:
             self._weights.clear()
         if layer not in self._weights:
             grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
-            self._weights[layer] = fake_weight(weight, layer, grid)
+            if layer.kind == "conv-transpose" and is_product_of_integers(layer):
+                groups = transposed_geometry_of(node).groups
+                rows = fake_weight(channels_first(weight, groups), layer, grid)
+                self._weights[layer] = channels_first(rows, groups)
+            else:
+                self._weights[layer] = fake_weight(weight, layer, grid)
         return self._weights[layer]
 
 

@@ -94,9 +94,10 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     if not multiplies:
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
-    elif integers and layer.kind in ("conv", "lstm"):
-        is_conv = layer.kind == "conv"
-        name, choice = "a convolution" if is_conv else "an LSTM", f"{layer.choice!r} of"
+    elif integers and layer.kind in ("conv", "conv-transpose", "lstm", "gru"):
+        is_conv = layer.kind.startswith("conv")
+        names = {"lstm": "an LSTM", "gru": "a GRU"}
+        name, choice = names.get(layer.kind, "a convolution"), f"{layer.choice!r} of"
         wanted = "w8a8-static" if is_conv else "w8a8-dynamic"
         if (layer.choice, layer.weights, layer.activations) != (wanted, "row", "tensor"):
             yield "choice", f"{choice} {name}: {wanted} by row and tensor, storage or keep"

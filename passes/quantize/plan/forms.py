@@ -24,6 +24,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     Layer,
     geometry_of,
     recurrence_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.plan.architectures import CPU, Column, architecture, require
 from enginecast.passes.quantize.plan.options import PlanOptions
@@ -45,6 +46,11 @@ depthwise one gains nothing by itself; between others in int8 it saves the steps
 with which the whole took twice as long."""
 _LSTM_GAIN = 2.7
 """The same of 64 to 512 units: 1.4 to 3.1."""
+_GRU_GAIN = 2.0
+_GRU_UNITS, _GRU_UNITS_OF_ROWS, _GRU_ROWS = 512, 256, 8
+"""From how many units on a GRU is faster, and with that many rows."""
+_SMALL_GRUS = ((128, 0.21), (256, 0.35), (512, 1.04))
+"""Below how many units it is how much faster, with one row: of 64, 128 and 256 units."""
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, float], float] = {
     ("w8a8-static", "tensor", 1.0): 3.4,
     ("w8a8-dynamic", "row", 1.0): 2.5,
@@ -116,7 +122,10 @@ def _conv(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     if reason:
         return [], reason
     out, per_group, *_ = layer.shape
-    groups = geometry_of(layer.node).groups
+    if layer.kind == "conv":
+        groups = geometry_of(layer.node).groups
+    else:
+        groups = transposed_geometry_of(layer.node).groups
     gain = _DEPTHWISE_GAIN if per_group == 1 and out == groups else _GROUPED_GAIN
     gain = _CONV_GAIN if groups == 1 else gain
     form = planned(layer, "w8a8-static", "row", "tensor", bits=_multiplied_bits(options))
@@ -138,16 +147,32 @@ def _recurrence(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], st
         return [], "a recurrence: fp8 is for linears and convolutions"
     if options.mode == "storage":
         return [planned(layer, "storage")], ""
-    if layer.kind != "lstm" or not multiplies_convs(options):
-        name = {"lstm": "an LSTM", "gru": "a GRU", "rnn": "an RNN"}[layer.kind]
-        which = "LSTMs alone"
+    name = {"lstm": "an LSTM", "gru": "a GRU", "rnn": "an RNN"}[layer.kind]
+    if layer.kind == "rnn" or not multiplies_convs(options):
+        which = "LSTMs and large GRUs alone"
         return [], f"{name}: ONNX Runtime's CPU provider alone multiplies in int8, and {which}"
     if recurrence_of(layer.node, arguments(layer.node)[2]).has_projection:
         return [], "an LSTM with a projection: there is none in int8"
     if dtype_of(first_input(layer.node)) != torch.float32:
-        return [], "an LSTM that does not compute in fp32"
+        return [], f"{name} that does not compute in fp32"
+    gain = _LSTM_GAIN if layer.kind == "lstm" else _GRU_GAIN
+    if layer.kind == "gru" and (reason := too_small_gru(layer.node)):
+        return [], reason
     form = planned(layer, "w8a8-dynamic", "row", "tensor", bits=_multiplied_bits(options))
-    return [replace(form, gain=_LSTM_GAIN, gain_from="model")], ""
+    return [replace(form, gain=gain, gain_from="model")], ""
+
+
+def too_small_gru(node: Node) -> str:
+    """Why a GRU is not faster in int8 than in fp32; empty: it is."""
+    _, rows, units = shape_of(arguments(node)[1])
+    least, over = (rows, rows) if isinstance(rows, int) else (1, "any number of")
+    if units >= _GRU_UNITS or (units >= _GRU_UNITS_OF_ROWS and least >= _GRU_ROWS):
+        return ""
+    speed = next(speed for below, speed in _SMALL_GRUS if units < below)
+    return (
+        f"a GRU of {units} units over {over} rows: {speed} times as fast in int8 as in fp32; "
+        f"from {_GRU_UNITS} units on, or {_GRU_UNITS_OF_ROWS} with {_GRU_ROWS} rows, twice"
+    )
 
 
 def multiplies_convs(options: PlanOptions) -> bool:
@@ -161,8 +186,6 @@ def multiplies_convs(options: PlanOptions) -> bool:
 
 def unfit(layer: Layer) -> str:
     """Why a convolution has no form in integers; empty: it has."""
-    if layer.kind == "conv-transpose":
-        return "a transposed convolution: ONNX Runtime has none in int8"
     source, bias = first_input(layer.node), arguments(layer.node)[2:3]
     if dtype_of(source) != torch.float32:
         return "a convolution that does not compute in fp32"
@@ -170,6 +193,8 @@ def unfit(layer: Layer) -> str:
         return "a convolution of what has no batch: ONNX Runtime has none in int8"
     if bias and isinstance(bias[0], Node) and bias[0] not in layer.constants:
         return "a convolution whose bias is computed"
+    if layer.kind == "conv-transpose" and min(transposed_geometry_of(layer.node).padding) < 0:
+        return "a transposed convolution whose padding is wider than its kernel"
     return ""
 
 

@@ -37,6 +37,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     find_layers,
     products_as_linears,
     tail_of,
+    transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.architectures import architecture, require
@@ -161,20 +162,21 @@ def make_plan(
         f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
         for reason, count in declared.items()
     ]
-    # What who runs the engine should know of convolutions and LSTMs in int8.
+    # What who runs the engine should know of convolutions, LSTMs and GRUs in int8.
     counts = Counter(p.kind for p in plan.layers if p.choice.startswith("w8a8"))
     of_integers = []
-    if count := counts["conv"]:
+    if count := counts["conv"] + counts["conv-transpose"]:
         names = f": {', '.join(context.names)}" if context.names else ""
         of_integers.append(
             f"static scales of {count} convolution{'s' if count > 1 else ''} from"
             f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
         )
-    if count := counts["lstm"]:
-        of_integers.append(
-            f"{count} LSTM{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
-            " which change one another within that rounding"
-        )
+    of_integers += [
+        f"{count} {name}{'s' if count > 1 else ''} in int8: one scale for all rows of a batch,"
+        " which change one another within that rounding"
+        for count, name in ((counts["lstm"], "LSTM"), (counts["gru"], "GRU"))
+        if count
+    ]
     plan = replace(plan, notes=(*notes, *plan.notes, *of_integers))
     _require_some(layers, [p.reason for p in plan.layers if p.choice == "keep"], options)
     return plan
@@ -444,7 +446,11 @@ def _is_small_stem(layer: Layer, options: PlanOptions) -> bool:
         return False
     if not multiplies_convs(options):
         return True
-    return prod(layer.shape[1:]) < STEM and not feeds_convolution(tail_of(layer.node).node)
+    products = prod(layer.shape[1:])
+    if layer.kind == "conv-transpose":  # of each element that it gives
+        geometry = transposed_geometry_of(layer.node)
+        products = layer.shape[0] // geometry.groups * prod(geometry.taps)
+    return products < STEM and not feeds_convolution(tail_of(layer.node).node)
 
 
 def _reaches_output(node: Node) -> bool:
