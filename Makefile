@@ -119,8 +119,10 @@ lock: $(STAMP) ## resolve constraints.txt anew and write requirements.lock with 
 dist: $(STAMP) ## build the sdist and the wheel of HEAD, byte for byte the same each time, into dist/
 	$(BIN)/python release/dist.py
 
-sbom: $(STAMP) ## write the bill of the locked packages (CycloneDX), the same bytes each time, into dist/
-	$(BIN)/python release/sbom.py
+sbom: $(STAMP) ## write the bill of the installed packages (CycloneDX), the same bytes each time, into dist/
+	mkdir -p dist
+	$(BIN)/python -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible --spec-version 1.6 \
+	  -o dist/enginecast-$$($(BIN)/python -c "from importlib.metadata import version; print(version('enginecast'))").cdx.json $(BIN)/python
 
 audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; passes, and says so, where it is not reached
 	$(BIN)/python release/audit.py

@@ -90,7 +90,6 @@ RENAMED: Mapping[str, Renamed] = {
     "state": Renamed("stateful", only="inputs"),
     "task": Renamed("kv-cache", only="text-generation"),
     "opt-shape": Renamed("target-option", "opt-shape={}"),
-    "regional": Renamed("target-option", "regional={}", is_flag=True),
     **{
         f"trt-{key}": Renamed("target-option", f"{key}={{}}")
         for key in ("route", "workspace", "timing-cache", "hardware", "level")

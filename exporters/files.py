@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,34 +23,23 @@ def all_or_none(folder: Path, names: Iterable[str]) -> Iterator[None]:
         raise
 
 
-def copy_archive(
-    sources: Sequence[tuple[BinaryIO, Mapping[str, str]]], target: Path, *, without: tuple[str, ...]
-) -> None:
-    """Copy archives of torch's into one; the same records give the same bytes.
+def copy_archive(source: BinaryIO, target: Path, *, without: tuple[str, ...]) -> None:
+    """Copy an archive of torch's; the same records give the same bytes.
 
     Args:
-        sources: each with its folders that get another name: {"old/": "new/"}; of records of one
-            name the first is taken.
         without: endings of the names of records that hold paths of the machine that exported.
 
     Raises:
         OSError: the file cannot be written.
     """
-    written: set[str] = set()
     with target.open("wb") as file:
         kept = _KeptErrors(file)
         writer = torch._C.PyTorchFileWriter(cast(BinaryIO, kept))
-        for source, folders in sources:
-            reader = torch._C.PyTorchFileReader(source)
-            for name in reader.get_all_records():
-                if name.endswith(without) or name in _MADE_BY_WRITER:
-                    continue
-                old = next((folder for folder in folders if name.startswith(folder)), "")
-                new = folders.get(old, "") + name.removeprefix(old)
-                if new not in written:
-                    written.add(new)
-                    record = reader.get_record(name)
-                    writer.write_record(new, record, len(record))
+        reader = torch._C.PyTorchFileReader(source)
+        for name in reader.get_all_records():
+            if not name.endswith(without) and name not in _MADE_BY_WRITER:
+                record = reader.get_record(name)
+                writer.write_record(name, record, len(record))
         writer.write_end_of_file()
         if kept.error is not None:
             raise kept.error

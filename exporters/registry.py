@@ -22,7 +22,6 @@ DEFAULT: TargetName = "onnxruntime"
 """What an engine is made for when nobody says it."""
 OPTIONS = {
     "tensorrt": "enginecast.exporters.tensorrt.options:TensorRTOptions",
-    "aotinductor": "enginecast.exporters.aotinductor.options:AOTInductorOptions",
 }
 """The dataclasses of their own options, which are read without torch."""
 REGISTRY = Registry("target", "enginecast.targets", TARGETS, UsageError)

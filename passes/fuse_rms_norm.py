@@ -70,9 +70,7 @@ class FuseRmsNorm(GraphPass):
 
 
 def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
-    """The norm around a mean of squares, including the cast back and the weight product if nothing
-    else reads their inputs.
-    """
+    """The norm around a mean of squares, with cast and weight product that nothing else reads."""
     once = normalized.once("before the weight")
     low = op(Trait.CASTS)(once).named("low")
     low = low.where(

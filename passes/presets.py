@@ -46,9 +46,7 @@ class Quantized:
 
     @property
     def smooths(self) -> bool:
-        """Whether outlier channels matter: to integers that share a scale with them, and are
-        multiplied.
-        """
+        """Whether outlier channels matter: to integers that share a scale and are multiplied."""
         return self.format == "int8" and self.options.get("mode") != "storage"
 
     def passes(self, *, scales: str = "fp32", **more: Value | None) -> list[PassSpec]:

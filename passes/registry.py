@@ -84,9 +84,7 @@ def pass_class(name: str) -> type["Pass"]:
 
 
 def all_passes() -> tuple[dict[str, type["Pass"]], tuple[Broken, ...]]:
-    """Every pass by name, and the entry points of other packages that name no usable one; imports
-    them all.
-    """
+    """Every pass by name, and the entry points that name no usable one; imports them all."""
     from enginecast.passes.ir.base import Pass
 
     return REGISTRY.sorted_out(Pass)  # type: ignore[type-abstract]

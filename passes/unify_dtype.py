@@ -438,9 +438,7 @@ class _Retyper:
             output.args = (tuple(v if d is None else self.cast(v, d, output) for v, d in found),)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node) -> Node:
-        """The value of `source` in another dtype: one cast for each value and dtype, right behind
-        the value.
-        """
+        """The value in another dtype: one cast for each value and dtype, right behind the value."""
         if dtype_of(source) == dtype:
             return source
         if (source, dtype) in self.casts:

@@ -68,8 +68,9 @@ ONE = {
 }
 FLOORS = {"tanhshrink": 2e-11}
 """A rounding of an input of 1e-4, where `x - tanh(x)` is less than one."""
+UNSURE = ("erfinv", "lgamma", "digamma", "i0", "isinf", "erfc", "signbit")
 for name, operator in ONE.items():
-    to = CASES.either if name in ("erfinv", "lgamma", "digamma", "i0", "isinf") else right
+    to = CASES.either if name in UNSURE else right
     to(
         name,
         lambda self, x, operator=operator: operator(x),
@@ -104,7 +105,8 @@ TWO = {
     ),
 }
 for name, pair in TWO.items():
-    right(name, lambda self, x, y, pair=pair: pair(x, y), x=X, y=Y)
+    to = CASES.either if name in ("fmin", "copysign", "heaviside") else right
+    to(name, lambda self, x, y, pair=pair: pair(x, y), x=X, y=Y)
 
 right("floor by a tenth", lambda self, x: x // 0.1, x=X)
 right("remainder of a tenth", lambda self, x: x % 0.1, x=X)
@@ -119,7 +121,7 @@ right("log softmax", lambda self, x: x.log_softmax(-1), x=X)
 right("softmin", lambda self, x: F.softmin(x, -1), x=X)
 right("log of softmax", lambda self, x: (x.softmax(-1) + 1e-30).log(), x=X)
 right("logsumexp", lambda self, x: x.logsumexp(-1), x=X)
-right("logcumsumexp", lambda self, x: x.logcumsumexp(-1), x=X)
+CASES.either("logcumsumexp", lambda self, x: x.logcumsumexp(-1), x=X)
 right("logsumexp of two", lambda self, x: x.logsumexp((0, 1)), x=X)
 right(
     "cross entropy",
@@ -151,7 +153,7 @@ right("norm 0.5", lambda self, x: x.norm(p=0.5, dim=-1), x=X)
 right("sum of squares' root", lambda self, x: x.square().sum(-1).sqrt(), x=X)
 right("cumulative sum", lambda self, x: x.cumsum(-1), x=X)
 right("cumulative product", lambda self, x: x.cumprod(-1), x=X)
-right("cumulative maximum", lambda self, x: x.cummax(-1), x=X)
+CASES.either("cumulative maximum", lambda self, x: x.cummax(-1), x=X)
 right("product", lambda self, x: x.prod(-1), x=X)
 right("median", lambda self, x: x.median(-1).values, x=X)
 right("argmax of ties", lambda self, x: x.round().argmax(-1), x=X)
@@ -165,7 +167,7 @@ right(
     lambda self, x: torch.sort(x.round(), dim=-1, descending=True, stable=True)[1],
     x=X,
 )
-right("kth value", lambda self, x: x.kthvalue(2, -1).values, x=X)
+CASES.either("kth value", lambda self, x: x.kthvalue(2, -1).values, x=X)
 right(
     "searchsorted", lambda self, x: torch.searchsorted(torch.tensor([-1.0, 0.0, 0.0, 1.0]), x), x=X
 )

@@ -158,7 +158,7 @@ OF_PICTURES: dict[str, Callable[[Tensor], Any]] = {
     "neighbors": lambda x: F.local_response_norm(x, 2),
 }
 for name, forward in OF_PICTURES.items():
-    add = either if name in ("nearest exact, 1.7", "adaptive") else right
+    add = either if name in ("nearest exact, 1.7", "adaptive", "average, divisor") else right
     add(name, lambda self, x, forward=forward: forward(x), x=P, dynamic=SIDES)
 
 OF_TOKENS: dict[str, Callable[[Tensor], Any]] = {

@@ -305,7 +305,7 @@ right(
 )
 right("add to a slice", lambda self, x: (y := x.clone(), y[:, 1:].add_(x[:, :-1]), y)[-1], x=X)
 right("overlapping copy", lambda self, x: (y := x.clone(), y[:, 1:].copy_(x[:, :-1]), y)[-1], x=X)
-right(
+either(
     "fill diagonal",
     lambda self, x: (y := x[:, :, :5].clone(), [y[b].fill_diagonal_(0.0) for b in range(2)], y)[-1],
     x=X,

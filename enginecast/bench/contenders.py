@@ -77,9 +77,7 @@ def of_engine(engine: Engine, feeds: Feeds) -> Contender:
 def eager_module(
     source: "Source", wanted: "Wanted", inputs: Sequence[str], *, device: str, dtype: "torch.dtype"
 ) -> "nn.Module":
-    """The model as a user gets it, which takes inputs by name and gives the outputs that the engine
-    gives.
-    """
+    """The model as a user gets it, with inputs by name and the outputs of the engine."""
     from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.sources.weights.widened import widen
 

@@ -221,9 +221,7 @@ def find_problems(
 
 
 def outdated() -> MissingError | None:
-    """What to raise where an installed library is older than what this package needs; None: none
-    is.
-    """
+    """What to raise where an installed library is too old for this package; None: none is."""
     old = [one for one in _packages() if one.version is not None and not one.fits]
     if not old:
         return None

@@ -9,9 +9,7 @@ from enginecast.ops.traits import Trait, operator
 
 
 def _heads_first(x: Tensor, heads: int) -> Tensor:
-    """[batch, tokens, heads * size] -> [batch, heads, tokens, size]; 4-D input is heads first
-    already.
-    """
+    """[batch, tokens, heads * size] -> [batch, heads, tokens, size]; 4-D input is so already."""
     if x.dim() == 4:
         return x
     split: Tensor = x.unflatten(-1, (heads, x.shape[-1] // heads))

@@ -21,7 +21,6 @@ from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.files import copy_archive, quiet
 from enginecast.library_names import private
 from enginecast.passes.precision.cast_borders import rounds_as_source
-from enginecast.runtime.sessions.aotinductor import ALONE
 
 _THREADS = 16
 """For which loops are split; how many there are is found out when the code runs."""
@@ -40,20 +39,17 @@ _SETTINGS_OF: dict[str, dict[str, Any]] = {
     "cuda": {"max_autotune": True, "coordinate_descent_tuning": True},
 }
 _LOGGERS = ("torch._inductor", "torch._dynamo", "torch.fx", "torch.export", "torch._functorch")
-_FOLDER = "data/aotinductor/"
-"""Where a package has its programs, each in a folder of its name."""
 _OWN_LINE = re.compile(r"\berror: (?P<text>.+)")
 
 
 def compile_package(
-    programs: Mapping[str, ExportedProgram], path: Path, *, device: str, metadata: Mapping[str, str]
+    program: ExportedProgram, path: Path, *, device: str, metadata: Mapping[str, str]
 ) -> None:
-    """Compile programs and write them into one package, without weights and sources.
+    """Compile a program and write it into a package, without weights and sources.
 
     Args:
-        programs: by the names that the package has for them; flat inputs and outputs; on `device`.
-            Values of large weights are not looked at.
-        metadata: kept with each of them.
+        program: with flat inputs and outputs, on `device`.  Values of large weights are not looked
+            at.
 
     Raises:
         MissingError: there is no C++ compiler, or no Triton for a GPU.
@@ -69,32 +65,26 @@ def compile_package(
     with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
         settings = {
             **_known({**_SETTINGS, **_SETTINGS_OF[device]}),
-            # It pays when it is used again.
-            "aot_inductor.precompile_headers": len(programs) > 1,
+            "aot_inductor.precompile_headers": False,  # which pay when they are used again
             "aot_inductor.metadata": dict(metadata),
             # Without it, fp32 that is rounded to 16 bits and read as fp32 is not rounded.
-            **_known({"emulate_precision_casts": any(map(rounds_as_source, programs.values()))}),
+            **_known({"emulate_precision_casts": rounds_as_source(program)}),
             "cpp.cxx": (None, str(_wrap(compiler, Path(scratch)))),
         }
-        made = {
-            name: io.BytesIO() for name in programs
-        }  # on a full disk its writer ends the process
+        made = io.BytesIO()  # on a full disk its writer ends the process
         try:
             with _quiet(), fresh_cache(dir=scratch), _own_headers(scratch), torch.no_grad():
-                for name, program in programs.items():
-                    _inductor("aoti_compile_and_package")(
-                        program, package_path=made[name], inductor_configs=dict(settings)
-                    )
+                _inductor("aoti_compile_and_package")(
+                    program, package_path=made, inductor_configs=settings
+                )
         except Exception as error:  # Inductor raises what its many parts raise
             raise LoweringError(
                 f"Inductor cannot compile this program: {_first_line(error)}",
                 hint="Use --target onnxruntime, or take the op out with a pass.",
             ) from error
         # Sources hold the command lines of the compiler, and with them paths of this machine.
-        sources = [(made[name], {f"{_FOLDER}{ALONE}/": f"{_FOLDER}{name}/"}) for name in programs]
-        for source, _ in sources:
-            source.seek(0)
-        copy_archive(sources, path, without=(".cpp", ".h"))
+        made.seek(0)
+        copy_archive(made, path, without=(".cpp", ".h"))
 
 
 def find_compiler() -> str:

@@ -7,8 +7,8 @@ whose values Inductor writes into the code.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,17 +17,16 @@ from torch.export.passes import move_to_device_pass
 
 from enginecast.errors import MissingError
 from enginecast.exporters.aotinductor.inductor import compile_package, vector_isa
-from enginecast.exporters.aotinductor.regional import Split, split
 from enginecast.exporters.files import all_or_none
 from enginecast.exporters.program import op_counts
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes, write_weights
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.deferred_weights import DeferredWeight, deferred_weights
-from enginecast.passes.ir.edit import dtype_of, input_names, structural_copy, weight_specs
+from enginecast.passes.ir.edit import dtype_of, input_names, structural_copy
 from enginecast.runtime.device.fitness import requirements
 from enginecast.runtime.device.gpu import arch_of
-from enginecast.runtime.sessions.aotinductor import ALONE, NAMES
+from enginecast.runtime.sessions.aotinductor import NAMES
 
 PACKAGE_FILE = "engine.pt2"
 INLINED = 4096
@@ -36,9 +35,7 @@ to 8 elements into the code (torch/_inductor/graph.py: `can_inline_constant`).""
 
 
 def lowering(device: str) -> str:
-    """The passes that bring a program into the form that `lower_to_aotinductor` compiles, as a
-    spec.
-    """
+    """The passes that make the form that `lower_to_aotinductor` compiles, as a spec."""
     return (
         "drop-assertions,decompose-fused,lift-weights,hoist-weights,"
         f"decompose-quantized{{device={device}}},flatten-calls"
@@ -64,19 +61,15 @@ def lower_to_aotinductor(request: LoweringRequest) -> Artifact:
     weights = deferred_weights(program)
     check_dtypes(weights.values())
     ops = op_counts(program)
-    placed = _on_device(program, weights, device)
-    pieces: Mapping[str, ExportedProgram] = {ALONE: placed}
-    found = split(placed) if request.options and request.options.regional else None
-    if isinstance(found, Split):
-        pieces = found.pieces
-    elif found is not None:
-        request.say(f"--target-option regional=true: the program is compiled as one: {found}")
-        found = None
-    names = names_of(program, request.outputs, weights, found)
+    names = {
+        "inputs": input_names(program),
+        "outputs": [*request.outputs],
+        "weights": {target: weight.name for target, weight in weights.items()},
+    }
     files = (PACKAGE_FILE, *((WEIGHTS_FILE,) if weights else ()))
     with all_or_none(request.folder, files):
         compile_package(
-            pieces,
+            _on_device(program, weights, device),
             request.folder / PACKAGE_FILE,
             device=device,
             metadata={NAMES: json.dumps(names)},
@@ -90,31 +83,7 @@ def lower_to_aotinductor(request: LoweringRequest) -> Artifact:
         minimum_runtime=f"torch=={needs['torch']}.*",
         quantized=_quantized(program),
         requires=needs,
-        record={"regions": found.counts} if found else {},
     )
-
-
-def names_of(
-    program: ExportedProgram,
-    outputs: Sequence[str],
-    weights: Mapping[str, DeferredWeight],
-    found: Split | None,
-) -> dict[str, Any]:
-    """What a package says of its inputs, outputs and weights, and how its pieces make up the whole;
-    see `NAMES`.
-    """
-    names = {"inputs": input_names(program), "outputs": [*outputs]}
-    if found is None:
-        return {**names, "weights": {target: weight.name for target, weight in weights.items()}}
-    results: Any = program.graph.output_node().args[0]
-    return {
-        **names,
-        "weights": {
-            name: weights[str(spec.target)].name for name, spec in weight_specs(program).items()
-        },
-        "calls": [[call.piece, call.takes, call.gives] for call in found.calls],
-        "results": [node.name for node in results],
-    }
 
 
 def _quantized(program: ExportedProgram) -> Literal["", "fp8", "int8"]:

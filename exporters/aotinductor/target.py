@@ -3,7 +3,6 @@
 from typing import Any
 
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
-from enginecast.exporters.aotinductor.options import AOTInductorOptions
 from enginecast.exporters.target import Artifact, LoweringRequest, Target, require_gpu_of_torch
 
 
@@ -12,7 +11,6 @@ class AOTInductor(Target):
 
     name = "aotinductor"
     arithmetic = "inductor"
-    options = AOTInductorOptions
     products = "aotinductor"
     # Ops of ours are opaque to Inductor, which makes one kernel of a sum and its norm itself.
     fusions = "fuse-gelu,fuse-rms-norm,fuse-attention{to=sdpa}"

@@ -95,9 +95,7 @@ class _AsItIs(ExportedProgram):
     def run_decompositions(
         self, decomp_table: Mapping[Any, Any] | None = None, **options: Any
     ) -> ExportedProgram:
-        """The program itself, its ops decomposed where each can be on its own; else what torch
-        makes of it.
-        """
+        """The program, each op decomposed that can be alone; else what torch makes of it."""
         if decomp_table is None or not decompose(self, decomp_table):
             traced: ExportedProgram = super().run_decompositions(decomp_table, **options)
             return traced

@@ -16,9 +16,7 @@ LINE = "enginecast.line"
 
 
 def plain_metadata(model: ir.Model) -> None:
-    """Keep where a node comes from; drop stack traces, which hold paths of the machine that
-    exported.
-    """
+    """Keep where a node comes from; drop stack traces, which hold paths of this machine."""
     model.producer_name, model.producer_version = "enginecast", __version__
     model.graph.doc_string = None
     model.metadata_props.clear()

@@ -79,9 +79,7 @@ def default_folder() -> Path:
 
 
 def attach_cache(config: Any, path: Path, say: Say) -> None:
-    """Give a builder's config what was measured before; one that is damaged is reported and begun
-    anew.
-    """
+    """Give a builder's config what was measured before; damage is reported and begun anew."""
     data = _read_cache(path, say)
     for content in (data, b""):
         cache = config.create_timing_cache(content)

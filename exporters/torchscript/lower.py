@@ -31,7 +31,7 @@ def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
         message = f"TorchScript cannot store the model: {first_line(error)}"
         raise LoweringError(message) from error
     content.seek(0)
-    copy_archive([(content, {})], path, without=(".debug_pkl",))  # which is for messages only
+    copy_archive(content, path, without=(".debug_pkl",))  # which is for messages only
     version = ".".join(torch.__version__.split(".")[:2])
     return Artifact((ENGINE_FILE,), graph_ops(module), f"torch>={version}")
 

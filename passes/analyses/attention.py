@@ -107,9 +107,7 @@ def untransposed(key: Node, before: Node) -> Node:
 
 
 def swaps_heads_and_tokens(node: Node) -> bool:
-    """Whether a node transposes [batch, tokens, heads, size] to [batch, heads, tokens, size], or
-    back.
-    """
+    """Whether it swaps tokens and heads of [batch, tokens, heads, size], either way."""
     return _order(node) == [0, 2, 1, 3]
 
 

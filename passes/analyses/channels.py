@@ -95,9 +95,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a value: the weights in which its channels can be scaled, and the values in
-    between.
-    """
+    """Where a value comes from: the weights that can scale its channels, and what is between."""
 
     fold: Fold
     layout: Layout

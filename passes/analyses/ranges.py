@@ -47,9 +47,7 @@ def largest_size(size: Any) -> float:
 
 
 def always(node: Node) -> bool | None:
-    """True or False when a boolean node has that value in every element, for every input; None when
-    it depends.
-    """
+    """What a boolean node is in every element, for every input; None when it depends."""
     if is_call(node, aten.ge.Scalar):
         bounds, threshold = interval(node.args[0]), node.args[1]
         if bounds is not None and isinstance(threshold, int):

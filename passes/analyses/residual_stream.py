@@ -104,9 +104,7 @@ def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple
 
 
 def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
-    """The weight expressions through which the result of `node` can be scaled; empty if there are
-    none.
-    """
+    """The weight expressions that can scale the result of `node`; empty if there are none."""
     args = arguments(node)
     if is_call(node, aten.mul.Tensor):
         weighted = tuple(a for a in args[:2] if a in weights)

@@ -62,9 +62,7 @@ def loosen_views(node: Node) -> None:
 
 
 def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
-    """The downstream nodes that changed strides reach, each with its new value; None if its bits
-    may depend on them.
-    """
+    """The nodes that changed strides reach, with their new values; None if bits may depend."""
     if _same_strides(value(node), other):
         return
     changed, seen, waiting = {node: other}, {node}, list(node.users)

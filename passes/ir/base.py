@@ -155,9 +155,7 @@ class CapturePass(Pass):
 
 
 class GraphPass(Pass):
-    """A pass that works on one graph at a time: it runs on the program's graph and on every
-    subgraph.
-    """
+    """A pass that runs on one graph at a time: the program's, and every subgraph."""
 
     @abstractmethod
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:

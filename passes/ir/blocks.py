@@ -94,9 +94,7 @@ def blocks(node: Node) -> tuple[Block, ...]:
 
 
 def operands(node: Node) -> tuple[Any, ...]:
-    """The values for the placeholders of a node's blocks, in order; for a scan's `xs`, a slice of
-    each.
-    """
+    """The values for the placeholders of a node's blocks; for a scan's `xs`, a slice of each."""
     return tuple(value for group in operand_groups(node) for value in group)
 
 

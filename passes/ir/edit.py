@@ -181,9 +181,7 @@ def take_place(node: Node, like: Node) -> None:
 
 
 def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) -> Any:
-    """Compute a node's fake value from the fake values of its arguments, or from those of `known`
-    instead.
-    """
+    """A node's fake value, from those of its arguments, or from those of `known` instead."""
     args, kwargs = torch.fx.map_arg(
         (node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"]
     )
@@ -288,9 +286,7 @@ def free_names(program: ProgramView, name: str) -> Iterator[str]:
 
 
 def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:
-    """Move a weight expression before `anchor`; it depends only on placeholders, so any place is
-    valid.
-    """
+    """Move a weight expression before `anchor`; it depends on placeholders alone."""
     if node.op == "placeholder" or node not in weights or node < anchor:
         return
     for source in node.all_input_nodes:

@@ -49,9 +49,7 @@ def behind_casts(node: Node) -> Node:
 
 
 def scalar_operand(node: Node, target: Callable[..., Any]) -> tuple[Node, float] | None:
-    """Split `op(x, 3.0)`, `op(3.0, x)` or `op(x, tensor_constant)` into x and the number; None
-    without a number.
-    """
+    """Split `op(x, 3.0)`, `op(3.0, x)` or `op(x, constant)` into x and the number, if any."""
     if not is_call(node, target) or len(node.args) < 2 or node.kwargs:  # add has a factor alpha
         return None
     for left, right in (node.args[:2], node.args[1::-1]):

@@ -143,9 +143,7 @@ def _checked(program: ExportedProgram) -> Iterator[None]:
 
 
 def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
-    """The version counter of a tensor, which writes through `.data` bypass, and a sample of its
-    bytes.
-    """
+    """A tensor's version, which writes through `.data` bypass, and a sample of its bytes."""
     version = 0 if tensor.is_inference() else tensor._version
     is_plain = tensor.layout is torch.strided and not tensor.is_quantized
     if is_fake(tensor) or not is_plain or not tensor.numel():

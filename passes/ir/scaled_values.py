@@ -16,9 +16,7 @@ channel."""
 
 
 def scale_of(node: Node) -> Exponents:
-    """The exponents e of a value that is 2^e times the captured program's; 0 if inherited exponents
-    do not fit its shape.
-    """
+    """The e of a value that is 2^e times the captured one; 0 if none that fits is inherited."""
     exponents: Exponents = node.meta.get(SCALE, 0)
     if isinstance(exponents, int):
         return exponents

@@ -52,9 +52,7 @@ def _decides_sizes(node: Node) -> bool:
 
 
 def _frozen(argument: Any) -> Any:
-    """A hashable form; numbers carry their type, because 1, 1.0 and True are equal but not the same
-    argument.
-    """
+    """A hashable form; numbers carry their type: 1, 1.0 and True are equal, and differ."""
     if isinstance(argument, list | tuple):
         return (type(argument).__name__, *map(_frozen, argument))
     if isinstance(argument, dict):

@@ -131,9 +131,7 @@ class Weights:
 def quantize_weight(
     program: ExportedProgram, weights: Weights, layer: Layer, plan: LayerPlan
 ) -> None:
-    """Let a linear, convolution or embedding read a stored weight; a linear of blocks may round its
-    input, too.
-    """
+    """Let a layer read a stored weight; a linear of blocks may round its input, too."""
     node, dtype = layer.node, dtype_of(layer.weight)
     values, scale = weights.of(layer, plan)
     with program.graph.inserting_before(node):

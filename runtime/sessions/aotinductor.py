@@ -22,11 +22,7 @@ from enginecast.runtime.sessions.torch_session import (
 )
 
 NAMES = "enginecast"
-"""Key of the package's metadata: JSON with the names of inputs, outputs and weights.  Of a program
-in pieces also `calls` (a piece, the values that it takes, those that it gives) and `results`, the
-values that are the outputs."""
-ALONE = "model"
-"""How a package calls its program, where that is one."""
+"""Key of the package's metadata: JSON with the names of inputs, outputs and weights."""
 
 
 class AOTInductorSession(TorchSession):
@@ -64,23 +60,20 @@ class AOTInductorSession(TorchSession):
         alone = device == "cuda"  # without locks of its own, which no CUDA graph can hold: ours do
         try:
             content = load_pt2(str(bundle.folder / record.file), run_single_threaded=alone)
-            pieces: Mapping[str, Any] = content.aoti_runners
+            model = content.aoti_runners.get("model")
         except Exception as error:  # torch raises RuntimeError, and others for no archive
             message = f"{record.file}: torch refuses the package: {first_line(error)}"
             raise BundleError(message) from error
-        names = _names(pieces, bundle, record)
-        regional = "calls" in names
-        wanted = names["weights"] if regional else pieces[ALONE].get_constant_fqns()
-        weights = _weights(bundle, record, names["weights"], wanted, device)
-        call: Run
-        if regional:
-            call = Pieces(pieces, weights, names, device)
-        else:
-            if weights:
-                pieces[ALONE].load_constants(weights, check_full_update=True, user_managed=True)
-            call = _whole(pieces[ALONE])
+        names = _names(model, bundle, record)
+        weights = _weights(bundle, record, names["weights"], model.get_constant_fqns(), device)
+        if weights:
+            model.load_constants(weights, check_full_update=True, user_managed=True)
+
+        def call(tensors: Sequence[Any]) -> list[Any]:
+            return list(model.loader.boxed_run(list(tensors)))
+
         if device == "cuda" and cuda_graphs:
-            call = GraphCache(call, recorder(torch))
+            return cls(GraphCache(call, recorder(torch)), weights, names, provider, threads)
         return cls(call, weights, names, provider, threads)
 
     @property
@@ -94,46 +87,17 @@ class AOTInductorSession(TorchSession):
         return [value.clone() if value.data_ptr() in self._stored else value for value in found]
 
 
-def _whole(model: Any) -> Run:
-    return lambda tensors: model.loader.boxed_run(list(tensors))
-
-
-class Pieces:
-    """The pieces of an engine, run in turn; weights are inputs of theirs."""
-
-    def __init__(
-        self, pieces: Mapping[str, Any], weights: Mapping[str, Any], names: Any, device: str
-    ) -> None:
-        self._inputs, self._results, self._weights = names["inputs"], names["results"], weights
-        self._aligned = device == "cuda"
-        last = {name: number for number, call in enumerate(names["calls"]) for name in call[1]}
-        self._calls = []
-        for number, (piece, takes, gives) in enumerate(names["calls"]):
-            ends = [n for n in takes if last[n] == number and n not in self._results]
-            self._calls.append((pieces[piece].loader, takes, gives, ends))
-
-    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        values = {**self._weights, **dict(zip(self._inputs, tensors, strict=True))}
-        for loader, takes, gives, ends in self._calls:
-            given = [self._as_compiled(values[name]) for name in takes]
-            for name in ends:  # memory for what is computed next
-                values.pop(name, None)
-            values.update(zip(gives, loader.boxed_run(given), strict=True))
-        return [values[name] for name in self._results]
-
-    def _as_compiled(self, tensor: Any) -> Any:
-        """Contiguous, and for a GPU at a multiple of 16 bytes: what a piece gives may be a view."""
-        tensor = tensor.contiguous()
-        return tensor.clone() if self._aligned and tensor.data_ptr() % 16 else tensor
-
-
-def _names(pieces: Mapping[str, Any], bundle: Bundle, record: EngineRecord) -> Any:
+def _names(model: Any, bundle: Bundle, record: EngineRecord) -> Any:
     """What the package says of its inputs, outputs and weights; must be what the manifest says."""
+    if record.regions:
+        raise BundleError(
+            f"{record.file}: the package is in pieces (--regional), which nothing runs any more",
+            hint="Export the model again.",
+        )
     try:
-        first = next(iter(pieces.values()))  # all say the same
-        names = json.loads(first.get_metadata()[NAMES])
+        names = json.loads(model.get_metadata()[NAMES])
         given = {"inputs": sorted(names["inputs"]), "outputs": sorted(names["outputs"])}
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BundleError(
             f"{record.file}: the package does not name its inputs and outputs",
             hint="Export the model again.",

@@ -121,9 +121,7 @@ class Session(ABC):
 
     @classmethod
     def misfit(cls, record: EngineRecord) -> str:
-        """Why this machine would compute an engine wrong, as far as its record tells; empty: it
-        does not.
-        """
+        """Why this machine would compute an engine wrong, by its record; empty: it does not."""
         return ""
 
     @property

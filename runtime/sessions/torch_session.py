@@ -102,9 +102,7 @@ def require_torch(record: EngineRecord, kind: str) -> Any:
 
 
 def require_device(torch: Any, record: EngineRecord, provider: str, why: str) -> None:
-    """Refuse a device that is not here, or that the engine was not made for; `why` is what binds
-    it.
-    """
+    """Refuse a device that is not here, or not the engine's; `why` is what binds it."""
     if provider == "torch-cuda":
         require_cuda(torch)
     if record.providers and provider not in record.providers:

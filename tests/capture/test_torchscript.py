@@ -266,7 +266,7 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(size: int) -> No
         torch.jit.save(torch.jit.script(nn.Linear(size, 10)), content)
     content.seek(0)
     with pytest.raises(OSError, match="No space left"):
-        copy_archive([(content, {})], Path("/dev/full"), without=())
+        copy_archive(content, Path("/dev/full"), without=())
 
 
 @pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])

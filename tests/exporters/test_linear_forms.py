@@ -13,7 +13,7 @@ from programs import captured
 from torch import Tensor, linalg, nn
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.onnx.ops.linalg import _cholesky, _inverse, _solve, _solve_triangular
+from enginecast.exporters.onnx.ops.linalg import _cholesky, _inverse, _solve
 
 SIZE = 3
 OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -23,10 +23,6 @@ OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "solve-broadcast": lambda a, b: linalg.solve(a, b[0]),
     "solve-right": lambda a, b: linalg.solve(a, b.mT, left=False),
     "cholesky": lambda a, b: linalg.cholesky(a @ a.mT + torch.eye(SIZE, dtype=a.dtype)),
-    "triangular": lambda a, b: linalg.solve_triangular(a, b, upper=True),
-    "triangular-right": lambda a, b: linalg.solve_triangular(
-        a, b.mT, upper=False, left=False, unitriangular=True
-    ),
     "power-0": lambda a, b: linalg.matrix_power(a, 0),
     "power-3": lambda a, b: linalg.matrix_power(a, 3),
     "vander": lambda a, b: linalg.vander(a[..., 0], N=7),
@@ -154,21 +150,10 @@ def test_what_another_rounding_would_change_is_refused(
 def test_forms_are_those_of_torch_for_other_sizes(batch: tuple[int, ...], size: int) -> None:
     torch.manual_seed(size)
     a = torch.randn(*batch, size, size, dtype=torch.float64)
-    b = torch.randn(*batch, size, 4, dtype=torch.float64)
     calls: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = [
         (_inverse, linalg.inv, (a,), {}),
         (_solve, linalg.solve, (a, torch.ones(size, 2).double()), {}),
         (_cholesky, linalg.cholesky, (a @ a.mT + torch.eye(size),), {"upper": True}),
-    ]
-    calls += [
-        (
-            _solve_triangular,
-            linalg.solve_triangular,
-            (a, b),
-            {"upper": upper, "unitriangular": unit},
-        )
-        for upper in (True, False)
-        for unit in (True, False)
     ]
     for form, eager, args, options in calls:
         torch.testing.assert_close(

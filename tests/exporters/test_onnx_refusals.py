@@ -126,11 +126,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
         WHOLE,
         "ONNX Runtime has no Einsum of such integers",
     ),
-    "aten.heaviside.default": (
-        lambda x: torch.heaviside(x > 0, x > 1),
-        X,
-        "ONNX Runtime has no Where of booleans",
-    ),
+    "aten.cummax.default": (lambda x: torch.cummax(x, 0)[0], X, "it keeps no running extremes"),
+    "aten.erfc.default": (torch.erfc, X, "the plain formula loses digits"),
 }
 
 

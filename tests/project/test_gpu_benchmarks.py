@@ -229,12 +229,12 @@ def test_the_plan_becomes_scaled_products(
     bench = peers.Bench(case, model, "cpu", torch.bfloat16, lambda: program)
     run_pipeline(build(ours._fp8_pipeline(bench)), program, PassContext())
     run_pipeline(build(aotinductor.lowering("cpu")), program, PassContext())
-    given: list[dict[str, ExportedProgram]] = []
+    given: list[ExportedProgram] = []
     monkeypatch.setattr(aotinductor, "compile_package", lambda found, *_, **__: given.append(found))
     lowered = aotinductor.lower_to_aotinductor(LoweringRequest(program, tmp_path, ["hidden"]))
     assert lowered.ops["aten::_scaled_mm"] == 7 * 2
     assert "aten::linear" not in lowered.ops
-    [[whole]] = [pieces.values() for pieces in given]
+    [whole] = given
     products = whole.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
     scales = [product.args[3].meta["val"] for product in products]
     assert all(scale.is_contiguous() and scale.shape[0] == 1 for scale in scales)

@@ -1,9 +1,8 @@
-"""The bill of materials and the audit of the locked packages."""
+"""The audit of the locked packages."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -118,64 +117,3 @@ def test_a_database_that_never_answers_was_not_reached(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         code, text = audit(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}/v1/query")
     assert (code, "was not reached (timed out)" in text) == (0, True), text
-
-
-def sbom(out: Path, *options: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "release" / "sbom.py", "--out", out, *options]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
-
-
-@pytest.mark.slow
-def test_the_bill_is_reproducible_valid_and_whole(tmp_path: Path) -> None:
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    first, second = tmp_path / "a.json", tmp_path / "b.json"
-    for out, seed, zone in ((first, "0", "UTC"), (second, "1", "Asia/Tokyo")):
-        run = sbom(out, PYTHONHASHSEED=seed, TZ=zone)
-        assert run.returncode == 0, run.stderr
-    assert first.read_bytes() == second.read_bytes()
-
-    bill = json.loads(first.read_bytes())
-    validator = JsonStrictValidator(SchemaVersion.V1_6)
-    assert validator.validate_str(first.read_text("utf-8")) is None
-    assert validator.validate_str(json.dumps(bill | {"components": [{"name": "x"}]})) is not None
-
-    text = (ROOT / "requirements.lock").read_text("utf-8")
-    components = {component["name"].lower(): component for component in bill["components"]}
-    assert len(components) == text.count("\n    # via") > 100
-    digests = sum(
-        len(reference.get("hashes", []))
-        for component in bill["components"]
-        for reference in component["externalReferences"]
-    )
-    assert digests == text.count("--hash=sha256:")
-    scopes = {name: component["scope"] for name, component in components.items()}
-    assert [scopes[name] for name in ("onnxruntime", "numpy", "protobuf")] == ["required"] * 3
-    assert [scopes[name] for name in ("torch", "pytest", "model-signing")] == ["optional"] * 3
-    references = {component["bom-ref"] for component in bill["components"]}
-    edges = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
-    assert set(edges) - references == {"root-component"}
-    assert all(set(needs) <= references for needs in edges.values())
-    assert {need.split("==")[0] for need in edges[_reference(edges, "sympy")]} == {"mpmath"}
-    assert str(ROOT) not in first.read_text("utf-8")
-
-
-@pytest.mark.slow
-def test_another_environment_than_the_locked_one_is_refused(tmp_path: Path) -> None:
-    lock = tmp_path / "requirements.lock"
-    lock.write_text(LOCK.format("0" * 64).replace("2.4.6", "2.4.5"), "utf-8")
-    run = sbom(tmp_path / "a.json", "--lock", lock)
-    assert run.returncode == 1
-    assert "numpy is 2.4.6, expected 2.4.5" in run.stderr
-    lock.write_text(LOCK.format("0" * 64), "utf-8")
-    run = sbom(tmp_path / "a.json", "--lock", lock)
-    assert run.returncode == 1
-    assert "lacks what is needed here" in run.stderr
-    assert "torch" in run.stderr
-    assert not (tmp_path / "a.json").exists()
-
-
-def _reference(edges: dict[str, Any], name: str) -> str:
-    (found,) = (reference for reference in edges if reference.startswith(f"{name}=="))
-    return found

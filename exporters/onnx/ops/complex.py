@@ -43,15 +43,6 @@ def _has_complex_number(node: Node) -> bool:
     return any(isinstance(one, complex) for one in (*node.args, *node.kwargs.values()))
 
 
-_MOST_POWER = 8
-
-
-def _is_power(node: Node) -> bool:
-    """Whether a number is taken to a small whole power."""
-    exponent: Any = node.args[1]
-    return exponent in range(_MOST_POWER + 1) and _reads_complex(node)
-
-
 def _parts(x: Any) -> tuple[Tensor, ...]:
     """The real part, and the imaginary one of what has some."""
     return torch.view_as_real(x).unbind(-1) if x.is_complex() else (x,)
@@ -198,48 +189,6 @@ def _conj(x: Tensor) -> Tensor:
     return _joined(real, -imaginary)
 
 
-@torch_form(aten.pow.Tensor_Scalar, when=_is_power, step="complex")
-def _pow(x: Tensor, exponent: float) -> Tensor:
-    """By squares."""
-    exponent = int(exponent)
-    result = None
-    while exponent:
-        if exponent & 1:
-            result = x if result is None else _mul(result, x)
-        exponent >>= 1
-        x = _mul(x, x) if exponent else x
-    if result is None:
-        real, imaginary = _parts(x)
-        return _joined(torch.ones_like(real), torch.zeros_like(imaginary))
-    return result
-
-
-@_complex(aten.square.default)
-def _square(x: Tensor) -> Tensor:
-    return _mul(x, x)
-
-
-@_complex(aten.div.Tensor)
-def _div(x: Any, y: Any) -> Tensor:
-    """As torch divides, by the larger part first: squares would leave the range."""
-    like = x if isinstance(x, Tensor) and x.is_complex() else y
-    (a, b), (c, d) = _both(x, like), _both(y, like)
-    is_wide = c.abs() >= d.abs()
-    large, small = torch.where(is_wide, c, d), torch.where(is_wide, d, c)
-    ratio = small / large
-    scale = torch.reciprocal(large + small * ratio)
-    real = torch.where(is_wide, a + b * ratio, a * ratio + b) * scale
-    imaginary = torch.where(is_wide, b - a * ratio, b * ratio - a) * scale
-    is_zero = (c == 0) & (d == 0)
-    real = torch.where(is_zero, a / c.abs(), real)
-    return _joined(real, torch.where(is_zero, b / d.abs(), imaginary))
-
-
-@_complex(aten.reciprocal.default)
-def _reciprocal(x: Tensor) -> Tensor:
-    return _div(1, x)
-
-
 @_complex(*(aten.to.dtype, aten.to.dtype_layout, aten.to.device), aten._to_copy.default)
 def _as_real(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A conversion to what has no imaginary part drops it."""
@@ -249,14 +198,6 @@ def _as_real(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return real.to(wanted)
     dtype = torch.float64 if wanted == torch.complex128 else torch.float32
     return _joined(real.to(dtype), imaginary.to(dtype))
-
-
-@_complex(aten.sgn.default)
-def _sgn(x: Tensor) -> Tensor:
-    real, imaginary = _parts(x)
-    size = torch.hypot(real, imaginary)
-    by = torch.where(size == 0, 1.0, size)
-    return _joined(real / by, imaginary / by)
 
 
 @_complex(aten.angle.default)

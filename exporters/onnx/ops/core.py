@@ -237,6 +237,10 @@ def _quotient_in_fp32(program: ProgramView, node: Node) -> Node:
 
 
 refuse(*(aten.gcd.default, aten.lcm.default), reason="it has no divisors of integers")
+refuse(
+    *(aten.fmax.default, aten.fmin.default, aten.heaviside.default),
+    reason="it has no such choice of numbers",
+)
 
 # Bits
 
@@ -355,23 +359,6 @@ def _minimum(x: Any, y: Any) -> Any:
     return _choose(x, y, largest=False)
 
 
-@form(aten.fmax.default)
-def _fmax(x: Any, y: Any) -> Any:
-    return _besides_nan(x, y, largest=True)
-
-
-@form(aten.fmin.default)
-def _fmin(x: Any, y: Any) -> Any:
-    return _besides_nan(x, y, largest=False)
-
-
-def _besides_nan(x: Any, y: Any, *, largest: bool) -> Any:
-    found = _choose(x, y, largest=largest)
-    if x.dtype not in REALS:
-        return found
-    return op.Where(op.IsNaN(x), y, op.Where(op.IsNaN(y), x, found))
-
-
 @form(aten.clamp.default, aten.clamp.Tensor)
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     for bound in (min, max):
@@ -441,19 +428,6 @@ def _sign(x: Any) -> Any:
     wide, zero = compared(x), like(compared(x), 0)
     sides = [op.Cast(side(wide, zero), to=int(INT32)) for side in (op.Greater, op.Less)]
     return op.CastLike(op.Sub(*sides), x)
-
-
-@form(aten.heaviside.default)
-def _heaviside(x: Any, values: Any) -> Any:
-    zero = like(x, 0)
-    return op.Where(op.Equal(x, zero), values, op.CastLike(op.Greater(x, zero), x))
-
-
-refuse(
-    aten.heaviside.default,
-    when=lambda node: dtype_of(node) == torch.bool,
-    reason="ONNX Runtime has no Where of booleans",
-)
 
 
 @form(aten.masked_fill.Scalar)

@@ -132,21 +132,6 @@ def _istft(
     return found.reshape([*batch, found.shape[-1]])
 
 
-@torch_form(aten.fft_fftfreq.default, step="fourier")
-def _frequencies(size: Size, d: float = 1.0, *, half: bool = False, **kind: Any) -> Tensor:
-    """Those of a transform's result, in its order."""
-    positive = torch.arange(size // 2 + 1 if half else (size - 1) // 2 + 1)
-    places = positive if half else torch.cat([positive, torch.arange(-(size // 2), 0)])
-    dtype: torch.dtype = kind.get("dtype") or torch.get_default_dtype()
-    found: Tensor = places.to(dtype) * (1.0 / (size * d))
-    return found
-
-
-@torch_form(aten.fft_rfftfreq.default, step="fourier")
-def _half_of_frequencies(size: Size, d: float = 1.0, **kind: Any) -> Tensor:
-    return _frequencies(size, d, half=True, **kind)
-
-
 def _padded(window: Tensor, size: int) -> Tensor:
     missing = size - window.shape[0]
     return pad(window, (missing // 2, missing - missing // 2))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.ops.graph import size_of
-from enginecast.exporters.onnx.ops.registry import form, rewrite, torch_form
+from enginecast.exporters.onnx.ops.registry import form, refuse, rewrite, torch_form
 from enginecast.exporters.onnx.ops.values import BOOL, INT32, REALS, cast, ints, like
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import (
@@ -59,15 +59,7 @@ def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return op.Gather(op.Reshape(moved, shape), places, axis=-1)
 
 
-@form(aten.diagonal_scatter.default)
-def _diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """What a write to a diagonal becomes, while torch decomposes the op into writes.  The places on
-    it are the diagonal of all places.
-    """
-    along = op.Range(op.Constant(value_int=0), op.Size(x), op.Constant(value_int=1))
-    places = op.Reshape(along, op.Shape(x), allowzero=1)
-    places.shape = x.shape
-    return _put(x, _diagonal(places, offset, dim1, dim2), source)
+refuse(aten.diagonal_scatter.default, reason="write with a mask, torch.where(eye, ...)")
 
 
 @form(aten.put.default)

@@ -17,8 +17,8 @@ from onnxscript import opset23 as op
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, torch_form
-from enginecast.exporters.onnx.ops.values import in_fp32, ints, like
+from enginecast.exporters.onnx.ops.registry import form, refuse, torch_form
+from enginecast.exporters.onnx.ops.values import ints, like
 from enginecast.passes.ir.edit import aten, dtype_of, shape_of
 
 LARGEST = 64
@@ -82,26 +82,6 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(is_singular, math.nan, found)
 
 
-def _substituted(a: Tensor, b: Tensor, upper: bool, unit: bool = False) -> Tensor:
-    """The x of a @ x = b, where only one triangle of a is read."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = _with_batch(a, batch), _with_batch(b, batch)
-    size = a.size(-1)
-    found: Any = None
-    for step in range(size):
-        at = size - 1 - step if upper else step
-        this = b[..., at : at + 1, :]
-        if step:
-            factors = a[..., at : at + 1, at + 1 :] if upper else a[..., at : at + 1, :at]
-            this = this - factors @ found
-        if not unit:
-            this = this / a[..., at : at + 1, at : at + 1]
-        parts = [] if found is None else [found]
-        found = torch.cat([this, *parts] if upper else [*parts, this], -2)
-    result: Tensor = found
-    return result
-
-
 @torch_form(aten.linalg_inv.default, aten.inverse.default, when=_is_small)
 def _inverse(x: Tensor) -> Tensor:
     return _solved(_wide(x), torch.eye(x.size(-1), dtype=torch.float64)).to(x.dtype)
@@ -113,16 +93,6 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True) -> Tensor:
     wide, right = _wide(a), _wide(b.unsqueeze(-1) if is_vector else b)
     found = _solved(wide, right) if left else _solved(wide.mT, right.mT).mT
     return (found.squeeze(-1) if is_vector else found).to(a.dtype)
-
-
-@torch_form(aten.linalg_solve_triangular.default, when=_is_small)
-def _solve_triangular(
-    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Tensor:
-    wide, right = _wide(a), _wide(b)
-    if left:
-        return _substituted(wide, right, upper, unitriangular).to(a.dtype)
-    return _substituted(wide.mT, right.mT, not upper, unitriangular).mT.to(a.dtype)
 
 
 @torch_form(aten.linalg_cholesky.default, when=_is_small)
@@ -142,15 +112,7 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
     return (found.mT if upper else found).to(x.dtype)
 
 
-@form(aten.logdet.default)
-@in_fp32
-def _logdet(x: Any) -> Any:
-    """With what is largest in each row divided out: the determinant would leave the range."""
-    largest = op.ReduceMax(op.Abs(x), ints(-1), keepdims=1)
-    is_plain = op.Or(op.Equal(largest, like(x, 0.0)), op.IsInf(largest))
-    by = op.Where(is_plain, like(x, 1.0), largest)
-    rest = op.Log(op.Det(op.Div(x, by)))
-    return op.Add(rest, op.ReduceSum(op.Log(by), ints(-2, -1), keepdims=0))
+refuse(aten.logdet.default, reason="its determinant leaves the range")
 
 
 @form(aten._cdist_forward.default)

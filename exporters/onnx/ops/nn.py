@@ -38,9 +38,7 @@ from enginecast.passes.ir.varying_sizes import may_be_zero
 
 @rewrite(aten.linear.default, readers=NOT_ON_CPU)
 def _linear(program: ProgramView, node: Node) -> Node:
-    """The transposed weight is a weight expression, so it is stored transposed and costs nothing at
-    run time.
-    """
+    """The transposed weight is a weight expression: it is stored so, and costs nothing."""
     graph = program.graph
     source, weight = node.args[:2]
     bias = node.args[2] if len(node.args) > 2 else None

@@ -1,9 +1,4 @@
-"""Pools.
-
-Those that ONNX has not, adaptive ones whose windows differ in size (microsoft/onnxscript#1616),
-gather each window, as long as the longest one: what is too much repeats its last element, which
-changes no maximum, and counts nothing in a mean.
-"""
+"""Pools.  Adaptive ones whose windows differ in size are refused (microsoft/onnxscript#1616)."""
 
 import math
 import operator
@@ -18,43 +13,18 @@ from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.ops.nn import LAYERS
-from enginecast.exporters.onnx.ops.registry import form, torch_form
+from enginecast.exporters.onnx.ops.registry import form, refuse, torch_form
 from enginecast.exporters.onnx.ops.values import DOUBLE, INT64, REALS, like, scalar
-from enginecast.passes.ir.edit import dtype_of, first_input, shape_of, value
+from enginecast.passes.ir.edit import dtype_of, first_input, shape_of
 from enginecast.passes.ir.effects import aten
 
 # Averages
 
-
-@form(aten.avg_pool2d.default)
-def _avg_pool2d(x: Any, kernel_size: Sequence[int], *options: Any, **named: Any) -> Any:
-    return _avg_pool(torch_nn.aten_avg_pool2d, x, kernel_size, *options, **named)
-
-
-@form(aten.avg_pool3d.default)
-def _avg_pool3d(x: Any, kernel_size: Sequence[int], *options: Any, **named: Any) -> Any:
-    return _avg_pool(torch_nn.aten_avg_pool3d, x, kernel_size, *options, **named)
-
-
-def _avg_pool(
-    pool: Any,
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """torch.onnx leaves the divisor out (pytorch/pytorch#105349)."""
-    padding = [*padding] * (len(kernel_size) // len(padding))
-    if divisor_override is None:
-        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
-    if ceil_mode:
-        raise ValueError("ONNX divides windows that reach beyond the input by their own size")
-    found = pool(x, kernel_size, stride, padding, False, True)
-    return op.Mul(found, like(x, math.prod(kernel_size) / divisor_override))
-
+refuse(
+    *(aten.avg_pool2d.default, aten.avg_pool3d.default),
+    when=lambda node: len(node.args) > 6 and node.args[6] is not None,
+    reason="ONNX's pools have no divisor of one's own",  # torch.onnx leaves it out
+)
 
 # The largest
 
@@ -133,104 +103,32 @@ for _op in (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.de
 
 # Adaptive ones
 
-
 _ADAPTIVE = {
-    aten._adaptive_avg_pool3d.default: 3,
-    aten.adaptive_avg_pool3d.default: 3,
-    aten.adaptive_max_pool1d.default: 1,
-    aten.adaptive_max_pool2d.default: 2,
-    aten.adaptive_max_pool3d.default: 3,
+    aten._adaptive_avg_pool3d.default: (3, aten.avg_pool3d),
+    aten.adaptive_avg_pool3d.default: (3, aten.avg_pool3d),
+    aten.adaptive_max_pool1d.default: (1, aten.max_pool1d_with_indices),
+    aten.adaptive_max_pool2d.default: (2, aten.max_pool2d_with_indices),
+    aten.adaptive_max_pool3d.default: (3, aten.max_pool3d_with_indices),
 }
-"""Adaptive pools -> over how many dimensions."""
+"""Adaptive pools -> over how many dimensions, and the pool that they are where all windows are
+alike."""
 
 
-def _is_adaptive(node: Node) -> bool:
-    """Whether an adaptive pool is of known sizes, and none that is a pool of ONNX's own."""
+def _remainders(node: Node) -> list[int]:
+    """What the windows along each dimension leave over; empty where sizes vary."""
     target: Any = node.target
-    sizes = shape_of(first_input(node))[-_ADAPTIVE[target] :]
-    wanted: Any = node.args[1]
-    if not all(isinstance(size, int) for size in (*sizes, *wanted)):
-        return False
-    if isinstance(value(node), tuple | list):
-        return True  # the largest, and where they are, which ONNX gives for no such pool
-    return len(sizes) == 3 or any(map(operator.mod, sizes, wanted))
+    sizes = shape_of(first_input(node))[-_ADAPTIVE[target][0] :]
+    counts: Any = node.args[1]
+    known = all(isinstance(size, int) for size in (*sizes, *counts))
+    return list(map(operator.mod, sizes, counts)) if known else []
 
 
-@torch_form(
-    *(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default), when=_is_adaptive
-)
-def _adaptive_mean(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """The mean of each window."""
-    rank, inside = len(counts), None
-    for at, (size, count) in enumerate(zip(x.shape[-rank:], counts, strict=True)):
-        own = _among(_is_inside(size, count), at, rank)
-        inside = own if inside is None else inside & own
-    assert inside is not None
-    windows = torch.where(inside, _windows(x, counts), 0.0)
-    return windows.flatten(-rank).sum(-1) / inside.flatten(-rank).sum(-1)
+def _even_windows(pool: Any, x: Tensor, counts: Sequence[int]) -> Any:
+    sizes = x.shape[-len(counts) :]
+    windows = [size // count for size, count in zip(sizes, counts, strict=True)]
+    return pool(x, windows, windows)
 
 
-@torch_form(
-    aten.adaptive_max_pool1d.default,
-    *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
-    when=_is_adaptive,
-)
-def _adaptive_max(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and where it lies among all; of NaN, the last one."""
-    rank, sizes = len(counts), x.shape[-len(counts) :]
-    windows = _windows(x, counts).flatten(-rank)
-    place = windows.argmax(-1, keepdim=True)
-    if x.is_floating_point():
-        holes = windows.isnan()
-        last = windows.shape[-1] - 1 - holes.flip(-1).to(torch.int64).argmax(-1, keepdim=True)
-        place = torch.where(holes.any(-1, keepdim=True), last, place)
-    flat: Any = 0
-    for at, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-        along = _among(_elements(size, count), at, rank)
-        flat = flat + along * math.prod(sizes[at + 1 :])
-    among_all = flat.flatten(-rank).expand(windows.shape)
-    results = (windows.gather(-1, place), among_all.gather(-1, place))
-    return results[0].squeeze(-1), results[1].squeeze(-1)
-
-
-def _among(table: Tensor, at: int, rank: int) -> Tensor:
-    """A table [windows, elements] of one of `rank` dimensions, as wide as those of all."""
-    sizes = [1] * 2 * rank
-    sizes[at], sizes[rank + at] = table.shape
-    return table.reshape(sizes)
-
-
-def _windows(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """[..., windows of each dimension, elements of each dimension]."""
-    before = x.dim() - len(counts)
-    for dim, count in reversed(list(enumerate(counts, before))):
-        places = _elements(x.shape[dim], count)
-        x = x.index_select(dim, places.flatten()).unflatten(dim, places.shape)
-    order = [*range(before), *range(before, x.dim(), 2), *range(before + 1, x.dim(), 2)]
-    return x.permute(order)
-
-
-def _starts(size: int, count: int) -> Tensor:
-    return torch.arange(count) * size // count
-
-
-def _ends(size: int, count: int) -> Tensor:
-    return ((torch.arange(count) + 1) * size + count - 1) // count
-
-
-def _longest(size: int, count: int) -> int:
-    starts = (at * size // count for at in range(count))
-    ends = (-(-(at + 1) * size // count) for at in range(count))
-    return max(end - start for start, end in zip(starts, ends, strict=True))
-
-
-def _elements(size: int, count: int) -> Tensor:
-    """The elements of each window [windows, elements]; those of shorter ones end in the last."""
-    along = _starts(size, count)[:, None] + torch.arange(_longest(size, count))
-    return torch.minimum(along, _ends(size, count)[:, None] - 1)
-
-
-def _is_inside(size: int, count: int) -> Tensor:
-    """Which elements of each window are its own [windows, elements]."""
-    along = _starts(size, count)[:, None] + torch.arange(_longest(size, count))
-    return along < _ends(size, count)[:, None]
+for _op, (_, _pool) in _ADAPTIVE.items():
+    torch_form(_op, when=lambda node: set(_remainders(node)) == {0})(partial(_even_windows, _pool))
+refuse(*_ADAPTIVE, when=lambda node: any(_remainders(node)), reason="its windows differ in size")

@@ -9,7 +9,7 @@ smallest of its dtype.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -19,8 +19,7 @@ from onnxscript.function_libs.torch_lib.ops import core as torch_core
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, torch_form
-from enginecast.exporters.onnx.ops.special import log_add
+from enginecast.exporters.onnx.ops.registry import form, refuse, torch_form
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
     DOUBLE,
@@ -33,7 +32,6 @@ from enginecast.exporters.onnx.ops.values import (
     cast,
     compared,
     flat,
-    in_fp32,
     ints,
     length,
     like,
@@ -151,9 +149,7 @@ def _prod_of_all(x: Any, *, dtype: int = -1) -> Any:
 
 @form(aten.cumsum.default)
 def _cumsum(x: Any, dim: int, *, dtype: int | None = None) -> Any:
-    """ONNX Runtime rounds each partial sum; torch keeps those of fp32 in fp64 and of 16 bits in
-    fp32.
-    """
+    """ONNX Runtime rounds each partial sum; torch keeps them in a wider dtype."""
     wide = DOUBLE if x.dtype == FLOAT else FLOAT if x.dtype in HALVES else None
     if wide is None or dtype not in (None, -1, int(x.dtype)) or not x.shape:
         return torch_core.aten_cumsum(x, dim, -1 if dtype is None else dtype)
@@ -163,41 +159,6 @@ def _cumsum(x: Any, dim: int, *, dtype: int | None = None) -> Any:
 
 LONGEST = 1 << 20
 """Elements of a row whose length varies that a scan reaches."""
-
-
-def _scan(
-    rows: tuple[Any, ...], neutral: tuple[Any, ...], dim: int, join: Callable[..., tuple[Any, ...]]
-) -> tuple[Any, ...]:
-    """Join each element with all before it by doubling (Hillis and Steele, 1986): log n steps.
-
-    Args:
-        rows: tensors of one shape.
-        neutral: for each, what changes nothing when it comes before.
-        dim: along which.
-        join: gets the tensors of what comes earlier and those of what comes later.
-    """
-    shape = rows[0].shape
-    size = shape[dim]
-    longest = size if isinstance(size, int) else LONGEST
-    axis, end = ints(dim % len(shape)), length(rows[0], dim)
-    for step in (1 << bit for bit in range(max(longest - 1, 0).bit_length())):
-        pads = ints(step, 0)
-        earlier = tuple(
-            op.Slice(op.Pad(row, pads, nothing, axis), ints(0), end, axis)
-            for row, nothing in zip(rows, neutral, strict=True)
-        )
-        rows = join(*earlier, *rows)
-    return rows
-
-
-@form(aten.logcumsumexp.default)
-@in_fp32
-def _logcumsumexp(x: Any, dim: int) -> Any:
-    """Without a row of exp, as torchlib has it (microsoft/onnxscript#281)."""
-    if not x.shape:
-        return op.Identity(x)
-    lowest = like(x, -math.inf)
-    return _scan((x,), (lowest,), dim, lambda a, b: (log_add(b, a, math.e),))[0]
 
 
 @form(aten.cumprod.default)
@@ -213,49 +174,20 @@ def _cumprod(x: Any, dim: int, *, dtype: int = -1) -> Any:
         x = cast(x, ir.DataType.DOUBLE)
     elif x.dtype in HALVES:
         x = cast(x, FLOAT)
-    found = _scan((x,), (like(x, 1),), dim, lambda a, b: (op.Mul(a, b),))[0]
+    # By doubling (Hillis and Steele, 1986): log n steps, each of which takes in what comes earlier.
+    size = x.shape[dim]
+    longest = size if isinstance(size, int) else LONGEST
+    axis, end, found = ints(dim % len(x.shape)), length(x, dim), x
+    for step in (1 << bit for bit in range(max(longest - 1, 0).bit_length())):
+        earlier = op.Pad(found, ints(step, 0), like(x, 1), axis)
+        found = op.Mul(op.Slice(earlier, ints(0), end, axis), found)
     return found if x.dtype == dtype_of_result else op.Cast(found, to=int(dtype_of_result))
 
 
-_LOWEST = {INT32: -(1 << 31), INT64: -(1 << 63)}
-
-
-def _cumulative(x: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
-    """The last of the extremes so far and its place; NaN stays."""
-    if not x.shape:
-        return op.Identity(x), op.Constant(value_int=0)
-    wide = compared(x)
-    is_real = wide.dtype in REALS
-    lowest = -math.inf if is_real else _LOWEST[wide.dtype]
-    first = lowest if largest else -lowest - (0 if is_real else 1)
-    takes_later = op.GreaterOrEqual if largest else op.LessOrEqual
-
-    def join(earlier: Any, places: Any, later: Any, later_places: Any) -> tuple[Any, Any]:
-        takes = takes_later(later, earlier)
-        if is_real:
-            takes = op.And(
-                op.Or(takes, op.IsNaN(later)), op.Or(op.IsNaN(later), op.Not(op.IsNaN(earlier)))
-            )
-        return op.Where(takes, later, earlier), op.Where(takes, later_places, places)
-
-    along = op.Range(op.Constant(value_int=0), op.Squeeze(length(x, dim)), op.Constant(value_int=1))
-    after = [axis for axis in range(1, len(x.shape) - dim % len(x.shape))]
-    places = op.Unsqueeze(along, ints(*after)) if after else along
-    places = op.Expand(places, op.Shape(x))
-    neutral = (like(wide, first), op.Constant(value_int=0))
-    found, places = _scan((wide, places), neutral, dim, join)
-    return op.CastLike(found, x), places
-
-
-@form(aten.cummax.default)
-def _cummax(x: Any, dim: int) -> Any:
-    return _cumulative(x, dim, largest=True)
-
-
-@form(aten.cummin.default)
-def _cummin(x: Any, dim: int) -> Any:
-    return _cumulative(x, dim, largest=False)
-
+refuse(
+    *(aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default, aten.kthvalue.default),
+    reason="it keeps no running extremes",
+)
 
 # Extremes and their places
 
@@ -377,22 +309,6 @@ def _stable_sort(
 def _topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     count = ints(k) if isinstance(k, int) else op.Reshape(op.Cast(k, to=int(INT64)), ints(1))
     return ordered(x, count, dim, largest=largest)
-
-
-@form(aten.kthvalue.default)
-def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    if not x.shape:
-        return op.Identity(x), op.Constant(value_int=0)
-    return tuple(
-        _element(found, ints(k - 1), dim, keepdim)
-        for found in ordered(x, ints(k), dim, largest=False)
-    )
-
-
-def _element(x: Any, place: Any, dim: int, keepdim: bool) -> Any:
-    """The element of each row at one place."""
-    found = op.Gather(x, place, axis=dim)
-    return found if keepdim else op.Squeeze(found, ints(dim))
 
 
 @form(aten.median.dim)

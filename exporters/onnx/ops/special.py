@@ -8,7 +8,6 @@ and of torch's own kernels; what computes in 16 bits computes them in fp32, as t
 import math
 from typing import Any
 
-import onnx_ir as ir
 from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx.ops.registry import form, refuse
@@ -19,7 +18,6 @@ from enginecast.exporters.onnx.ops.values import (
     cast,
     in_fp32,
     like,
-    scalar,
     value,
 )
 from enginecast.passes.ir.effects import aten
@@ -104,30 +102,10 @@ def _logaddexp(x: Any, y: Any) -> Any:
     return log_add(x, y, math.e)
 
 
-@form(aten.logaddexp2.default)
-@in_fp32
-def _logaddexp2(x: Any, y: Any) -> Any:
-    return log_add(x, y, 2.0)
-
-
 def _is_negative(x: Any) -> Any:
     """The sign bit: that of -0.0, which ONNX Runtime's Where does not keep, too."""
     zero = like(x, 0.0)
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
-
-
-@form(aten.signbit.default)
-def _signbit(x: Any) -> Any:
-    if x.dtype == ir.DataType.BOOL:
-        return op.And(x, op.Not(x))
-    return _is_negative(x) if x.dtype in REALS else op.Less(x, like(x, 0))
-
-
-@form(aten.copysign.Tensor, aten.copysign.Scalar)
-@in_fp32
-def _copysign(x: Any, y: Any) -> Any:
-    size = op.Abs(x)
-    return op.Where(_is_negative(value(y, x)), op.Neg(size), size)
 
 
 def _refuse_fp64(x: Any) -> None:
@@ -180,32 +158,14 @@ def _hypot(x: Any, y: Any) -> Any:
     return op.Mul(large, op.Sqrt(op.Add(op.Mul(small, small), like(x, 1.0))))
 
 
-_ERFC = (
-    *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806),
-    *(0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),
-)
-"""Coefficients of the fit below, constant first."""
-
-
-@form(aten.erfc.default, aten.special_erfc.default)
-def _erfc(x: Any) -> Any:
-    """1 - erf(x) has no digits left beyond 4: a Chebyshev fit, right to 1.2e-7 everywhere (Press et
-    al., Numerical Recipes, 2nd edition, 6.2), in fp64.
-    """
-    wide, one = cast(x, DOUBLE), scalar(1.0, DOUBLE)
-    t = op.Div(one, op.Add(one, op.Mul(op.Abs(wide), scalar(0.5, DOUBLE))))
-    fit: Any = scalar(_ERFC[-1], DOUBLE)
-    for coefficient in reversed(_ERFC[:-1]):
-        fit = op.Add(op.Mul(fit, t), scalar(coefficient, DOUBLE))
-    right = op.Mul(op.Mul(t, op.Exp(fit)), op.Exp(op.Neg(op.Mul(wide, wide))))
-    left = op.Sub(scalar(2.0, DOUBLE), right)
-    found = op.Where(op.Less(wide, scalar(0.0, DOUBLE)), left, right)
-    return op.Cast(found, to=int(x.dtype if x.dtype in REALS else FLOAT))
-
-
 refuse(
     *(aten.erfinv.default, aten.special_erfinv.default, aten.special_erfcx.default),
+    *(aten.erfc.default, aten.special_erfc.default, aten.logaddexp2.default),
     *(aten.i0.default, aten.special_i0.default, aten.special_i0e.default),
     *(aten.special_i1.default, aten.special_i1e.default),
     reason="it has no such function, and the plain formula loses digits",
+)
+refuse(
+    *(aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),
+    reason="it does not tell the sign of zero",
 )

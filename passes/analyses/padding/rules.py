@@ -135,9 +135,7 @@ class Rules:
         raise Unproved(f"{name} is not known to keep tokens apart")
 
     def require_still(self, *facts: Fact) -> None:
-        """Refuse positions in the batch, and those of tokens where columns on the left may be cut
-        off.
-        """
+        """Refuse positions in the batch, and of tokens where columns on the left may be cut."""
         if any(fact.counts_rows for fact in facts):
             raise Unproved("it depends on the position of a row in the batch")
         if self._side == "any" and any(fact.moves for fact in facts):

@@ -89,9 +89,7 @@ def valid_rows(value: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ErrorSum:
-    """A relative L2 error that is added up over cases; what is not finite on both sides is left
-    out.
-    """
+    """A relative L2 error over cases, without what is not finite on both sides."""
 
     def __init__(self) -> None:
         self._error = 0.0

@@ -44,7 +44,6 @@ from enginecast.passes.quantize.plan.architectures import architecture, require
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.declared import OVERRIDE, declared_reason
 from enginecast.passes.quantize.plan.forms import forms, multiplies_convs, native_scales, planned
-from enginecast.passes.quantize.plan.layer_timing import Timing, timing_on, with_measured_gains
 from enginecast.passes.quantize.plan.options import BEFORE, PlanOptions, QuantizingPass
 from enginecast.passes.quantize.plan.search import Found, Option, search
 from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, measure, measure_alone
@@ -123,16 +122,12 @@ def _scales(layer: LayerPlan) -> str:
 
 
 def make_plan(
-    program: ExportedProgram,
-    context: PassContext,
-    options: PlanOptions,
-    timing: Timing | None = None,
+    program: ExportedProgram, context: PassContext, options: PlanOptions
 ) -> QuantizationPlan:
     """Decide on every layer of a program.
 
     Args:
         context: its calibration inputs are what errors are measured on.
-        timing: measures products; None: on the GPU at hand, where the plan is for that one.
 
     Raises:
         PassError: an architecture that is not known or lacks what is asked for, a skip that finds
@@ -151,9 +146,6 @@ def make_plan(
                 choices[layer.node] = found
             else:
                 kept[layer.node] = reason
-    timing = timing or timing_on(options.arch)
-    if timing is not None and options.format == "fp8":
-        choices = with_measured_gains(program, context, choices, timing, options.arch)
     default = 1.0 if options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
     for node, known in list(choices.items()):
@@ -162,11 +154,7 @@ def make_plan(
             continue
         del choices[node]
         best = max(known, key=lambda form: form.gain or 0.0)
-        kept[node] = (
-            f"does not pay: its gain was measured as {best.gain:.2g}"
-            if best.gain_from == "measured"
-            else f"too small to pay: its gain would be {best.gain:.2g} by the model"
-        )
+        kept[node] = f"too small to pay: its gain would be {best.gain:.2g} by the model"
     _require_some(layers, kept.values(), options)
     plan = _searched(program, context, options, layers, kept, choices)
     declared = Counter(reason for reason in kept.values() if reason.endswith(OVERRIDE))
