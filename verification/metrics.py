@@ -72,6 +72,11 @@ class Metrics:
     prompt_cosine: float = 1.0
     """Smallest cosine between a prompt's mean over its valid rows and the reference's, as in
     sentence embeddings."""
+    prompt_errors: tuple[float | None, ...] = ()
+    """Relative L2 error of each prompt that was given, over its valid rows; None: not finite.
+    Empty where no prompts were given, and over several cases."""
+    prompt_cosines: tuple[float | None, ...] = ()
+    """Likewise the smallest cosine of a row."""
     wrong: int | None = None
     """Elements that differ in an output of integers or booleans, where each element is a row; else
     None."""
@@ -132,7 +137,12 @@ class Loss:
 
 
 def measure(
-    output: Array, reference: Array, mask: Mask | None = None, loss: Loss | None = None
+    output: Array,
+    reference: Array,
+    mask: Mask | None = None,
+    loss: Loss | None = None,
+    *,
+    given: int = 0,
 ) -> Metrics:
     """Compare an output with its reference.
 
@@ -143,6 +153,7 @@ def measure(
             counts all of them.
         loss: eager's error, which rows and channels are measured against; None: they are not
             measured.
+        given: number of prompts that are the rows of the batch; each is measured.
 
     Raises:
         VerificationError: the shapes differ, or only one side has booleans or integers: for
@@ -167,7 +178,8 @@ def measure(
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     wrong = (~np.isfinite(found) | (~np.isfinite(wanted) & counts)) & ~same
     usable = np.isfinite(found) & np.isfinite(wanted)
-    judged, pads = _split(np.where(usable, found, 0.0), np.where(usable, wanted, 0.0), mask)
+    sides = np.where(usable, found, 0.0), np.where(usable, wanted, 0.0)
+    judged, pads = _split(*sides, mask)
     first = np.argwhere(wrong)[:1]
     measured, worst = _measure_rows(*judged)
     prompts, prompt_cosine = 0, 1.0
@@ -177,6 +189,13 @@ def measure(
         one, other = (np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted))
         prompts = len(one)
         prompt_cosine = _least_cosine(one, other, np.linalg.norm(other, axis=1) > 1e-300)
+    each: list[tuple[float | None, float | None]] = []
+    if found.shape[:1] == (given,):
+        for index in range(given):
+            own = np.array(True) if mask is None else mask[index]
+            one, _ = _measure_rows(*(_as_rows(side[index][own]) for side in sides))
+            is_finite = not wrong[index][own].any()
+            each.append((one.relative, one.cosine) if is_finite else (None, None))
     part = None
     if loss is not None:
         known = counts & usable
@@ -189,6 +208,8 @@ def measure(
         worst_at=_place(worst, found.shape, mask) if measured.rows else None,
         prompts=prompts,
         prompt_cosine=prompt_cosine,
+        prompt_errors=tuple(error for error, _ in each),
+        prompt_cosines=tuple(cosine for _, cosine in each),
         degenerate=measured.degenerate if usable.any() or not usable.size else "not finite",
         nonfinite=int(wrong.sum()),
         first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
@@ -360,6 +381,7 @@ def compare(
     attention_mask: Array | None = None,
     masked: frozenset[str] = frozenset(),
     losses: Mapping[str, Loss] = MappingProxyType({}),
+    given: int = 0,
 ) -> dict[str, Metrics]:
     """Measure every output that the reference has and the outputs have.
 
@@ -369,6 +391,7 @@ def compare(
         attention_mask: of this case, [B, S].
         masked: outputs whose rows follow the mask.
         losses: eager's error in each output.
+        given: number of prompts, of a case of prompts that a user gave.
 
     Raises:
         VerificationError: a shape differs.
@@ -379,7 +402,7 @@ def compare(
             continue
         mask = row_mask(wanted.shape, attention_mask) if name in masked else None
         try:
-            found[name] = measure(outputs[name], wanted, mask, losses.get(name))
+            found[name] = measure(outputs[name], wanted, mask, losses.get(name), given=given)
         except VerificationError as error:
             raise VerificationError(f"output {name!r}: {error.message}", hint=error.hint) from error
     return found

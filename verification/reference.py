@@ -27,6 +27,8 @@ from enginecast.verification.floor import UNIT_ROUNDOFF, Floor
 from enginecast.verification.metrics import Array, Loss, Metrics, compare, measure, row_mask
 
 REFERENCE_NAME = "reference.safetensors"
+GIVEN_PROMPTS = "given prompts"
+"""The case whose rows are the prompts that a user gave."""
 BUDGET = 32 << 20
 _KEY = "enginecast"
 FLIPS = 0.02
@@ -95,6 +97,7 @@ class Reference:
             VerificationError: a shape differs.
         """
         dtype = self.floor.dtype
+        given = len(next(iter(case.inputs.values()), ())) if case.name == GIVEN_PROMPTS else 0
         wanted = {
             name: _nearer(outputs[name], case.outputs[name], exact)
             if name in self.floor.by_eager and name in outputs
@@ -107,6 +110,7 @@ class Reference:
             attention_mask=self.mask_of(case),
             masked=self.masked,
             losses={n: Loss(a, dtype, UNIT_ROUNDOFF[dtype]) for n, a in case.losses.items()},
+            given=given,
         )
         for name in case.orders.keys() & measured.keys():
             distance = measure(outputs[name], wanted[name]).error_norm

@@ -26,6 +26,7 @@ from enginecast.verification.metrics import (
     ratio,
     times,
 )
+from enginecast.verification.reference import GIVEN_PROMPTS
 
 QUANTIZED_LIMIT = 2.0
 """The limit if the floor is mostly a plan's rounding: its simulation and the engine round the same
@@ -57,6 +58,8 @@ class _Judged:
     failures: tuple[str, ...]
     kernels: bool = False
     """Whether the floor includes the error of a backend's kernels."""
+    given: Metrics | None = None
+    """Of the prompts that a user gave."""
 
     @property
     def ratio(self) -> float:
@@ -72,10 +75,18 @@ class _Judged:
 
     @property
     def verdict(self) -> OutputVerdict:
-        pooled = self.pooled
+        pooled, given = self.pooled, self.given
+        errors = () if given is None else given.prompt_errors
+        cosines = () if given is None else given.prompt_cosines
         if pooled.nonfinite or not pooled.rows:  # there is no number to give
             return OutputVerdict(
-                name=self.name, error=None, floor=self.floor, ratio=None, limit=self.limit
+                name=self.name,
+                error=None,
+                floor=self.floor,
+                ratio=None,
+                limit=self.limit,
+                prompt_errors=errors,
+                prompt_cosines=cosines,
             )
         error, floor = pooled.relative + self.by_order, self.floor + self.by_order
         return OutputVerdict(
@@ -91,6 +102,8 @@ class _Judged:
             pad_error=pooled.pad_error,
             prompts=pooled.prompts,
             prompt_cosine=pooled.prompt_cosine if pooled.prompts else None,
+            prompt_errors=errors,
+            prompt_cosines=cosines,
             kernels=self.kernels or self.by_order > 0,
         )
 
@@ -186,16 +199,18 @@ def judge(
     )
 
 
-def verdict_line(verdict: Verdict, dtype: str) -> str:
+def verdict_line(verdict: Verdict, dtype: str, but: str = "") -> str:
     """One sentence for people: "verified: 1.1x the error of eager bf16".
 
     Args:
         dtype: of the floor that the verdict was reached with.
+        but: what to say in the same breath: "slower than fp32".
     """
     if verdict.outcome == "rejected":
         return f"rejected: {verdict.reasons[0]}"
     worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
-    text = f"{verdict.outcome}{described(verdict)}: {times(worst)} the error of eager {dtype}"
+    outcome = f"{verdict.outcome}{described(verdict)}{f', but {but}' if but else ''}"
+    text = f"{outcome}: {times(worst)} the error of eager {dtype}"
     text += KERNELS if any(output.kernels for output in verdict.outputs) else ""
     followed = [o for o in verdict.outputs if o.prompts and o.cosine is not None]
     if followed:  # agreement on prompts, as people who use embeddings read it
@@ -290,7 +305,8 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
             )
             of = Excess(output=name, case=case, error=part.error, limit=part.allowed)
             failures.append(ExcessReason(text, of))
-    return _Judged(name, pooled, used, limit, tuple(failures), kernels)
+    given = cases.get(GIVEN_PROMPTS)
+    return _Judged(name, pooled, used, limit, tuple(failures), kernels, given)
 
 
 def _floor_notes(floor: Floor) -> Iterator[str]:

@@ -1,25 +1,39 @@
-"""How fast an engine is here before it is published, and where its time goes: a few calls."""
+"""How fast an engine is here before it is published, and where its time goes: a few calls.
+
+An engine of another precision is timed beside the fp32 engine of the same model, too: what is
+smaller or of fewer bits may be slower on the machine at hand, and then its user should know.
+"""
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from enginecast.bench.contenders import PeerError, eager_module, tensors_of
-from enginecast.bench.timing import FEWEST, WARM_UPS, Times, interleaved
+from enginecast.bench.timing import FEWEST, WARM_UPS, interleaved
 from enginecast.capture.inputs.examples import sample, sizes_with
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.specs import SEQUENCE, DimSpec, InputSpec, named_dims
+from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
+from enginecast.compiler.engines.rewrite import Rewritten
 from enginecast.compiler.prepare.cases import SEED
-from enginecast.compiler.prepare.program import OpenedModel
+from enginecast.compiler.prepare.program import OpenedModel, Prepared
 from enginecast.compiler.publication.bundle import Candidate, Timing
+from enginecast.compiler.publication.manifest import describe_program
+from enginecast.doctor.checks import cpu_class
 from enginecast.errors import EnginecastError, first_line
+from enginecast.exporters.registry import target_of
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.registry import build
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
@@ -28,13 +42,15 @@ from enginecast.runtime.values.arrays import Array
 from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.engine import as_declared
 from enginecast.verification.report.data import LayerTime, Profile
+from enginecast.verification.report.speed import Speed, SpeedAt
+from enginecast.verification.report.tables import size
 
 SHARE = 0.15
 """Part of the export's time that it may take, about."""
 MOST = 3.0
 """Seconds that it may take, about."""
 LARGEST = 1 << 30
-"""Bytes of an engine for which neither eager nor the engine is opened once more."""
+"""Bytes of an engine from which on it is not opened once more to be timed."""
 PROFILED_RUNS = 4
 """Runs that have to fit into the time for nodes to be timed; the profiler slows them a little."""
 MANY_ROUNDS = 3
@@ -45,114 +61,141 @@ ROWS = (32, 16, 8, 4, 2)
 """Batches that are timed besides one row: the largest that fits into the range and the time."""
 TOKENS = 32
 """Of a text, where nobody gave one."""
-ALIKE = 0.95
-"""A ratio below is one of an engine that is slower than eager, and not of chance."""
 
 Feeds = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class SpeedAt:
-    """An engine beside eager fp32, at some sizes."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    engine: Times
-    eager: Times
-
-    @property
-    def sizes(self) -> str:
-        """Of the first input: "32x24"."""
-        return "x".join(map(str, next(filter(None, self.shapes.values()), (1,))))
-
-    @property
-    def gain(self) -> Times:
-        """How many times faster than eager it was in each round."""
-        return self.engine.over(self.eager)
-
-    def __str__(self) -> str:
-        gain = self.gain.median
-        return f"{gain:.{1 if gain >= ALIKE else 2}f}x eager at {self.sizes}" + (
-            "" if gain >= ALIKE else " (slower)"
-        )
-
-
-@dataclass(frozen=True)
-class ExportSpeed:
-    """An engine on a CPU beside eager fp32."""
-
-    cases: Sequence[SpeedAt]
-    """One row first, then many."""
-    precision: str
-    threads: int
-    is_busy: bool = False
-    """Whether the machine did much else."""
-
-    def __str__(self) -> str:
-        first, *others = map(str, self.cases)
-        said = ", ".join([first, *(other.replace(" eager", "", 1) for other in others)])
-        what = "fp32" if self.precision == "fp32" else f"{self.precision} against eager fp32,"
-        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
-        busy = ", which was busy" if self.is_busy else ""
-        return f"{said} ({what} on {threads} of this CPU{busy})"
-
-    def to_json(self) -> dict[str, Any]:
-        """What `export --json` has of it; the first case by itself, for who reads one number."""
-        cases = [
-            {
-                "eager": case.gain.median,
-                "quartiles": list(case.gain.spread),
-                "rounds": len(case.gain.wall),
-                "shapes": {name: list(shape) for name, shape in case.shapes.items()},
-                "milliseconds": {"engine": case.engine.median, "eager": case.eager.median},
-            }
-            for case in self.cases
-        ]
-        first = {name: value for name, value in cases[0].items() if name != "milliseconds"}
-        return {**first, "cases": cases, "threads": self.threads, "busy": self.is_busy}
 
 
 def export_timing(
     candidate: Candidate,
     bundle: Bundle,
-    seconds: float,
+    seconds: Mapping[str, float],
     threads: int | None,
     prompts: Path | None = None,
+    *,
+    for_size: bool = False,
 ) -> Timing:
-    """Time the first engine and eager in turns, for one row and for many, and each node of the
-    engine; nothing of that where it does not run here as on its target, is large, or takes too
-    long.
+    """Time the first engine, eager and the fp32 engine in turns, for one row and for many, and each
+    node of the engine; nothing of that where it does not run here as on its target, is large, or
+    takes too long.
 
     Args:
         bundle: the engine's, about to be published.
-        seconds: that the export took.
+        seconds: that each step of the export took.
         threads: within an op, of both; None: as many as torch takes.
         prompts: the user's texts; None: inputs are drawn.
+        for_size: whether the user wants a small engine rather than a fast one.
     """
     config = candidate.config
     is_native = candidate.runs[0].verdict.engine == "ran"
     if not config.runs_here or config.device != "cpu" or not is_native:
         return Timing()
     record = bundle.manifest.engines[0]
-    if sum(bundle.path(name).stat().st_size for name in candidate.artifacts[0].files) > LARGEST:
+    own = sum(bundle.path(name).stat().st_size for name in candidate.artifacts[0].files)
+    if own > LARGEST:
         return Timing()
-    room = min(MOST, SHARE * seconds)
+    room = min(MOST, SHARE * sum(seconds.values()))
     texts = () if prompts is None else given_prompts(prompts)
     threads = threads or torch.get_num_threads()  # OMP_NUM_THREADS sets those of torch alone
     try:
         opened = session_class(record.target).open(bundle, record, config.providers, threads)
-        with Engine(bundle, record, opened) as engine, torch_threads(threads), torch.no_grad():
-            runs = _runs(candidate, engine, texts, room)
+        with ExitStack() as stack, torch_threads(threads), torch.no_grad():
+            engine = stack.enter_context(Engine(bundle, record, opened))
+            fp32_engine = cache(lambda: _fp32_engine(candidate, seconds, threads, stack))
+            runs = _runs(candidate, engine, fp32_engine, texts, room)
             profiles = [
                 _profile(candidate, bundle, engine, run.feeds, threads, room / 8)
                 for run in runs
                 if run.seconds * PROFILED_RUNS <= room / 2
             ]
-            cases = tuple(run.speed for run in runs if run.speed is not None)
     except EnginecastError:  # it is published all the same
         return Timing()
+    profiled = tuple(profile for profile in profiles if profile is not None)
+    cases = tuple(run.speed for run in runs if run.speed is not None)
+    if not cases:
+        return Timing(None, profiled)
     is_busy = os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
-    speed = ExportSpeed(cases, config.asked_precision, threads, is_busy) if cases else None
-    return Timing(speed, tuple(profile for profile in profiles if profile is not None))
+    speed = Speed(
+        cases,
+        config.asked_precision,
+        threads,
+        is_busy,
+        cpu_class(),
+        _advice(config.asked_precision, cases, own, fp32_engine().size, for_size=for_size),
+        fp32_engine().why_none,
+    )
+    return Timing(speed, profiled)
+
+
+@dataclass(frozen=True)
+class _Fp32Engine:
+    """The engine that an export in fp32 makes for the same target, or why there is none."""
+
+    engine: Engine | None = None
+    size: int = 0
+    """Bytes."""
+    why_none: str = ""
+
+
+def _fp32_engine(
+    candidate: Candidate, seconds: Mapping[str, float], threads: int, stack: ExitStack
+) -> _Fp32Engine:
+    """Make it of the program that was captured, and open it until the stack is left.
+
+    It is timed and thrown away, so nothing but its speed is asked of it.
+    """
+    config, model = candidate.config, candidate.model
+    if config.asked_precision == "fp32":
+        return _Fp32Engine()
+    if not isinstance(model, Prepared) or not config.pipeline:
+        return _Fp32Engine(why_none="this one is made from the module itself")
+    weights = 4 * sum(model.source.weight_elements().values())
+    if weights > LARGEST:
+        return _Fp32Engine(why_none=f"its weights would take {size(weights)}")
+    # It takes about as long as the engine that was just made for the same target.
+    cost = seconds.get("lower", 0.0)
+    if cost > max(MOST, SHARE * sum(seconds.values())):
+        return _Fp32Engine(why_none=f"it would take {cost:.0f} s to make")
+    target = target_of(config.target)
+    text = target.pipeline("fp32", device=config.device)
+    plain = replace(config, precision="fp32", quantized="", pipeline=text, plan=None, also=())
+    try:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="enginecast-fp32-")))
+        program = structural_copy(model.captured.program)
+        run_pipeline(build(plain.pipeline), program, model.context)
+        lowered = structural_copy(program)
+        run_pipeline(build(plain.lowering), lowered, model.context)
+        artifact = target.lower(lowering_request(model, plain, lowered, folder))
+        rewritten = Rewritten(program, (), (), None, candidate.reference)
+        manifest = describe_program(model, plain, rewritten, (artifact,))
+        made = unsealed(folder, manifest, artifact.files)
+        record = manifest.engines[0]
+        opened = session_class(record.target).open(made, record, config.providers, threads)
+        engine = stack.enter_context(Engine(made, record, opened))
+    except Exception as error:  # what was to be exported is there, and is published all the same
+        return _Fp32Engine(why_none=f"it cannot be made: {first_line(error)}")
+    return _Fp32Engine(engine, sum((folder / name).stat().st_size for name in artifact.files))
+
+
+def _advice(
+    precision: str, cases: Sequence[SpeedAt], own: int, fp32: int, *, for_size: bool
+) -> str:
+    """What to do with an engine that is slower than the fp32 one; empty: nothing."""
+    slow = [case.sizes for case in cases if case.is_slower]
+    if not slow:
+        return ""
+    here = "use --precision fp32 on this machine"
+    here += "" if len(slow) == len(cases) else f" for sizes like {' and '.join(slow)}"
+    smaller = f"{size(own)} instead of {size(fp32)} in fp32"
+    if for_size:
+        return f"the trade of --optimize size: {smaller}"
+    if precision.endswith("-storage"):
+        return f"the trade of storing weights in few bits: {smaller}"
+    if precision != "int8":
+        return f"{here}, and {precision} on one that computes in it"
+    lack = ", whose CPU has no VNNI" if "VNNI" not in (cpu_class() or "VNNI") else ""
+    return (
+        f"{here}{lack}; where size counts more, say --optimize size ({precision} takes {smaller})"
+    )
 
 
 @dataclass(frozen=True)
@@ -167,36 +210,58 @@ class _Run:
 
 
 def _runs(
-    candidate: Candidate, engine: Engine, texts: Sequence[str], room: float
+    candidate: Candidate,
+    engine: Engine,
+    fp32_engine: Callable[[], _Fp32Engine],
+    texts: Sequence[str],
+    room: float,
 ) -> tuple[_Run, ...]:
-    """One row beside eager, and as many rows as the time allows."""
-    model, start = candidate.model, time.perf_counter()
+    """One row beside eager and the fp32 engine, and as many rows as the time allows."""
+    model = candidate.model
     names = [spec.name for spec in model.inputs]
     module = eager_module(model.source, model.wanted, names, device="cpu", dtype=torch.float32)
 
     def beside(feeds: Feeds, rounds: int, seconds: float, warm_ups: int) -> SpeedAt:
         there = tensors_of(feeds, "cpu", torch.float32)
-        calls = {"eager": lambda: module(**there), "engine": lambda: engine.run(feeds)}
+        calls: dict[str, Callable[[], object]] = {
+            "eager": lambda: module(**there),
+            "engine": lambda: engine.run(feeds),
+        }
+        if fp32 is not None:
+            wide = as_declared(fp32, feeds)
+            calls["fp32"] = partial(fp32.run, wide)
         found = interleaved(calls, rounds=rounds, seconds=seconds, warm_ups=warm_ups)
-        return SpeedAt(_shapes_of(feeds), found["engine"], found["eager"])
+        gain, wider = found["engine"].over(found["eager"]), None
+        if fp32 is not None:
+            wider = found["engine"].over(found["fp32"])
+        return SpeedAt(
+            gain.median,
+            gain.spread,
+            len(gain.wall),
+            _shapes_of(feeds),
+            {name: times.median for name, times in found.items()},
+            None if wider is None else wider.median,
+            None if wider is None else wider.spread,
+        )
 
     feeds, once, eager_once = _first(candidate, engine, module, texts)
     if (once + eager_once) * (FEWEST + WARM_UPS) > room:
         return (_Run(feeds, once, None),)
+    fp32, start = fp32_engine().engine, time.perf_counter()
     one = beside(feeds, 2 * FEWEST, room / 4, WARM_UPS)
-    runs = (_Run(feeds, one.engine.median / 1e3, one),)
-    pair = (one.engine.median + one.eager.median) / 1e3
+    runs = (_Run(feeds, one.milliseconds["engine"] / 1e3, one),)
+    turn = sum(one.milliseconds.values()) / 1e3
     left = room - (time.perf_counter() - start)
     for rows in _batches(model.inputs):
         # Rows together take less than one by one: about half, on the models that were tried.
-        if pair * rows * (MANY_ROUNDS + 1) > 2 * left:
+        if turn * rows * (MANY_ROUNDS + 1) > 2 * left:
             continue
         try:
             feeds = as_declared(engine, _drawn(model, rows, texts))
             many = beside(feeds, MANY_ROUNDS, left, 1)
         except Exception:  # the model's own code, or sizes that it tells apart
             break
-        return (*runs, _Run(feeds, many.engine.median / 1e3, many))
+        return (*runs, _Run(feeds, many.milliseconds["engine"] / 1e3, many))
     return runs
 
 

@@ -89,7 +89,10 @@ def export(
     measure = None
     if not no_speed:
         prompts = request.options.prompts
-        measure = partial(export_timing, threads=request.threads, prompts=prompts)
+        for_size = request.optimize == "size"
+        measure = partial(
+            export_timing, threads=request.threads, prompts=prompts, for_size=for_size
+        )
     done = session.export(request, steps, measure)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
@@ -104,7 +107,8 @@ def export(
 def _show_verdict(done: "Export") -> None:
     from enginecast.verification.report.tables import print_downgrades, print_verdict
 
-    print_verdict(done.report.verdict, done.report.floor_dtype, results(), tables=False)
+    report = done.report
+    print_verdict(report.verdict, report.floor_dtype, results(), tables=False, timed=report.timed)
     print_downgrades(done.report.downgrades, results())
     _show_folder(done)
 
@@ -188,7 +192,12 @@ def _engine_line(done: "Export") -> str:
 def _why_untimed(done: "Export") -> str:
     """Why an engine was not timed beside eager."""
     if done.report.verdict.engine != "ran":
-        precision = done.candidate.config.precision
+        precision, provider = done.candidate.config.precision, done.report.verdict.where.provider
+        if provider.startswith("CPU"):
+            return (
+                f"not timed: {provider} computes {precision} in fp32, with casts between, which"
+                f" says nothing of hardware that computes in {precision}"
+            )
         return f"not timed: the engine has not run on hardware that computes in {precision}"
     return "not timed here; `enginecast bench` times it"
 

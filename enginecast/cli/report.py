@@ -120,7 +120,7 @@ def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:
     console = results()
     shown = side.report
     say(console, f"{shown.model} in {shown.precision} for {shown.target}")
-    print_report(shown, console)
+    print_report(shown, console, "the machine of the export")
     where = f"{page}" if page.exists() else f"{side.path} holds no page; `-o FILE.html` writes one"
     say(console, where)
 

@@ -282,6 +282,10 @@ class OutputVerdict(Record, frozen=True, kw_only=True):
     """Prompts compared; 0 for an output that follows no mask."""
     prompt_cosine: float | None = None
     """Smallest cosine of a prompt's mean over its valid tokens."""
+    prompt_errors: tuple[float | None, ...] = ()
+    """Relative L2 error of each prompt that was given, over its valid tokens, in their order."""
+    prompt_cosines: tuple[float | None, ...] = ()
+    """Likewise the smallest cosine of a token, or of the one row of the prompt."""
     kernels: bool = False
     """Whether the floor counts what the backend's own kernels may lose, and eager's do not."""
 

@@ -219,5 +219,6 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert not is_hub_name(NAME)  # a folder here comes first
     assert model_name(tmp_path / NAME) == "tiny-bert"
+    assert model_name(tmp_path / "a_package" / "model") == "a_package"
     assert model_name(tmp_path / "models--maker--tiny-bert" / "snapshots" / SHA) == "tiny-bert"
     assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in FILES)

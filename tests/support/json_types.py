@@ -59,11 +59,14 @@ class Components(TypedDict):
 class CaseMilliseconds(TypedDict):
     engine: float
     eager: float
+    fp32: NotRequired[float]
 
 
 class SpeedCase(TypedDict):
     eager: float
     quartiles: list[float]
+    fp32: float | None
+    fp32_quartiles: list[float] | None
     rounds: int
     shapes: Shapes
     milliseconds: CaseMilliseconds
@@ -72,11 +75,18 @@ class SpeedCase(TypedDict):
 class Speed(TypedDict):
     eager: float
     quartiles: list[float]
+    fp32: float | None
+    fp32_quartiles: list[float] | None
     rounds: int
     shapes: Shapes
     cases: list[SpeedCase]
+    precision: str
     threads: int
     busy: bool
+    cpu: str
+    advice: str
+    slower_than_fp32: str
+    without_fp32: str
 
 
 class Memory(TypedDict):

@@ -203,3 +203,20 @@ def test_a_prompt_s_mean_is_taken_over_its_valid_tokens() -> None:
     assert both.prompts == 4
     assert both.prompt_cosine == pytest.approx(-1.0)
     assert both.worst_at is None
+
+
+def test_each_prompt_that_was_given_has_an_error_of_its_own() -> None:
+    reference = sample(2, 5, 8)
+    mask = np.ones((2, 5), dtype=bool)
+    mask[1, 1:] = False
+    outputs = reference.copy()
+    outputs[0] *= -1
+    outputs[1, 1:] = 1e6  # padding
+    found = measure(outputs, reference, mask, given=2)
+    assert found.prompt_errors == pytest.approx((2.0, 0.0))
+    assert found.prompt_cosines == pytest.approx((-1.0, 1.0))
+    outputs[0, 3, 3] = np.inf
+    assert measure(outputs, reference, mask, given=2).prompt_errors == (None, 0.0)
+    pooled = measure(outputs[:, 0], reference[:, 0], given=2)  # a vector a prompt
+    assert pooled.prompt_errors == pytest.approx((2.0, 0.0))
+    assert measure(outputs, reference, mask).prompt_errors == ()

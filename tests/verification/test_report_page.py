@@ -9,13 +9,14 @@ import msgspec
 import pytest
 from browser import PROGRAM, Browser, browser
 from exports import Exports
-from reports import full, report
+from reports import full, report, slow_at
 
 from enginecast.compiler.publication.report_details import origin_of, reported_plan
 from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verification.report.comparison import Side, compare
 from enginecast.verification.report.page import comparison_page_of, page_of
+from enginecast.verification.report.speed import Speed
 
 WIDTHS = (390, 800, 1300)
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -112,7 +113,10 @@ def test_it_reads_without_scripts_and_links_open_what_is_folded(
 def test_the_strip_comes_first_and_shows_what_is_lost_in_a_color_of_its_own() -> None:
     page = page_of(full())
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
-    assert headings[:3] == ["Error by module", "Outputs", "Quantization"]
+    assert headings[:6] == [
+        *("Error by module", "Outputs", "Prompts", "Speed", "Inputs and outputs"),
+        "Quantization",
+    ]
     strip = page[page.index('<figure class="strip">') :]
     strip = strip[: strip.index("</figure>")]
     assert strip.count('class="lost"') == 24 - 10
@@ -126,6 +130,62 @@ def test_the_strip_comes_first_and_shows_what_is_lost_in_a_color_of_its_own() ->
     whole = page_of(report())
     assert "infinite or NaN" not in whole
     assert "1e+30" not in page
+
+
+def test_the_page_says_what_the_engine_is_and_where_it_is_slow() -> None:
+    page = " ".join(re.sub(r"<[^>]*>", " ", page_of(full()).partition("</style>")[2]).split())
+    for text in (
+        "bf16 engine for onnxruntime, of a T5EncoderModel with random (seed 3) weights",
+        "! verified, but slower than fp32 on the machine of the export (0.53x the fp32 engine at"
+        " 1x10): 1.1x the error of eager bf16",
+        "use --precision fp32 on this machine",
+        "0.53x ▼ slower the fp32 engine at 1x10",
+        "2 threads of a CPU with AVX2, with random (seed 3) weights.",
+        "two &lt;cats&gt; &amp; a dog not finite - last_hidden_state",
+        "rain 6.00e-03 (worst) 0.980000",
+        "input_ids input int64 [batch 1..64, 77] 0..255",
+        "last_hidden_state output float16 [batch 1..64, 77, 64] -",
+        "Weights take 72.0 KiB in fp32 (75%), 24.0 KiB in int8 (25%).",
+        "encoder.block.0 16.0 KiB: fp32, int8",
+        "The whole graph (70 nodes) is in engine.onnx ,",
+        "✗ rejected: nothing was published",
+    ):
+        assert text in page, text
+
+
+@pytest.mark.parametrize(
+    ("gain", "quartiles", "said", "slower"),
+    [
+        (0.5, (0.4, 0.6), "; 0.50x the fp32 engine at 1x10", True),
+        (0.9, (0.3, 1.05), "; 0.90x the fp32 engine at 1x10", False),  # by chance
+        (4.0, (3.0, 5.0), "; 4.0x the fp32 engine at 1x10", False),
+        (None, None, "; not timed beside the fp32 engine: too large", False),
+    ],
+)
+def test_an_engine_that_is_slower_than_in_fp32_says_so(
+    gain: float | None, quartiles: tuple[float, float] | None, said: str, slower: bool
+) -> None:
+    found = Speed((slow_at(gain, quartiles),), "int8", 1, without_fp32="too large")
+    expected = f"13.0x eager at 1x10{said} (int8 against eager fp32, on 1 thread of this CPU)"
+    assert str(found) == expected
+    assert bool(found.slower) == bool(found.to_json()["slower_than_fp32"]) == slower
+    both = Speed((*found.cases, slow_at(0.7)), "int8", 1)
+    assert both.slower_than_fp32("it").startswith("slower" if slower else "partly slower")
+
+
+def test_no_sign_warns_of_what_is_right() -> None:
+    page = page_of(replace(report(), timed=None))
+    assert '<div class="verdict "><b><span aria-hidden="true">✓ </span>verified: 1.1x' in page
+    assert 'class="warn"' not in page
+
+
+def test_a_layer_that_is_slower_than_what_it_replaces_is_marked() -> None:
+    whole = full()
+    assert whole.plan is not None
+    layers = [replace(layer, gain=0.58) for layer in whole.plan.layers[1:2]]
+    page = page_of(replace(whole, plan=replace(whole.plan, layers=tuple(layers))))
+    assert 'class="slower">▼ 0.58x' in page
+    assert re.search(r'<td class="bad" data-value="0.58">0.58x model, slower</td>', page)
 
 
 def test_a_strip_of_equal_values_has_no_bar() -> None:

@@ -182,6 +182,8 @@ def _figures(one: Side, other: Side) -> Iterator[Line]:
     yield _number("size", pair(lambda side: side.size), lambda n: size(int(n)))
     yield _number("nodes", pair(lambda side: side.report.nodes), lambda n: f"{n:,.0f}")
     yield Line("speed", one.report.speed or "-", other.report.speed or "-")
+    machines = [side.report.timed.machine if side.report.timed else "-" for side in (one, other)]
+    yield Line("timed on", machines[0], machines[1])
     spent = in_nodes(one), in_nodes(other)
     yield _number("time in nodes", spent, lambda us: f"{us / 1000:.2f} ms")
     export = pair(lambda side: sum(side.report.seconds.values()))

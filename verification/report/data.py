@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginecast.runtime.bundle.manifest import Downgrade, Fusion, Verdict
+from enginecast.runtime.bundle.manifest import Downgrade, Fusion, Input, Output, Verdict
 from enginecast.verification.emulate.data import Emulation
+from enginecast.verification.report.speed import Speed
 
 SCHEMA_VERSION = 2
 """Version of `report.json`; version 1 lacked this number and the fields added with it."""
@@ -173,6 +174,19 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a module, as the engine stores them."""
+
+    module: str
+    """A module; of a model with very many, a block of them."""
+    precision: str
+    """"fp32", "int8", "int4-storage": as weights, and as factors of products where it is no
+    storage."""
+    bytes: int
+    """Scales included."""
+
+
+@dataclass(frozen=True)
 class Origin:
     """The origin of the report: what made it, when, and from which model."""
 
@@ -218,6 +232,8 @@ class Report:
     """Verdicts on further engines in the bundle, by target."""
     speed: str = ""
     """Speed of the engine compared with eager on the machine of the export; empty: not timed."""
+    timed: Speed | None = None
+    """The same in numbers, and beside the fp32 engine."""
     schema_version: int = 1
     """Version of this file; new files have `SCHEMA_VERSION`."""
     origin: Origin | None = None
@@ -230,3 +246,16 @@ class Report:
     """Bytes of the first engine and its weights."""
     nodes: int = 0
     """Number of nodes in the first engine."""
+    file: str = ""
+    """Name of the first engine's file in the bundle; empty: there is no bundle."""
+    model_class: str = ""
+    weights: str = ""
+    """"the model's own", or "random (seed 0)"."""
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Least and greatest size of each symbolic dimension."""
+    stored: tuple[StoredWeights, ...] = ()
+    """In the order of execution; empty: not known."""
+    prompts: tuple[str, ...] = ()
+    """Beginnings of the prompts that were given, in the order of `OutputVerdict.prompt_errors`."""

@@ -1,6 +1,7 @@
 """The HTML pages of a report and of a comparison: one static file each, from the templates here."""
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from enginecast.verification.report.comparison import Comparison
 from enginecast.verification.report.data import Drawing, PassCheck, Profile, Report
 from enginecast.verification.report.drawing import in_layers
 from enginecast.verification.report.plan_picture import plan_picture
+from enginecast.verification.report.precision_map import precision_map
 from enginecast.verification.report.strip import block_of, color_of, strip_of
 from enginecast.verification.report.tables import (
     downgrade_line,
@@ -20,7 +22,10 @@ from enginecast.verification.report.tables import (
     outputs_table,
     passes_table,
     plan_table,
+    signature_table,
     size,
+    speed_table,
+    stored_table,
     weights_table,
 )
 from enginecast.verification.verdict import verdict_line
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 600
 """Most rows of a table; the rest is in report.json."""
+SHOWN_BLOCKS = 40
+"""Most blocks of the map of precisions that are not folded."""
+VIEWED = (".onnx", ".xml", ".pt")
+"""Files that Netron draws."""
 SMALL = 14
 """Most nodes of a drawing that fits a screen."""
 
@@ -72,10 +81,17 @@ def _environment() -> "jinja2.Environment":
         {"bytes": size, "digits": _digits, "downgrade_line": downgrade_line, "times": times}
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(color_of, in_layers, most_telling, plan_picture, spent_by, strip_of, verdict_line),
+        *(color_of, in_layers, most_telling, plan_picture, precision_map, prompt_rows, spent_by),
+        *(strip_of, verdict_line),
         *(fusions_table, modules_table, outputs_table, passes_table, plan_table, weights_table),
+        *(signature_table, speed_table, stored_table),
     )
-    environment.globals.update({each.__name__: each for each in functions}, MOST_ROWS=MOST_ROWS)
+    environment.globals.update(
+        {each.__name__: each for each in functions},
+        MOST_ROWS=MOST_ROWS,
+        SHOWN_BLOCKS=SHOWN_BLOCKS,
+        VIEWED=VIEWED,
+    )
     return environment
 
 
@@ -104,6 +120,23 @@ def most_telling(report: Report) -> tuple[PassCheck, Drawing, list[tuple[int, st
     most = max(whole, key=gain)
     others = [(index, report.passes[index].name) for index in drawn if index != most]
     return report.passes[most], drawn[most][0], others
+
+
+def prompt_rows(report: Report) -> list[SimpleNamespace]:
+    """Each prompt with its error and cosine; of several outputs, those of the worst."""
+    outputs = [output for output in report.verdict.outputs if output.prompt_errors]
+    rows = []
+    for index, text in enumerate(report.prompts):
+        found = [output for output in outputs if index < len(output.prompt_errors)]
+        if not found:
+            break
+        errors = {output.name: output.prompt_errors[index] for output in found}
+        worst = max(found, key=lambda each: math.inf if (e := errors[each.name]) is None else e)
+        cosine = worst.prompt_cosines[index]
+        rows.append(
+            SimpleNamespace(text=text, error=errors[worst.name], cosine=cosine, output=worst.name)
+        )
+    return rows
 
 
 def spent_by(profile: Profile) -> SimpleNamespace:

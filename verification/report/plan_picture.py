@@ -48,6 +48,16 @@ class PlanRow:
         return math.exp(sum(c * math.log(g) for c, g in known) / total) if total else None
 
     @property
+    def is_slower(self) -> bool:
+        """Whether a layer is slower than what it replaces, whatever the others are."""
+        return any((x.gain or 1.0) < 1 for x in self.layers if x.choice != "keep")
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether a gain of it comes from a cost model, and was not measured."""
+        return any(x.gain_from == "model" for x in self.layers if x.choice != "keep")
+
+    @property
     def is_kept(self) -> bool:
         return all(layer.choice == "keep" for layer in self.layers)
 

@@ -7,11 +7,24 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from enginecast.runtime.bundle.manifest import Downgrade, Fusion, OutputVerdict, Verdict
+from enginecast.runtime.bundle.manifest import (
+    Downgrade,
+    Fusion,
+    Input,
+    Output,
+    OutputVerdict,
+    Verdict,
+)
 from enginecast.verification.emulate.data import Emulation, StoredValues, WeightLoss, tightest
 from enginecast.verification.metrics import BEYOND, times
-from enginecast.verification.report.data import PassCheck, PlannedLayer, Report
+from enginecast.verification.report.data import (
+    PassCheck,
+    PlannedLayer,
+    Report,
+    StoredWeights,
+)
 from enginecast.verification.report.layout import print_table
+from enginecast.verification.report.speed import Speed, SpeedAt
 from enginecast.verification.verdict import verdict_line
 
 HOW = (
@@ -60,7 +73,7 @@ def print_summary(report: Report, console: Console) -> None:
     if not is_rejected:
         told = tuple(reason for reason in verdict.reasons if not reason.startswith(HOW))
         verdict = msgspec.structs.replace(verdict, reasons=told)
-    print_verdict(verdict, report.floor_dtype, console, tables=False)
+    print_verdict(verdict, report.floor_dtype, console, tables=False, timed=report.timed)
     _print_others(report, console)
     if is_rejected and report.emulation is not None:
         print_emulation(report.emulation, console)
@@ -71,11 +84,15 @@ def print_summary(report: Report, console: Console) -> None:
     print_downgrades(report.downgrades, console)
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Report, console: Console, machine: str = "this machine") -> None:
     """Print the verdict and, where there are any, the tables of passes and fusions; last, what the
     engine lacks.
+
+    Args:
+        machine: what to call the one of the export.
     """
-    print_verdict(report.verdict, report.floor_dtype, console)
+    verdict, timed = report.verdict, report.timed
+    print_verdict(verdict, report.floor_dtype, console, timed=timed, machine=machine)
     _print_others(report, console)
     busy = [check for check in report.passes if not _is_idle(check)]
     if busy:
@@ -101,12 +118,30 @@ def _is_idle(check: PassCheck) -> bool:
     return not (check.rewritten or check.left_alone or check.failure)
 
 
-def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: bool = True) -> None:
-    """Print how every output was judged (in a table), then the verdict and its reasons."""
+def print_verdict(
+    verdict: Verdict,
+    dtype: str,
+    console: Console,
+    *,
+    tables: bool = True,
+    timed: Speed | None = None,
+    machine: str = "this machine",
+) -> None:
+    """Print how every output was judged (in a table), then the verdict and its reasons; first of
+    all that the engine is slower than in fp32, where it is.
+    """
+    but = "" if timed is None else timed.slower_than_fp32(machine)
+    line = verdict_line(verdict, dtype, but)
+    is_rejected = verdict.outcome == "rejected"
+    style = "bold red" if is_rejected else "bold yellow" if but else "bold green"
+    if but:
+        _print_line(line, console, style)
+    if but and timed is not None and timed.advice:
+        _print_line(f"  {timed.advice}", console, "yellow")
     if tables:
         _print_table(outputs_table(verdict.outputs, dtype), console)
-    is_rejected = verdict.outcome == "rejected"
-    _print_line(verdict_line(verdict, dtype), console, "bold red" if is_rejected else "bold green")
+    if not but:
+        _print_line(line, console, style)
     for reason in verdict.reasons[1:] if is_rejected else verdict.reasons:
         _print_line(f"  {reason}", console)
 
@@ -258,12 +293,77 @@ def plan_table(layers: Sequence[PlannedLayer]) -> ReportTable:
         Column("end to end", _of("end_to_end", "{:.2e}")),
         Column(
             "gain",
-            lambda row: "-" if row.gain is None else f"{row.gain:.2f}x {row.gain_from}".strip(),
+            lambda row: (
+                "-"
+                if row.gain is None
+                else f"{row.gain:.2f}x {row.gain_from}{', slower' * _is_loss(row)}".strip()
+            ),
             value=lambda row: row.gain,
+            is_bad=lambda row: _is_loss(row),
         ),
         Column("why", _of("reason"), is_wide=True),
     )
     return ReportTable(layers, columns)
+
+
+def _is_loss(layer: PlannedLayer) -> bool:
+    """Whether a layer is slower than what it replaces."""
+    return layer.choice != "keep" and layer.gain is not None and layer.gain < 1
+
+
+def speed_table(cases: Sequence[SpeedAt]) -> ReportTable:
+    def taken(name: str) -> Callable[[Any], str]:
+        return lambda row: f"{row.milliseconds[name]:.3g}"
+
+    names = {"engine": "engine ms", "eager": "eager fp32 ms", "fp32": "fp32 engine ms"}
+    shown = [name for name in names if name in cases[0].milliseconds]
+    columns = [Column("sizes", _of("sizes")), *(Column(names[n], taken(n)) for n in shown)]
+    columns.append(Column("times as fast as eager", _of("eager", "{:.2f}x")))
+    if cases[0].fp32 is not None:
+        columns.append(
+            Column(
+                "times as fast as the fp32 engine",
+                lambda row: f"{row.fp32:.2f}x{', slower' * row.is_slower}",
+                is_bad=lambda row: row.is_slower,
+            )
+        )
+    return ReportTable(cases, columns)
+
+
+def signature_table(report: Report) -> ReportTable:
+    """Inputs and outputs, with the ranges of their sizes and values."""
+
+    def shape(row: Input | Output) -> str:
+        sizes = (
+            f"{dim} {'..'.join(map(str, report.symbols[dim]))}"
+            if isinstance(dim, str) and dim in report.symbols
+            else str(dim)
+            for dim in row.shape
+        )
+        return f"[{', '.join(sizes)}]"
+
+    def values(row: Input | Output) -> str:
+        if isinstance(row, Output) or row.minimum is None or row.maximum is None:
+            return "any" if isinstance(row, Input) else "-"
+        return f"{row.minimum:g}..{row.maximum:g}"
+
+    columns = (
+        Column("name", _of("name")),
+        Column("", lambda row: "output" if isinstance(row, Output) else "input"),
+        Column("dtype", _of("dtype")),
+        Column("sizes", shape),
+        Column("values", values),
+    )
+    return ReportTable((*report.inputs, *report.outputs), columns)
+
+
+def stored_table(stored: Sequence[StoredWeights]) -> ReportTable:
+    columns = (
+        Column("module", lambda row: row.module or "the model itself"),
+        Column("precision", _of("precision")),
+        Column("weights", lambda row: size(row.bytes), value=lambda row: row.bytes),
+    )
+    return ReportTable(stored, columns)
 
 
 def _choice(layer: PlannedLayer) -> str:

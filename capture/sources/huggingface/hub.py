@@ -37,7 +37,11 @@ def fetch(name: str) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """The name of a model's folder; for a snapshot in the hub's cache, the repository's name."""
+    """The name of a model's folder; for a snapshot in the hub's cache, the repository's name, and
+    for a folder that is called "model", as in a package, that of the folder around it.
+    """
     whole = folder.resolve()
     found = _SNAPSHOT.fullmatch(whole.parent.parent.name)
-    return found["name"] if found and whole.parent.name == "snapshots" else whole.name
+    if found and whole.parent.name == "snapshots":
+        return found["name"]
+    return whole.parent.name if whole.name == "model" and whole.parent.name else whole.name

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.base.wrapped import WrappedSource
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
+from enginecast.capture.sources.huggingface.hub import model_name
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
     HuggingFaceSource,
@@ -323,7 +324,7 @@ def open_sentence_folder(
     model = open_folder(
         parts[0].folder, random_weights, component, bare="transformer_task" not in unknown_settings
     )
-    model.name = folder.resolve().name
+    model.name = model_name(folder)
     try:
         if unknown_settings:
             raise _UnknownPartError(f"Transformer with {', '.join(unknown_settings)} is not known")

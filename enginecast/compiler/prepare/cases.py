@@ -44,6 +44,7 @@ from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
 from enginecast.verification.eager.make_reference import shape_only_outputs
+from enginecast.verification.reference import GIVEN_PROMPTS
 from enginecast.verification.runs import Runs
 
 SEED = 0
@@ -100,7 +101,7 @@ def choose_cases(
                 f"--prompts gives no values for {', '.join(lacking)}",
                 hint="Give all inputs as tensors: --inputs FILE.safetensors.",
             )
-        cases = [Case("given prompts", encoded), *cases]
+        cases = [Case(GIVEN_PROMPTS, encoded), *cases]
     # A prompt file may have more rows than the largest batch.
     limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
     for index, case in enumerate(cases):

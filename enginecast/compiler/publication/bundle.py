@@ -3,20 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.attempt import Rung
-from enginecast.compiler.engines.lower_and_run import EngineRun, unsealed
+from enginecast.compiler.engines.lower_and_run import EngineRun, describe_inputs, unsealed
 from enginecast.compiler.engines.rewrite import Rewritten
 from enginecast.compiler.export_attempts import Tried
 from enginecast.compiler.prepare.cases import SEED
 from enginecast.compiler.prepare.program import OpenedModel
 from enginecast.compiler.publication.downgrades import downgrades_of
 from enginecast.compiler.publication.manifest import PLAN_NAME
-from enginecast.compiler.publication.report_details import origin_of, plan_notes, reported_plan
+from enginecast.compiler.publication.report_details import (
+    origin_of,
+    plan_notes,
+    reported_plan,
+    shown_prompts,
+    stored_weights,
+)
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.steps import Steps
 from enginecast.doctor.checks import Report as Machine
@@ -32,6 +38,7 @@ from enginecast.verification.bisect.culprit import Bisection
 from enginecast.verification.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verification.report.data import SCHEMA_VERSION, Origin, Profile, Report
 from enginecast.verification.report.files import HTML_NAME, JSON_NAME, write_report
+from enginecast.verification.report.speed import Speed
 from enginecast.version import __version__
 
 LOG_NAME = "build.log"
@@ -91,6 +98,8 @@ class Candidate:
         timing: "Timing | None" = None,
         size: int = 0,
         downgrades: tuple[Downgrade, ...] = (),
+        *,
+        request: ExportRequest,
     ) -> Report:
         """The report, for people and programs.
 
@@ -101,8 +110,14 @@ class Candidate:
         plan = None if rewritten is None else plan_of(rewritten.program)
         speed = None if timing is None else timing.speed
         emulated = None if rewritten is None else rewritten.emulated
+        source, options, manifest = self.model.source, request.options, self.manifest
+        seed = options.random_weights
+        lowered = () if rewritten is None else rewritten.engines
+        file = ""
+        if manifest is not None and self.verdict.outcome != "rejected":
+            file = manifest.engines[0].network or manifest.engines[0].file
         return Report(
-            model=self.model.source.name,
+            model=source.name,
             target=self.config.target,
             precision=self.config.asked_precision,
             pipeline=self.config.pipeline,
@@ -119,6 +134,7 @@ class Candidate:
             layers=self.runs[0].layers,
             others=self.others,
             speed="" if speed is None else str(speed),
+            timed=speed,
             schema_version=SCHEMA_VERSION,
             origin=origin,
             plan=None if plan is None else reported_plan(plan, self.config.precision),
@@ -126,14 +142,15 @@ class Candidate:
             more_profiles=() if timing is None else timing.profiles[1:],
             size=size,
             nodes=self.artifacts[0].nodes if self.artifacts else 0,
+            file=file,
+            model_class="" if source.model_class is None else source.model_class.__name__,
+            weights="the model's own" if seed is None else f"random (seed {seed})",
+            inputs=describe_inputs(self.model.inputs),
+            outputs=() if manifest is None else manifest.outputs,
+            symbols=dict(self.model.symbols),
+            stored=stored_weights(lowered[0].program) if lowered else (),
+            prompts=shown_prompts(options.prompts),
         )
-
-
-class Speed(Protocol):
-    """How fast the first engine is on this machine; as a string, one line."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as JSON data."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +163,8 @@ class Timing:
     """Time by layer, at some sizes; empty: not timed, or its runtime does not time layers."""
 
 
-Measure = Callable[[Candidate, Bundle, float], Timing]
-"""Times the engines of a bundle before it is published; the number is the export time in
-seconds."""
+Measure = Callable[[Candidate, Bundle, Mapping[str, float]], Timing]
+"""Times the engines of a bundle before it is published, after steps that took so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +232,7 @@ def publish(
     machine = examine()
     origin = origin_of(machine, request.command, candidate.model.source.fingerprint())
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
-        report = candidate.report(steps, origin, downgrades=downgrades)
+        report = candidate.report(steps, origin, downgrades=downgrades, request=request)
         _write_reports(candidate, report, request, staging.folder, steps, machine)
         return Export(candidate, report, None, staging.reject(REPORTS))
     files = [name for artifact in candidate.artifacts for name in artifact.files]
@@ -225,19 +241,24 @@ def publish(
     if measure is not None:
         with steps("speed"):
             made = unsealed(staging.folder, candidate.manifest, files)
-            timing = measure(candidate, made, sum(steps.seconds.values()))
+            timing = measure(candidate, made, dict(steps.seconds))
     with steps("publish"):
         floor = replace(candidate.reference.floor, accept=())  # each engine's verdict says it
         reference = replace(candidate.reference, floor=floor)
         left_out = write_reference(staging.folder / REFERENCE_NAME, reference)
         first = sum(sizes[name] for name in candidate.artifacts[0].files)
-        report = candidate.report(steps, origin, left_out, timing, first, downgrades)
+        report = candidate.report(
+            *(steps, origin, left_out, timing, first, downgrades), request=request
+        )
         _write_reports(candidate, report, request, staging.folder, steps, machine)
         candidate.model.source.write_beside(staging.folder)
         engines = tuple(
             msgspec.structs.replace(engine, verdict=run.verdict)
             for engine, run in zip(candidate.manifest.engines, candidate.runs, strict=True)
         )
+        notes = candidate.manifest.notes
+        if report.timed and (slower := report.timed.slower_than_fp32(report.timed.machine)):
+            notes = (*notes, slower)
         leaks = {name: why for run in candidate.runs for name, why in run.leaks.items()}
         padding = candidate.manifest.padding
         if padding is not None and leaks:  # without outputs that were seen to change with padding
@@ -253,6 +274,7 @@ def publish(
             engines=engines,
             fusion=candidate.fusions,
             padding=padding,
+            notes=notes,
             downgrades=downgrades,
         )
         size = sum(sizes.values())

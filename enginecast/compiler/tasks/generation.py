@@ -53,6 +53,7 @@ from enginecast.verification.generation import (
     write_continued,
 )
 from enginecast.verification.metrics import Array, measure, pool, ratio, times
+from enginecast.verification.reference import GIVEN_PROMPTS
 from enginecast.verification.verdict import judge
 
 STEPS = 64
@@ -260,7 +261,7 @@ def _read(encoder: Prepared, decoder: Prepared, source: DecoderSource) -> dict[s
     high = by_name[source.ids].high
     rows = 2 if high is None or high >= LARGE_VOCABULARY else len(LENGTHS)
     rows = by_name[source.ids].dims[0].fit(rows)
-    given = next((case for case in encoder.cases if case.name == "given prompts"), None)
+    given = next((case for case in encoder.cases if case.name == GIVEN_PROMPTS), None)
     if given is not None:
         kept = [row % len(next(iter(given.inputs.values()))) for row in range(rows)]
         return {
@@ -290,7 +291,7 @@ def _prompts(prepared: Prepared, source: DecoderSource) -> tuple[Tensor, Tensor]
     rows = 2 if spec.high >= LARGE_VOCABULARY else len(LENGTHS)
     rows = spec.dims[0].fit(rows)
     most = min(spec.dims[1].maximum, max(1, _longest(prepared.inputs, source) // 2))
-    given = next((case for case in prepared.cases if case.name == "given prompts"), None)
+    given = next((case for case in prepared.cases if case.name == GIVEN_PROMPTS), None)
     if given is not None:
         texts = [
             ids[row_mask != 0][-min(most, LONGEST_GIVEN) :]
