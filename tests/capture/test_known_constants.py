@@ -11,7 +11,6 @@ from torch.nn import functional
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.patches.table import MOST_ELEMENTS
 
 SIDE = 4
 
@@ -41,11 +40,6 @@ def written_to(x: Tensor) -> Tensor:
     last = sizes[1:]
     last[0] = (x[0, 0, 0, 0] > 0).long() + 2
     return x[:, :, : sizes[1]]
-
-
-def too_many(x: Tensor) -> Tensor:
-    table = torch.tensor([*range(MOST_ELEMENTS), 5])
-    return x * 2 if table[-1] > 3 else x
 
 
 class _Of(nn.Module):

@@ -45,11 +45,6 @@ def written(ids: Tensor, image: Tensor) -> Tensor:
     return embedded
 
 
-def scattered(ids: Tensor, image: Tensor) -> Tensor:
-    embedded = F.embedding(ids, WEIGHT)
-    return embedded.masked_scatter((ids == 7)[..., None].expand_as(embedded), image)
-
-
 def selected(x: Tensor, keep: Tensor) -> Tensor:
     return x[keep].view(len(x), 3)
 

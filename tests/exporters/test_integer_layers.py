@@ -746,10 +746,6 @@ def _convs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == "QLinearConv"]
 
 
-def _set(tensor: onnx.TensorProto, array: Any) -> None:
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
 def _change(graph: onnx.GraphProto, name: str, change: Callable[[Any], Any]) -> None:
     """Edit a constant, which stands in the graph or in a node."""
     found = [tensor for tensor in graph.initializer if tensor.name == name]

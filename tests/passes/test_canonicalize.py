@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, T5EncoderModel
 
-aten = torch.ops.aten
 Make = Callable[..., Any]
 
 

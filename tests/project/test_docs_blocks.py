@@ -16,7 +16,6 @@ RUNNABLE = sorted(
         if not block.reason and block.language in ("sh", "console", "python")
     }
 )
-SLOW = [page for page in RUNNABLE if page not in (QUICK, README)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)

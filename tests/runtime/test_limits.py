@@ -25,8 +25,6 @@ from enginecast.runtime.limits import Limits
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.session import Stop
 
-CODE = Path(__file__).parents[2]
-
 
 def looping(folder: Path) -> Path:
     """x [1] -> y [1]: adds 1 to itself x times."""
