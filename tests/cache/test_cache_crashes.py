@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cache_shards import entries, entry, made
 
 from enginecast.cache.store.claims import sweep
@@ -53,6 +54,7 @@ def dies_at(number: int, work: Callable[[], None]) -> bool:
         os._exit(code)
 
 
+@pytest.mark.slow
 def test_a_writer_may_die_at_any_step(tmp_path: Path) -> None:
     reported = tmp_path / "reported"
     states = set()

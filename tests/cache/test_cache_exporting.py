@@ -1,10 +1,8 @@
 """Exports: what other tools read is what the cache holds."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,8 +15,7 @@ from safetensors.torch import load_file
 from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.upkeep.exporting import export
-from enginecast.errors import CacheError, MissingError, UsageError
-from enginecast.installation import install_command
+from enginecast.errors import CacheError
 
 TEXTS = texts(12)
 MADE = {entry.text: entry for entry in entries(TEXTS)}
@@ -66,28 +63,6 @@ def test_a_parquet_file_has_every_entry(encodings: Encodings, tmp_path: Path) ->
     assert spec["tokenizer"] == SPEC.tokenizer
 
 
-def test_groups_of_rows_are_small(
-    encodings: Encodings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from enginecast.cache.upkeep import exporting
-
-    monkeypatch.setattr(exporting, "_GROUP_BYTES", 400)
-    reported: list[int] = []
-    export(encodings, tmp_path / "out.parquet", watch=reported.append)
-    assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == len(reported) > 3
-    assert sum(reported) == 12
-
-
-@pytest.mark.slow
-def test_datasets_reads_the_parquet_file(encodings: Encodings, tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    export(encodings, tmp_path / "out.parquet")
-    read: Any = Dataset.from_parquet(str(tmp_path / "out.parquet"), cache_dir=str(tmp_path / "hub"))
-    assert sorted(read["text"]) == sorted(TEXTS)
-    assert isinstance(read[0]["last_hidden_state"], bytes)
-
-
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
 def test_a_file_of_tensors_for_each_text(encodings: Encodings, tmp_path: Path, form: str) -> None:
     done = export(encodings, tmp_path / "out", form)
@@ -100,16 +75,6 @@ def test_a_file_of_tensors_for_each_text(encodings: Encodings, tmp_path: Path, f
         for name, values in wanted.outputs.items():
             assert got[name].float().numpy().tolist() == values.astype(np.float32).tolist()
         assert got["last_hidden_state"].untyped_storage().nbytes() == len(wanted.ids) * 5 * 2
-
-
-def test_npz_files_are_float32(encodings: Encodings, tmp_path: Path) -> None:
-    export(encodings, tmp_path / "out", "npz")
-    for wanted, file in lines(tmp_path / "out"):
-        with np.load(file) as got:
-            assert sorted(got) == ["ids", "last_hidden_state", "pooler_output"]
-            for name, values in wanted.outputs.items():
-                assert got[name].dtype == np.float32
-                np.testing.assert_array_equal(got[name], values.astype(np.float32))
 
 
 @pytest.mark.parametrize("form", ["parquet", "pt"])
@@ -151,21 +116,3 @@ def test_a_full_disk_leaves_nothing_behind(encodings: Encodings, tmp_path: Path,
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     require_nothing_left(tmp_path)
-
-
-def test_wrong_targets_are_refused(encodings: Encodings, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--format lmdb: expected parquet, safetensors, pt, npz"):
-        export(encodings, tmp_path / "out", "lmdb")
-    with pytest.raises(UsageError, match="there is no folder"):
-        export(encodings, tmp_path / "nowhere" / "out")
-
-
-def test_without_pyarrow_the_way_out_is_said(
-    encodings: Encodings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingError, match="pyarrow") as raised:
-        export(encodings, tmp_path / "out.parquet")
-    assert install_command("cache") in raised.value.hint
-    require_nothing_left(tmp_path)
-    export(encodings, tmp_path / "out", "npz")

@@ -18,20 +18,17 @@ from fill_fixtures import (
     encodings,
     entries_of,
     fill,
-    planned,
     require_all,
     spec,
     stamps,
 )
 
-from enginecast.cache.fill.local import fill_chunk, fill_local
 from enginecast.cache.store import folders as store
-from enginecast.cache.store.claims import claim
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures
 from enginecast.cache.store.shard import Entry, write_shard
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.errors import InputError, MissingError
+from enginecast.errors import MissingError
 
 SPECS = {
     "real": spec(),
@@ -83,32 +80,6 @@ def alone(encoder: TableEncoder, ids: Any) -> dict[str, Any]:
     }
 
 
-def test_batches_hold_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
-    for made, name in ((spec(), "real"), (spec(mask=False, rows="all"), "all")):
-        encoder = TableEncoder(made)
-        fill(encodings(tmp_path / "cache", encoder, name), encoder, captions(80), batch_tokens=50)
-        assert all(rows * length <= 50 for rows, length in encoder.batches)
-        assert max(rows for rows, _ in encoder.batches) >= 4
-        encoder.batches.clear()
-        other = encodings(tmp_path / "cache", encoder, f"{name}1")
-        fill(other, encoder, captions(9), batch_tokens=1)
-        assert {rows for rows, _ in encoder.batches} == {1}
-
-
-def test_rows_are_cloned_out_of_their_batch(tmp_path: Path, monkeypatch: Any) -> None:
-    seen: list[Entry] = []
-
-    def remembered(path: Path, made: EncoderSpec, entries: Sequence[Entry]) -> None:
-        seen.extend(entries)
-        write_shard(path, made, entries)
-
-    monkeypatch.setattr(store, "write_shard", remembered)
-    encoder = TableEncoder()
-    fill(encodings(tmp_path / "cache", encoder), encoder, captions(20))
-    assert len(seen) == 21
-    assert all(array.base is None for entry in seen for array in entry.outputs.values())
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_listed_and_not_stored(tmp_path: Path, value: float) -> None:
     texts = Lines([*captions(40, longest=5), "w5 w90", "w90", "w7 w8 w90 w90"])
@@ -139,14 +110,6 @@ def test_a_text_that_the_encoder_refuses_is_named(tmp_path: Path) -> None:
     require_all(where, Lines(["w5 w6", "w8 w9"]))
 
 
-def test_an_encoder_that_refuses_every_text_is_an_error(tmp_path: Path) -> None:
-    encoder = TableEncoder(refused=1)  # which ends each text
-    where = encodings(tmp_path / "cache", encoder)
-    with pytest.raises(InputError, match="token 1 is out of range"):
-        fill(where, encoder, captions(20))
-    assert where.shard_paths() == []
-
-
 @dataclass
 class StoppedEncoder(TableEncoder):
     """Ends with an error in one of its batches."""
@@ -172,58 +135,6 @@ def test_what_was_encoded_before_an_end_is_stored(tmp_path: Path, error: BaseExc
     again = fill(where, TableEncoder(), texts)
     assert again.schedule.cached + again.done.texts == 81
     assert before.items() <= stamps(where).items()
-    require_all(where, texts)
-
-
-def test_a_chunk_that_takes_long_is_committed_in_parts(tmp_path: Path) -> None:
-    encoder = TableEncoder()
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, captions(40), shard_bytes=10**6)
-    reported: list[tuple[int, int]] = []
-    done = fill_chunk(
-        where,
-        encoder,
-        plan.chunks[0],
-        batch_tokens=64,
-        flush_seconds=0,
-        progress=lambda texts, size: reported.append((texts, size)),
-    )
-    assert set(done.shards) == {path.name for path in where.shard_paths()}
-    assert len(done.shards) == len(encoder.batches) == len(reported) > 3
-    assert (done.texts, done.tokens) == (41, plan.tokens)
-    assert np.sum(reported, axis=0).tolist() == [41, plan.output_bytes]
-    require_all(where, captions(40))
-
-
-def test_a_chunk_that_another_writer_has_done_costs_nothing(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(60)
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, texts)
-    other = fill(where, TableEncoder(), texts)
-    before = stamps(where)
-    filled = fill_local(where, encoder, plan, batch_tokens=64)
-    assert encoder.batches == []
-    assert (filled.done.texts, filled.by_others) == (0, other.done.texts)
-    assert stamps(where) == before
-
-
-def test_a_chunk_that_another_writer_holds_is_left_for_last(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(60)
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, texts)
-    held = plan.chunks[0]
-    thread = threading.Thread(
-        target=fill_local, args=(where, encoder, plan), kwargs=dict(batch_tokens=64)
-    )
-    with claim(where, held.name) as ours:
-        assert ours
-        thread.start()
-        while len(where.shard_paths()) < len(plan.chunks) - 1:
-            thread.join(0.01)
-        thread.join(0.3)
-        assert thread.is_alive()
-        assert open_index(where).find(held.wanted[0].key) is None
-    thread.join()
     require_all(where, texts)
 
 
@@ -265,23 +176,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     fill(where, TableEncoder(), texts)
     assert before.items() <= stamps(where).items()
     require_all(where, texts)
-
-
-def test_shards_that_are_joined_meanwhile_are_counted(tmp_path: Path) -> None:
-    where = encodings(tmp_path / "cache", TableEncoder())
-    moved = tmp_path / "moved"
-    sizes = []
-
-    def take_out(texts: int, size: int) -> None:
-        for path in where.shard_paths():
-            sizes.append(path.stat().st_size)
-            path.rename(moved)
-
-    plan = planned(where, captions(80))
-    done = fill_local(where, TableEncoder(), plan, batch_tokens=64, progress=take_out)
-    assert len(sizes) > 1
-    left = [path.stat().st_size for path in where.shard_paths()]
-    assert done.done.bytes == sum(sizes) + sum(left)
 
 
 def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:

@@ -117,28 +117,6 @@ def backward(self: Model, x: Tensor) -> Tensor:
         return torch.autograd.grad(self.linear(y).square().sum(), y)[0]
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attribute")
-def test_hooks_see_the_copy_and_what_the_model_returns() -> None:
-    """A hook that stores in the module that it closes over, and one of the model itself."""
-    module = Model(lambda self, x: (self.linear(x), self.seen[0] * 2)[1])
-    module.seen = []
-    module.linear.register_forward_hook(lambda *given: module.seen.insert(0, given[-1]))
-    module.register_forward_hook(lambda _, __, found: found + 1)
-    program = captured(module).program
-    assert not module.seen
-    x = torch.randn(5, 8)
-    with torch.no_grad():
-        [found] = program.module()(x=x).values()
-        torch.testing.assert_close(found, module(x))
-
-
-def test_computed_weights_are_copied() -> None:
-    module = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(8, 8)))
-    source = open_source(module, example={"input": torch.randn(3, 8)})
-    x = torch.randn(2, 8)
-    torch.testing.assert_close(source.eager()(x), module(x))
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [

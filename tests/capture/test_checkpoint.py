@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BertForMaskedLM
 
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.weights.checkpoint import INDEX, SINGLE, some
+from enginecast.capture.sources.weights.checkpoint import INDEX, SINGLE
 
 Damage = Callable[[Path], None]
 NORM = "encoder.final_layer_norm.weight"
@@ -167,17 +167,6 @@ def test_weights_that_do_not_fit(
     assert message.startswith(f"error: {folder}/{expected}"), message
     assert "Traceback" not in done.err
     assert not target.parent.exists() or list(target.parent.iterdir()) == []
-
-
-def test_the_shards_are_what_the_cases_say(exports: Exports) -> None:
-    content = json.loads((Path(exports.model("t5-relu-shards-fp16")) / INDEX).read_text())
-    assert content["weight_map"][NORM] == HOLDS_NORM
-    assert set(content["weight_map"].values()) >= {FIRST, SECOND}
-
-
-def test_many_names_are_cut() -> None:
-    assert some("cab") == "a, b, c"
-    assert some("fedcba") == "a, b, c, d and 2 more"
 
 
 def test_a_head_that_the_class_lacks_or_adds(tmp_path: Path) -> None:

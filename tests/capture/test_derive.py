@@ -3,26 +3,16 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.inputs.calls import leaves_of
 from enginecast.capture.inputs.derive.from_facts import from_facts
-from enginecast.capture.inputs.derive.known_inputs import samples_for
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
-from enginecast.capture.inputs.examples import example_sizes, perturbed, sample
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
-from enginecast.capture.inputs.text_config import decoder_of, parts_of, text_of
-from enginecast.capture.sources.base.source import Source
-from enginecast.capture.sources.huggingface.transformers_folder import find_model_class, read_config
-from enginecast.compiler.prepare.open_model import input_specs, open_model
-from enginecast.compiler.request import ModelOptions
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.specs import InputSpec
 from enginecast.errors import UsageError
 
 Sizes = tuple[int | str, ...]
@@ -154,21 +144,6 @@ def test_what_the_tokenizer_gives_is_an_input(
     )
 
 
-def test_boxes_are_on_the_page_and_not_turned_inside_out(tmp_path: Path) -> None:
-    found = derived("LayoutLMModel", max_2d_position_embeddings=50)
-    assert sizes(found["bbox"]) == (BATCH, "sequence=1..512", 4)
-    given = from_example(
-        {"bbox": torch.tensor([[[3, 1, 40, 9]]]), "input_ids": torch.ones(1, 1).long()}
-    )
-    for specs in (tuple(found.values()), given):
-        boxes = sample(specs, {"batch": 8, "sequence": 40}, 0)["bbox"]
-        assert 0 <= int(boxes.min()) <= int(boxes.max()) < 50
-        left, top, right, bottom = boxes.unbind(-1)
-        assert bool((left <= right).all())
-        assert bool((top <= bottom).all())
-        assert len(boxes.unique()) > 20
-
-
 def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
     config = transformers.T5Config(is_encoder_decoder=False)
     arguments = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -176,25 +151,6 @@ def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
         "input_ids",
         "attention_mask",
     ]
-
-
-def test_rows_of_codes_come_in_whole_groups() -> None:
-    found = derived("MusicgenModel", num_codebooks=3)
-    assert list(found) == ["input_ids"]  # a mask has a row for each text, not for each codebook
-    rows = found["input_ids"].dims[0]
-    assert (rows.size, rows.minimum, rows.maximum, rows.step) == (6, 3, 63, 3)
-    one = derived("MusicgenModel", num_codebooks=1)
-    assert one["input_ids"].dims[0].shown == "1..64"
-    assert "attention_mask" in one
-
-
-def test_a_mask_of_another_length_says_nothing_of_the_ids() -> None:
-    """A capture that fixes sizes one input after the other tries such: an IndexError ended it."""
-    ids, mask = derived("T5EncoderModel").values()
-    assert ids.ending is not None
-    fixed = replace(mask, dims=(mask.dims[0], DimSpec.static(16)))
-    drawn = sample((ids, fixed), {"batch": 3, "sequence": 7}, 0)
-    assert (drawn["input_ids"].shape, drawn["attention_mask"].shape) == ((3, 7), (3, 16))
 
 
 @pytest.mark.parametrize(
@@ -217,54 +173,6 @@ def test_a_mask_of_another_length_says_nothing_of_the_ids() -> None:
 )
 def test_images(class_name: str, fields: Mapping[str, object], expected: Sizes) -> None:
     assert shapes(class_name, **fields) == {"pixel_values": expected}
-
-
-def test_a_video_has_an_argument_of_its_own() -> None:
-    assert shapes("VJEPA2Model", crop_size=32, frames_per_clip=4) == {
-        "pixel_values_videos": (BATCH, 4, 3, 32, 32)
-    }
-
-
-def test_a_side_is_read_from_a_mapping_and_from_the_part_that_has_it() -> None:
-    config = PreTrainedConfig(image_size={"height": 24, "width": 40})
-    (pixels,) = from_facts(ModelFacts(config, ("pixel_values",)))
-    assert sizes(pixels) == (BATCH, 3, 24, 40)
-    outer = PreTrainedConfig()
-    outer.backbone_config = PreTrainedConfig(image_size=32, num_channels=2)
-    (pixels,) = from_facts(ModelFacts(outer, ("pixel_values",)))
-    assert sizes(pixels) == (BATCH, 2, 32, 32)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sides"),
-    [
-        ({"model_args": {"img_size": [56, 42]}}, ("56", "42")),
-        ({"model_args": {"img_size": 56}}, ("56", "56")),
-        (
-            {"pretrained_cfg": {"input_size": [3, 96, 80], "fixed_input_size": True}},
-            ("96", "80"),
-        ),
-        ({"pretrained_cfg": {"input_size": [3, 96, 80]}, "model_args": None}, ("64..2048",) * 2),
-    ],
-)
-def test_a_side_is_read_from_what_timm_is_given(
-    fields: dict[str, object], sides: tuple[str, str]
-) -> None:
-    config = PreTrainedConfig(**fields)
-    names = ("pixel_values",)
-    (spec,) = from_facts(ModelFacts(config, names, required=names, main=names))
-    assert (spec.dims[2].shown, spec.dims[3].shown) == sides
-
-
-def test_a_mask_of_pixels_is_all_ones_and_only_where_it_is_required() -> None:
-    config = PreTrainedConfig(image_size=32)
-    arguments = ("pixel_values", "pixel_mask")
-    assert [spec.name for spec in from_facts(ModelFacts(config, arguments))] == ["pixel_values"]
-    pixels, mask = from_facts(ModelFacts(config, arguments, "x", arguments))
-    assert sizes(mask) == (BATCH, 32, 32)
-    drawn = sample((pixels, mask), {}, 0)["pixel_mask"]
-    assert drawn.dtype == torch.int64
-    assert drawn.unique().tolist() == [1]
 
 
 CONVOLUTIONS = {"conv_kernel": (10, 3, 2), "conv_stride": (5, 2, 2), "conv_dim": (8, 8, 8)}
@@ -304,15 +212,6 @@ CONVOLUTIONS = {"conv_kernel": (10, 3, 2), "conv_stride": (5, 2, 2), "conv_dim":
 )
 def test_sound(class_name: str, fields: Mapping[str, object], expected: dict[str, Sizes]) -> None:
     assert shapes(class_name, **fields) == expected
-
-
-def test_the_shortest_waveform_gives_the_frames_that_it_is_asked_for() -> None:
-    kernels, strides = (10, 3, 2), (5, 2, 2)
-    for samples, frames in ((samples_for(8, (kernels, strides)), 8), (169, 7)):
-        hidden = torch.zeros(1, 1, samples)
-        for kernel, stride in zip(kernels, strides, strict=True):
-            hidden = torch.nn.functional.conv1d(hidden, torch.ones(1, 1, kernel), stride=stride)
-        assert hidden.shape[-1] == frames
 
 
 @pytest.mark.parametrize(
@@ -375,59 +274,6 @@ def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
         from_facts(ModelFacts(config, ("left", "right"), "x"))
 
 
-def opened(folder: Path, class_name: str, config: PreTrainedConfig, **tensors: Tensor) -> Source:
-    """A folder of a class with random weights, opened as an export does, with --inputs or not."""
-    config.architectures = [class_name]
-    config.save_pretrained(folder)
-    file = folder.parent / "inputs.safetensors"
-    if tensors:
-        save_file(tensors, file)
-    return open_model(str(folder), ModelOptions(random_weights=0, inputs=file if tensors else None))
-
-
-def test_the_grid_of_an_image_is_a_part_of_the_model(tmp_path: Path) -> None:
-    config = transformers.Qwen3VLVisionConfig(patch_size=4, temporal_patch_size=2)
-    source = opened(tmp_path / "model", "Qwen3VLVisionModel", config)
-    specs = input_specs(source, None, ()).specs
-    assert source.call is not None
-    assert {name: str(fixed) for name, fixed in source.call.fixed.items()} == {
-        "grid_thw": "[[1, 16, 16]]"
-    }
-    assert [(spec.name, sizes(spec)) for spec in specs] == [("hidden_states", (256, 96))]
-    assert source.call.filled({"hidden_states": torch.ones(1)})["grid_thw"].dtype == torch.int64
-
-
-def test_given_sizes_of_images_are_a_part_of_the_model(tmp_path: Path) -> None:
-    given = {"pixel_values": torch.ones(24, 12), "grid_thw": torch.tensor([[1, 4, 6]])}
-    config = transformers.GlmImageVisionConfig()
-    source = opened(tmp_path / "model", "GlmImageVisionModel", config, **given)
-    specs, tensors, _ = input_specs(source, tmp_path / "inputs.safetensors", ())
-    assert [*tensors] == [spec.name for spec in specs] == ["pixel_values"]
-    assert sizes(specs[0]) == (24, 12)  # rows are patches of this grid, no batch
-    assert source.call is not None
-    assert leaves_of(source.call.arguments)["grid_thw"] == "[[1, 4, 6]]"
-
-
-def test_placeholders_stay_where_the_example_has_them() -> None:
-    config = PreTrainedConfig(vocab_size=12, image_token_id=9, pad_token_id=1)
-    ids = torch.tensor([[3, 9, 9, 4, 5], [2, 9, 9, 6, 7]])
-    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    specs = from_example(example, config)
-    assert sizes(specs[0]) == (BATCH, "sequence=3..512")
-    drawn = sample(specs, {"batch": 4, "sequence": 6}, 0, lengths=(6, 2, -4))
-    rows = [[column for column, id_ in enumerate(row) if id_ == 9] for row in drawn["input_ids"]]
-    assert rows == [[1, 2], [1, 2], [3, 4], [1, 2]]
-    assert drawn["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0]
-    for inputs in perturbed(specs, [example], 0):
-        assert (inputs["input_ids"] == 9).sum(1).eq(2).all()
-
-
-def test_rows_with_placeholders_in_different_places_say_nothing() -> None:
-    config = PreTrainedConfig(vocab_size=12, image_token_id=9)
-    [spec] = from_example({"input_ids": torch.tensor([[3, 9, 4], [2, 9, 9]])}, config)
-    assert (spec.places, spec.reserved) == ((), frozenset())
-
-
 def test_a_documented_shape_is_taken_where_the_config_has_its_sizes() -> None:
     documented = {"codes": "Tensor of shape (batch_size, width, frames)"}
     config = PreTrainedConfig(width=8, is_encoder_decoder=False)
@@ -439,43 +285,3 @@ def test_a_documented_shape_is_taken_where_the_config_has_its_sizes() -> None:
     ):
         with pytest.raises(UsageError, match="cannot be derived"):
             from_facts(ModelFacts(config, ("codes",), "x", ("codes",), shapes={"codes": shape}))
-
-
-def test_sides_are_multiples_of_the_largest_stride_of_a_pyramid() -> None:
-    pixels = derived("RTDetrModel")["pixel_values"]
-    assert [dim.shown for dim in pixels.dims[2:]] == ["64..2048/32", "64..2048/32"]
-
-
-def test_features_that_need_placeholders_are_refused_with_the_reason() -> None:
-    config = PreTrainedConfig(image_size=32, vocab_size=9, image_token_id=8)
-    arguments = ("pixel_values", "input_ids")
-    with pytest.raises(UsageError, match="input_ids must hold the id image_token_id once for each"):
-        from_facts(ModelFacts(config, arguments, "x", arguments))
-
-
-def test_a_config_of_several_texts_is_read(tmp_path: Path) -> None:
-    config = transformers.MusicgenConfig(
-        text_encoder=transformers.T5Config().to_dict(),
-        audio_encoder=transformers.EncodecConfig().to_dict(),
-        decoder={"model_type": "musicgen_decoder", "use_cache": True},
-    )
-    with pytest.raises(ValueError, match="Multiple valid text configs"):
-        config.get_text_config()
-    config.save_pretrained(tmp_path)
-    read = read_config(tmp_path)
-    assert not any(part.use_cache for part in parts_of(read) if hasattr(part, "use_cache"))
-    assert text_of(read).model_type == "t5"
-    assert decoder_of(read).model_type == "musicgen_decoder"
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        (transformers.WhisperConfig(), "WhisperEncoder"),
-        (transformers.SamVisionConfig(), "SamVisionEncoder"),
-        (transformers.CLIPVisionConfig(), "CLIPVisionModel"),
-    ],
-)
-def test_a_part_of_a_model_is_found_beside_its_config(config: PreTrainedConfig, name: str) -> None:
-    config.architectures = [name]
-    assert find_model_class(config, Path("folder")).__name__ == name

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_flow import ROWS, EarlyExit, IfElse, KvCache, MoeLoop, PrintItem, Row
+from control_flow import ROWS, PrintItem, Row
 from exports import cast
-from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect.dynamo import ask_dynamo, private_copy
-from enginecast.capture.control_flow.detect.findings import Finding, merge, summarize
+from enginecast.capture.control_flow.detect.dynamo import ask_dynamo
+from enginecast.capture.control_flow.detect.findings import Finding, merge
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.reporters import detect
 from enginecast.capture.control_flow.detect.statements import numbers_decide
@@ -55,14 +54,6 @@ def test_findings_of_a_line_are_united() -> None:
     assert found[0].decides == "inputs"
 
 
-def test_a_summary_names_the_first_places_with_their_counts() -> None:
-    blocking = replace(FINDING, is_blocking=True)
-    many = [replace(blocking, line=line, count=197 if line == 2 else 1) for line in range(1, 6)]
-    assert summarize(many) == "5 places: b.py:1 if; b.py:2 if (197 times); b.py:3 if; and 2 more"
-    assert summarize([blocking, replace(FINDING, line=8)]) == "1 place: b.py:7 if"
-    assert summarize([FINDING]) == ""
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -98,13 +89,6 @@ def test_a_refusal_and_a_run_agree_on_kind_and_line(name: str, kind: str) -> Non
     assert blocking[0].action == "refused"
 
 
-def test_a_refusal_without_a_line_is_a_finding() -> None:
-    refusal = explain(RuntimeError("Constraints violated (batch)!"))
-    (found,) = detect(refusals=[refusal])
-    assert (found.kind, found.file, found.decides) == ("refused", "", "shapes")
-    assert "Constraints violated" in found.reason
-
-
 @pytest.mark.parametrize(
     ("code", "lines"),
     [
@@ -135,21 +119,6 @@ def test_what_a_run_reads_is_a_finding(name: str) -> None:
     assert len(here[0].values) >= 2
 
 
-def test_what_a_rung_did_is_reported() -> None:
-    row = BY_NAME["IfElse"]
-    assert detect(runs=runs_of(row), rung="rewrite")[0].action == "rewritten to operators"
-    (found,) = detect(decided=[SourceLocation(row.file, row.line)], rung="export")
-    assert (found.kind, found.decides, found.action) == ("if", "shapes", "none: captured")
-
-
-@pytest.mark.parametrize("make", [EarlyExit, MoeLoop])
-def test_where_dynamo_counts_no_graph_it_is_a_break(make: type[nn.Module]) -> None:
-    row = BY_NAME[make.__name__]
-    found = ask_dynamo(row.module(), row.a())
-    assert {f.line for f in found} == {row.line}
-    assert found[0].witnesses == ("dynamo",)
-
-
 def test_dynamo_names_breaks_and_takes_reads_for_none(capfd: pytest.CaptureFixture[str]) -> None:
     row = BY_NAME["IfElse"]
     found = ask_dynamo(row.module(), row.a())
@@ -158,29 +127,6 @@ def test_dynamo_names_breaks_and_takes_reads_for_none(capfd: pytest.CaptureFixtu
         assert ask_dynamo(BY_NAME[name].module(), BY_NAME[name].a()) == (), name
     assert ask_dynamo(PrintItem(), BY_NAME["PrintItem"].a())
     assert capfd.readouterr() == ("", "")
-
-
-class Raises(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise KeyError("weights")  # HERE
-
-
-def test_a_failure_of_dynamo_is_a_finding() -> None:
-    (found,) = ask_dynamo(Raises(), {"x": torch.ones(2)})
-    assert "KeyError" in found.reason
-    assert Path(found.file).name == "test_detect.py"
-
-
-def test_dynamo_runs_a_copy() -> None:
-    module = KvCache().eval()
-    inputs = BY_NAME["KvCache"].a()
-    before = {name: tensor.clone() for name, tensor in inputs.items()}
-    ask_dynamo(module, inputs)
-    assert not module.cache.any()
-    assert all(torch.equal(inputs[name], before[name]) for name in before)
-    assert private_copy(IfElse()).state_dict() == {}
-    linear = nn.Linear(2, 2)
-    assert private_copy(linear).weight is linear.weight
 
 
 FACTORIES = """

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import enginecast
-from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.tracing.state.repeated_calls import CalledInTurn
 from enginecast.errors import CaptureError
 
@@ -197,19 +196,6 @@ def called_before(forward: Forward) -> tuple[Model, CalledInTurn, list[int]]:
     return model, CalledInTurn(run, row, [{"x": X}], before=before, by=model), called
 
 
-def test_the_row_of_a_batch_is_a_second_call() -> None:
-    model, call, called = called_before(lambda _, x: x * 2)
-    assert torch.equal(call(model, {"x": X})["y"], X * 2)
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
-    assert called == [1, 3]
-
-
-def test_a_row_that_depends_on_its_batch_is_called_by_itself() -> None:
-    model, call, called = called_before(lambda _, x: x - x.mean())
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] - X[:1].mean())
-    assert called == [1, 3, 1]
-
-
 def test_a_first_call_that_is_another_one_is_refused() -> None:
     factors = map(float, [1, *[2] * 20])  # does not say how much is left
     model, call, _ = called_before(lambda _, x: x * next(factors))
@@ -224,11 +210,6 @@ def called_anew(forward: Forward) -> tuple[CalledInTurn, Model, list[int]]:
     return call, Model(forward), called
 
 
-def sets_up(model: nn.Module, x: Tensor) -> Tensor:
-    model.ready = True  # type: ignore[assignment]
-    return x * 2
-
-
 def differs_once_set_up(model: nn.Module, x: Tensor) -> Tensor:
     found = x * 3 if hasattr(model, "ready") else x * 2
     model.ready = True  # type: ignore[assignment]
@@ -241,24 +222,11 @@ def differs_from_the_third_call_on(model: nn.Module, x: Tensor) -> Tensor:
     return x * 3 if calls > 2 else x * 2
 
 
-def test_what_the_first_call_sets_up_needs_no_further_calls() -> None:
-    call, model, called = called_anew(sets_up)
-    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
-    assert called == [3, 1]
-    assert "ready" in " ".join(call.notes)
-
-
 @pytest.mark.parametrize("forward", [differs_once_set_up, differs_from_the_third_call_on])
 def test_what_calls_change_is_followed_where_the_result_depends_on_it(forward: Forward) -> None:
     call, model, _ = called_anew(forward)
     with pytest.raises(CaptureError, match=r"ready|calls"):
         call(model, {"x": X[:1]})
-
-
-def test_a_counter_is_left_as_it_is_after_it_was_followed() -> None:
-    model = Model(counted)
-    CalledInTurn(lambda module, given: {"y": module(given["x"])}, {"x": X})(model, {"x": X})
-    assert model.count < 1000
 
 
 @pytest.mark.parametrize(
@@ -320,11 +288,6 @@ def test_train_mode_is_refused_where_it_decides(part: nn.Module, why: str) -> No
     assert caught.value.hint == "Call .eval() on it first."
 
 
-@pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.Linear(4, 4)])
-def test_train_mode_that_decides_nothing_is_taken(part: nn.Module) -> None:
-    look_at_trained(part)
-
-
 def test_caches_of_the_caller_hold_no_tensors_of_a_trace(tmp_path: Path) -> None:
     TABLES.clear()
     table.cache_clear()
@@ -335,13 +298,3 @@ def test_caches_of_the_caller_hold_no_tensors_of_a_trace(tmp_path: Path) -> None
     with enginecast.load(bundle.root) as engine:
         [found] = engine.run({"x": X.numpy()}).values()
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-6)
-
-
-def test_caches_behind_a_function_that_a_module_holds_are_cleared() -> None:
-    """The class of the module is elsewhere."""
-    module = nn.Linear(4, 4)
-    vars(module)["scale"] = lambda: table(4)
-    with preserving_caches(module):
-        table(4)
-        assert table.cache_info().currsize
-    assert not table.cache_info().currsize

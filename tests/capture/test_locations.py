@@ -2,46 +2,22 @@
 
 import inspect
 import json
-import os
 import subprocess
-import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from models import tiny_t5
-from torch import nn
-from torch._export.db.examples import all_examples
 from transformers import LlamaModel
 
-import enginecast.capture
 from enginecast.capture.python.locations import (
-    SourceLocation,
     is_library_code,
     is_model_code,
     is_user_code,
-    origin_of,
-    real_path,
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_files_of_this_process() -> None:
-    example = all_examples()["dictionary"].model
-    assert origin_of(__file__) == "user"
-    assert origin_of(inspect.getfile(pytest)) == "installed"
-    assert origin_of(inspect.getfile(LlamaModel)) == "library"
-    assert origin_of(inspect.getfile(nn.Module)) == "torch"
-    assert origin_of(inspect.getfile(np.linalg)) == "torch"
-    assert origin_of(inspect.getfile(type(example))) == "installed"
-    assert origin_of(inspect.getfile(inspect)) == "python"
-    assert origin_of(inspect.getfile(enginecast.capture)) == "enginecast"
-    assert origin_of("<string>") == "exec"
-    assert origin_of("<eval_with_key>.3") == origin_of("<frozen importlib>") == "generated"
 
 
 def test_whose_branches_count() -> None:
@@ -53,14 +29,6 @@ def test_whose_branches_count() -> None:
     assert not is_library_code(installed)
     assert not is_library_code("<string>")
     assert is_user_code(__file__)
-
-
-def test_a_location_has_one_name(tmp_path: Path) -> None:
-    (tmp_path / "model.py").touch()
-    (tmp_path / "link.py").symlink_to("model.py")
-    linked = SourceLocation(str(tmp_path / "link.py"), 7)
-    assert linked.resolved == (real_path(str(tmp_path / "model.py")), 7)
-    assert str(linked) == f"{tmp_path}/link.py:7"
 
 
 PROGRAM = """
@@ -190,42 +158,3 @@ def test_an_editable_package_is_the_users(how: str, tmp_path: Path) -> None:
     else:
         (site / "theirs.pth").write_text(f"{source}\n")
     assert origins(tmp_path / "env", tmp_path) == ["user", "user", "python"]
-
-
-PREPARE = """
-import sys
-sys.path.append({root!r})
-from enginecast.capture.control_flow.converters.restructure import user_functions
-from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare.program import ModelOptions, prepare
-from enginecast.compiler.steps import Steps
-import torch
-assert {env!r} in torch.__file__
-source = open_source({model!r})
-found = user_functions(source.empty())
-assert found == (), [(f.__module__, f.__qualname__, f.__code__.co_filename) for f in found]
-prepared = prepare(source, ModelOptions(), Steps())
-print(prepared.captured.branches, prepared.unverified)
-"""
-
-
-@pytest.mark.slow
-def test_no_branch_of_torch_counts_in_a_linked_environment(tmp_path: Path) -> None:
-    """It was, for `has_torch_function_unary(input) was never reached` in torch's own code."""
-    site = environment(tmp_path / "env")
-    for entry in sys.path:
-        for package in Path(entry).iterdir() if entry.endswith("site-packages") else ():
-            if not package.name.endswith(".pth") and not (site / package.name).exists():
-                (site / package.name).symlink_to(package)
-    (tmp_path / "link").symlink_to("env")
-    model = tiny_t5(tmp_path / "model")
-    code = PREPARE.format(root=str(ROOT), model=str(model), env=str(tmp_path / "link"))
-    done = subprocess.run(
-        [str(tmp_path / "link/bin/python"), "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "() ()\n"

@@ -47,18 +47,6 @@ class Twice(Dropped):
         return first + 1 if unless_full(attention_mask) is None else first
 
 
-class Written(Dropped):
-    """Asks again what has changed: what was written to is a view of what is asked."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        mask = attention_mask.clone()
-        first = unless_full(mask)
-        mask[:, 1:].mul_(0)
-        second = unless_full(mask)
-        x: Tensor = self.table(input_ids) * (3 if first is None else 2)
-        return x + 7 if second is None else x - second.unsqueeze(-1)
-
-
 class Nested(nn.Module):
     """Asks in a module, whose call is split, and again beside it."""
 
@@ -87,17 +75,6 @@ class Inner(Dropped):
         mask = self.make(attention_mask)
         x: Tensor = self.table(input_ids)
         return x.cumsum(1) if mask is None else x * 2 - mask.unsqueeze(-1)
-
-
-class Often(Dropped):
-    """Asks about one limit after another."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x: Tensor = self.table(input_ids)
-        for limit in range(5):
-            if unless_full(attention_mask * 2 > limit) is None:
-                x = x * (limit + 2)
-        return x
 
 
 class Asking(Dropped):
@@ -211,24 +188,6 @@ def test_the_whole_forward_runs_for_each_answer(kind: type[nn.Module]) -> None:
     assert "for each answer" in found.rungs[-1].reason
     assert [place.line for place in found.branches] == [ASKS]
     assert_the_same(found, module)
-
-
-@pytest.mark.slow
-def test_the_same_test_is_asked_once() -> None:
-    def conds(module: nn.Module) -> int:
-        graphs = [m for m in captured(module).program.graph_module.modules() if hasattr(m, "graph")]
-        nodes = (node for each in graphs for node in each.graph.nodes)
-        return sum(node.target is torch.ops.higher_order.cond for node in nodes)
-
-    assert conds(Twice()) == 1
-    assert conds(Nested()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Often, Written])
-def test_too_many_paths_and_written_values_are_refused_at_the_line(kind: type[nn.Module]) -> None:
-    with pytest.raises(RewriteRefused, match=rf"test_paths.py:{ASKS}.*more than 3 tests"):
-        captured(kind())
 
 
 @pytest.mark.parametrize("kind", [Kept, Global])

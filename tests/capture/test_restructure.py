@@ -21,9 +21,7 @@ from torch.utils import _pytree as pytree
 
 import enginecast.ops  # noqa: F401 - registers our ops
 from enginecast.capture.control_flow.converters.restructure import Restructured, restructure
-from enginecast.capture.control_flow.operators import dispatch as structured
 from enginecast.capture.control_flow.operators.sites import RewriteRefused
-from enginecast.capture.python.locations import SourceLocation
 from enginecast.exporters.onnx.convert import convert
 from enginecast.exporters.onnx.lower import OPSET
 
@@ -170,40 +168,6 @@ def test_traces_of_a_program_name_the_lines_of_the_user() -> None:
         )
     }
     assert lines == {row.line, row.line + 1, row.line + 3, row.line + 4, row.line + 5}
-
-
-def test_only_functions_with_a_place_are_rewritten() -> None:
-    module = nn.Sequential(NAMED["IfElse"].module(), NAMED["EarlyReturn"].module())
-    row = NAMED["EarlyReturn"]
-    rewritten = restructure(module, [SourceLocation(row.file, row.line)])
-    assert [site.line for site in rewritten.sites] == [row.line]
-    assert [function.__qualname__ for function in rewritten.functions] == ["EarlyReturn.forward"]
-
-
-def test_functions_without_source_are_named() -> None:
-    scope: dict[str, Any] = {"nn": nn}
-    exec("class Made(nn.Module):\n    def forward(self, x):\n        return x\n", scope)
-    rewritten = restructure(scope["Made"]())
-    assert rewritten.functions == {}
-    assert any("source of Made.forward is not available" in note for note in rewritten.notes)
-
-
-class Endless(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        while x.sum() == x.sum():  # HERE
-            x = x * 1
-        return x
-
-
-def test_a_loop_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structured, "MOST_ROUNDS", 50)
-    module = Endless()
-    line = Endless.forward.__code__.co_firstlineno + 1
-    with (
-        restructure(module).active(),
-        pytest.raises(RewriteRefused, match=rf"{__file__}:{line}: .* not ended after 50 rounds"),
-    ):
-        module(torch.ones(2))
 
 
 def test_an_assertion_fails_at_run_time_as_in_eager() -> None:

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.converters.restructure import functions_at
-from enginecast.capture.control_flow.operators import dispatch
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.factory import take_module
-from enginecast.capture.torchscript.script import hybrid
 from enginecast.capture.tracing import ladder
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
 from enginecast.capture.tracing.ladder import Search
@@ -111,37 +109,8 @@ def test_functions_that_others_of_a_package_call_are_found(
     assert [f.__name__ for f in functions_at(users_own.Model(), [place])] == ["branch"]
 
 
-def test_the_length_of_a_tensor_stays_a_size() -> None:
-    class Length(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.zeros(dispatch.len_(x)) + 1
-
-    shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
-    program = torch.export.export(Length(), (torch.ones(4, 2),), dynamic_shapes=shapes)
-    assert program.module()(torch.ones(7, 2)).shape == (7,)
-    assert dispatch.len_([1, 2]) == 2
-    with pytest.raises(TypeError):
-        dispatch.len_(3)
-
-
 @torch.jit.script_if_tracing  # type: ignore[untyped-decorator]
 def compiled(x: Tensor) -> Tensor:
     if x.sum() > 0:
         return x + 1
     return x - 1
-
-
-class Compiled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = compiled(x * 2)
-        return found
-
-
-def test_what_a_trace_compiles_keeps_both_paths() -> None:
-    code = compiled.__wrapped__.__code__
-    place = SourceLocation(__file__, code.co_firstlineno + 2)
-    made = hybrid(Compiled(), {"x": torch.ones(3)}, [place])
-    assert made.scripted == ()  # nothing else has to be scripted for it
-    assert made.held == (place,)
-    for x in (torch.ones(3), -torch.ones(3)):
-        torch.testing.assert_close(made.module(x)[0], Compiled()(x))

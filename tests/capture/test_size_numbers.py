@@ -50,6 +50,7 @@ def captured(module: nn.Module, longest: int = LONGEST) -> Captured:
     return capture(source, (spec,), example, fallback="none")
 
 
+@pytest.mark.slow
 def test_sizes_that_follow_from_numbers_in_buffers() -> None:
     module = PadsToFrames()
     found = captured(module)

@@ -191,34 +191,3 @@ def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     assert place("secret") in lacking["text"]
     assert (lacking["kind"], lacking["consent"]) == ("branch", "given")
     assert "unverified branch" in cast(capsys, "inspect", "bundle").out
-
-
-def test_a_note_is_shown_once(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:both", "-o", "bundle")
-    assert ran.code == 0
-    shown = " ".join(ran.err.split())  # whatever the width of the terminal
-    assert shown.count("both paths verified:") == 1
-    report = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
-    assert [note.endswith(place("both")) for note in report["notes"]] == [True]
-
-
-def test_code_of_exec_has_no_path(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:exec_ed", "-o", "bundle")
-    assert ran.code == 2
-    assert "at <string>:4" in ran.err
-    assert "/<string>" not in ran.err
-
-
-@pytest.mark.slow
-def test_an_eager_that_never_runs_is_not_searched(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recursion without end raises in every one of 160 trials, slowly."""
-
-    def never(*_: object) -> None:
-        raise AssertionError("searched")
-
-    monkeypatch.setattr("enginecast.capture.control_flow.cover.branches.perturbed", never)
-    ran = cast(capsys, "export", "flow_cli:deep", "-o", "bundle")
-    assert ran.code == 2
-    assert place("deep") in ran.err

@@ -320,6 +320,7 @@ def folder_with_bundle(exports: Exports, target: Path) -> None:
         (target / file.name).write_bytes(file.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_bf16_engine_on_a_cpu_says_what_to_do(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -397,12 +398,6 @@ def test_an_overflow_that_cannot_be_removed_is_rejected_by_name(
     assert "--precision bf16 has the range" in reason
 
 
-def test_text_is_printed_as_it_is(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
-    done = cast(capsys, "inspect", "models:factory")  # ":factory:" is an emoji to rich
-    assert "models:factory: models has no attribute" in done.err
-
-
 def test_folders_and_files_in_the_place_of_others(tmp_path: Path, capsys: Capture) -> None:
     file, empty = tmp_path / "file.txt", tmp_path / "empty"
     file.write_text("a text\n")
@@ -421,12 +416,6 @@ def test_folders_and_files_in_the_place_of_others(tmp_path: Path, capsys: Captur
     ):
         assert message in refused(capsys, 2, *words), words
     assert not out.exists()
-
-
-@pytest.mark.parametrize("threads", ["0", "-1", "99999999999999", "two"])
-def test_nonsense_for_threads(threads: str, tmp_path: Path, capsys: Capture) -> None:
-    bundle = bundles.make_bundle(tmp_path / "bundle")
-    assert "--threads" in refused(capsys, 2, "verify", bundle, "--threads", threads)
 
 
 @pytest.mark.parametrize("version", [0, 99, -1])

@@ -10,7 +10,6 @@ import pytest
 from exports import Exports
 from rich.console import Console
 
-from enginecast.compiler.publication.bundle import build_log, request_lines
 from enginecast.compiler.steps import Steps
 from enginecast.progress import counted
 
@@ -54,11 +53,6 @@ def test_a_long_step_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         with Steps(console)("verify"):
             list(counted(range(4), "cases"))
         assert "cases" not in shown.getvalue()
-
-
-def test_sections_without_lines_are_left_out() -> None:
-    text = build_log([("request", request_lines({"a": 1, "b": None, "c": ()})), ("passes", [])])
-    assert text.endswith("build log\n\n== request\na: 1\n")
 
 
 def test_warnings_of_libraries_are_in_the_log() -> None:

@@ -1,25 +1,15 @@
 """Layers that a model's class keeps from low precision: what diffusers' own casting leaves."""
 
-from pathlib import Path
-
-import diffusers
 import pytest
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from programs import calibrated, captured
-from tiny_components import CONFIGS, save
 from torch import Tensor, nn
 
-from enginecast.compiler.prepare.open_model import open_model
-from enginecast.compiler.prepare.program import prepare
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.steps import Steps
 from enginecast.errors import PassError
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
-from enginecast.passes.quantize.measure.quantizable import find_layers
-from enginecast.passes.quantize.plan.declared import declared_reason
 from enginecast.passes.registry import build
 
 
@@ -135,16 +125,3 @@ class Careful(Denoiser):
 def test_a_model_that_keeps_all_of_its_layers_is_refused_with_the_way_out() -> None:
     with pytest.raises(PassError, match=r"12 x Careful keeps '\.' .*sensitive=true"):
         planned(Careful().eval().requires_grad_(False), "plan-int8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pixart", "flux", "wan", "sd15-unet"])
-def test_of_classes_of_diffusers(name: str, tmp_path: Path) -> None:
-    options = ModelOptions()
-    prepared = prepare(open_model(str(save(name, tmp_path)), options), options, Steps())
-    program = prepared.captured.program
-    found = {layer.module for layer in find_layers(program) if declared_reason(layer)}
-    kind, config = CONFIGS[name]
-    left = left_by_diffusers(getattr(diffusers, kind)(**config))
-    assert bool(found) == (name != "sd15-unet")  # it asks for its norms alone
-    assert found == left & {layer.module for layer in find_layers(program)}

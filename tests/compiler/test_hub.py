@@ -183,21 +183,6 @@ def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_whatever_takes_a_model_downloads_it(hub: Hub, tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    (tmp_path / "texts.txt").write_text("a red fox\n")
-    bundle = tmp_path / "bundle"
-    for words in (
-        ("export", NAME, "-o", bundle, "--no-speed"),
-        ("verify", bundle, "--model", NAME),
-        ("bench", bundle, "--model", NAME, "--against", "eager", "--rounds", 3, "--seconds", 0),
-        ("cache", "fill", NAME, "--texts", tmp_path / "texts.txt", "-o", tmp_path / "cache"),
-    ):
-        done = run(tmp_path, endpoint, *map(str, words), "--download")
-        assert done.returncode == 0, done.stderr
-
-
 def test_without_download_the_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     done = cast(capsys, "export", "google/t5-v1_1-small", "-o", "out", "--json")
     assert done.code == 2

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.sizes import look_alikes
 from enginecast.compiler.prepare.open_model import ModelInputs, input_specs
 from enginecast.errors import UsageError
 
@@ -117,18 +116,6 @@ def test_dimensions_are_tied_where_the_code_needs_them_equal(name: str) -> None:
     assert list(sizes(found).values()) == expected
 
 
-def test_what_was_settled_is_said() -> None:
-    assert settled(layers, [2, 8], [2, 2, 8]).notes == (
-        "y:1 varies with batch: the model's code needs them to be equal",
-        "dimension 0 of y is fixed at 2: only in the example it equals batch; "
-        "--dynamic y:0=MIN..MAX lets it vary",
-    )
-    assert settled(lambda x, y: x @ y.T, [4, 8], [4, 8]).notes == (
-        "y:0 may differ from batch (as y_0): the model's code does not need them to be equal; "
-        "--dynamic y:0=batch ties them",
-    )
-
-
 ASKED: dict[str, tuple[object, list[list[int]], str, list[list[str | int]]]] = {
     "layers": (
         layers,
@@ -172,17 +159,6 @@ def test_sizes_that_the_code_needs_equal_are_refused_where_they_are_not() -> Non
         settled(lambda x, y: x * y, [4, 8], [4, 8], dynamic=["x:0=2..8", "y:0=3"])
 
 
-def test_large_models_are_run_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_alikes, "QUICK", -1)
-    monkeypatch.setattr(look_alikes, "Recorder", lambda *_: pytest.fail("was run with values"))
-    assert sizes(settled(layers, [2, 8], [2, 2, 8])) == {"x": ["batch", 8], "y": [2, "batch", 8]}
-
-
-def test_inputs_that_do_not_look_alike_cost_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_alikes, "_shapes", lambda *_: pytest.fail("was run"))
-    assert sizes(settled(lambda x, y: x * y, [4, 6], [1, 6])) == {"x": ["batch", 6], "y": [1, 6]}
-
-
 def test_an_engine_takes_the_sizes_that_look_alike(tmp_path: Path) -> None:
     module = Three(lambda x, y, z: scaled(x, z) + layers(y[0], y)[:, None])
     example = {"x": torch.rand(2, 6, 4), "y": torch.rand(2, 2, 4), "z": torch.rand(2)}
@@ -196,18 +172,6 @@ def test_an_engine_takes_the_sizes_that_look_alike(tmp_path: Path) -> None:
     with enginecast.load(tmp_path / "bundle") as engine:
         found = engine.run({name: tensor.numpy() for name, tensor in other.items()})
     np.testing.assert_allclose(found["output_0"], module(**other).numpy(), rtol=1e-6)
-
-
-class UpperCase(nn.Module):
-    def forward(self, Q: Tensor, K: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803
-        return Q @ K.mT + k, K
-
-
-def test_inputs_keep_upper_case_names(tmp_path: Path) -> None:
-    shapes = {"Q": (3, 5, 4), "K": (3, 5, 4), "k": (3, 1, 1)}
-    example = {name: torch.rand(shape) for name, shape in shapes.items()}
-    bundle = enginecast.compile(UpperCase(), tmp_path / "bundle", example=example)
-    assert [i.name for i in bundle.manifest.inputs] == ["Q", "K", "k"]
 
 
 def test_code_that_compares_the_batches_is_published_in_the_example_s_sizes(tmp_path: Path) -> None:

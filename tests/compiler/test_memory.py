@@ -1,26 +1,17 @@
 """What a step took of memory, and what there is."""
 
-import ctypes
-import gc
 import mmap
 import os
 import platform
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from enginecast.compiler import memory
 from enginecast.compiler.memory import (
-    FEW,
-    FEWER,
-    Peak,
     anonymous,
-    fewer_collections,
-    keeping_freed,
-    trim,
     watched,
 )
 from enginecast.compiler.steps import Steps
@@ -51,28 +42,6 @@ def test_memory_that_is_freed_again_was_seen() -> None:
     assert seen > SIZE * 0.9
     assert left < SIZE * 0.5
     assert resident >= seen
-
-
-def test_a_look_that_began_earlier_does_not_overwrite_a_larger_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    peak, began, finish = Peak(), threading.Event(), threading.Event()
-    watcher = threading.Thread(target=peak.look)
-
-    def measured() -> int:
-        if threading.current_thread() is watcher:
-            began.set()
-            finish.wait(0.2)  # seconds; nobody sets it where the looks wait for each other
-            return 1
-        return 2
-
-    monkeypatch.setattr(memory, "anonymous", measured)
-    watcher.start()
-    began.wait()
-    peak.look()
-    finish.set()
-    watcher.join()
-    assert peak.anonymous == 2
 
 
 @needs_proc
@@ -114,73 +83,6 @@ print(before - anonymous(), len(kept))
 def test_freed_blocks_are_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[0]) > 32 << 20
-
-
-@pytest.mark.parametrize(
-    ("before", "meanwhile"),
-    [((700, 10, 5), (FEWER, 10, 5)), ((0, 10, 10), (0, 10, 10)), ((10**6, 9, 9), (10**6, 9, 9))],
-)
-def test_garbage_is_looked_for_as_before_once_the_last_export_ended(
-    before: tuple[int, int, int], meanwhile: tuple[int, int, int]
-) -> None:
-    found = gc.get_threshold()
-    gc.set_threshold(*before)
-    try:
-        first, second = fewer_collections(), fewer_collections()
-        first.__enter__()
-        second.__enter__()  # of another thread, which ends later
-        first.__exit__(None, None, None)
-        assert gc.get_threshold() == meanwhile
-        second.__exit__(None, None, None)
-        assert gc.get_threshold() == before
-    finally:
-        gc.set_threshold(*found)
-
-
-AGAIN = """
-import resource, sys
-from enginecast.compiler.memory import anonymous, keeping_freed
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-def rounds():
-    before = faults()
-    for _ in range(8):
-        bytearray(b"1") * (48 << 20)
-    return faults() - before
-start, outside = anonymous(), (rounds(), rounds())[1]
-with keeping_freed(int(sys.argv[1])):
-    rounds()
-    inside = rounds()
-print(outside, inside, rounds(), anonymous() - start)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
-@pytest.mark.parametrize(
-    ("elements", "environment", "kept"),
-    [(1000, {}, True), (FEW + 1, {}, False), (1000, {"MALLOC_ARENA_MAX": "2"}, False)],
-)
-def test_freed_memory_is_used_again_during_an_export_of_a_model_that_is_not_large(
-    elements: int, environment: dict[str, str], kept: bool
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AGAIN, str(elements)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
-    before, inside, after, left = map(int, done.stdout.split())
-    assert (inside < before * 0.1) == kept
-    assert after > before * 0.5
-    assert left < 16 << 20
-
-
-def test_a_c_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    trim()
-    with keeping_freed(1):
-        pass
 
 
 def test_a_container_may_have_less_than_its_host(

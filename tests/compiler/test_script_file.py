@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -155,24 +154,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, me
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
         open_source(str(tmp_path / name), allow_code=True)
-
-
-def test_other_zip_files_and_broken_pickles_are_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("a/readme", "no model")
-    with zipfile.ZipFile(tmp_path / "b.pt", "w") as archive:
-        archive.writestr("b/data.pkl", b"\x80\x05X")
-    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
-        archive.writestr("c/constants.pkl", b"")
-        archive.writestr("c/code/x.py", b"")
-    with pytest.raises(SourceError, match=r"torch\.save and torch\.jit\.save do not write"):
-        sniff(tmp_path / "a.pt")
-    with pytest.raises(SourceError, match="its pickle is damaged"):
-        sniff(tmp_path / "b.pt")
-    with pytest.raises(SourceError, match=r"c\.pt cannot be loaded"):
-        open_source(str(tmp_path / "c.pt"), allow_code=True)
-    with pytest.raises(SourceError, match="does not exist"):
-        sniff(tmp_path / "none.pt")
 
 
 def test_a_script_is_code(folder: Path) -> None:

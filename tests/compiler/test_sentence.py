@@ -1,9 +1,6 @@
 """Folders of sentence-transformers: pooling, projections and normalization are in the engine."""
 
-import copy
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import pytest
 import torch
 from exports import cast
 from models import add_tokenizer, tiny_bert
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from enginecast.cache.encoders.open_encoder import open_encoder
@@ -28,7 +25,6 @@ from enginecast.runtime.load import load
 from enginecast.runtime.prompts import open_tokenizer
 
 WIDTH = 32
-OLD = "sentence_transformers.models."
 NEW = "sentence_transformers.base.modules.some."
 
 
@@ -106,14 +102,6 @@ def test_pooling_reads_the_tokens_of_a_text_alone(tmp_path: Path, mode: str) -> 
     torch.testing.assert_close(found, expected(mode, tokens), rtol=1e-6, atol=1e-6)
 
 
-def test_configs_of_before_and_several_modes(tmp_path: Path) -> None:
-    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
-    folder = sentence_folder(tmp_path / "m", ("Pooling", flags), prefix=OLD)
-    found, tokens = embedded(folder)
-    both = torch.cat([expected("cls", tokens), expected("mean", tokens)], dim=1)
-    torch.testing.assert_close(found, both, rtol=1e-6, atol=1e-6)
-
-
 PROJECTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("Pooling", {"pooling_mode": "mean"}),
     ("Dense", {"in_features": WIDTH, "out_features": 24, "activation_function": "torch.nn.GELU"}),
@@ -173,32 +161,6 @@ def bias(weights: Mapping[str, Tensor], layer: int) -> Tensor:
     return weights[f"sentence.layers.{layer}.linear.bias"]
 
 
-def test_a_copy_of_the_model_computes_with_its_own_head(tmp_path: Path) -> None:
-    source = open_source(str(sentence_folder(tmp_path / "m", *PROJECTED)))
-    assert isinstance(source, SentenceSource)
-    model = source.eager()
-    made = copy.deepcopy(model)
-    made.get_parameter("sentence.layers.1.norm.bias").add_(1)
-    with torch.no_grad():
-        one, other = (each(input_ids=IDS, attention_mask=MASK) for each in (model, made))
-    torch.testing.assert_close(one["last_hidden_state"], other["last_hidden_state"])
-    assert float((one[EMBEDDING] - other[EMBEDDING]).abs().max()) > 1e-3
-
-
-def test_the_fingerprint_is_of_the_head_too(tmp_path: Path) -> None:
-    pooling, dense = PROJECTED[0], PROJECTED[1]
-    source = open_source(str(sentence_folder(tmp_path / "m", pooling, dense)))
-    file = tmp_path / "m" / "2_Dense" / "model.safetensors"
-    first = source.fingerprint()
-    zeros = {"linear.weight": torch.zeros(24, WIDTH), "linear.bias": torch.zeros(24)}
-    save_file(zeros, file)
-    second = open_source(str(tmp_path / "m")).fingerprint()
-    assert {key for key in first if first[key] != second[key]} == {"modules.json"}
-    save_file({**zeros, "linear.bias": torch.full((24,), torch.nan)}, file)
-    with pytest.raises(SourceError, match=r"linear\.bias"):
-        open_source(str(tmp_path / "m")).fingerprint()
-
-
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -220,16 +182,6 @@ def test_a_part_that_is_not_known_leaves_the_transformer(
     assert "no sentence_embedding" in note
     with torch.no_grad():
         assert EMBEDDING not in source.eager()(input_ids=IDS, attention_mask=MASK)
-
-
-def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
-    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    lower, prompt = open_source(str(folder)).notes
-    assert "lower case" in lower
-    assert "'query: '" in prompt
 
 
 @pytest.mark.parametrize(
@@ -307,20 +259,6 @@ def change(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-def test_modules_of_other_packages_are_not_taken_for_those_of_the_same_name(
-    tmp_path: Path,
-) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {}), ("Normalize", {}))
-    file = folder / "modules.json"
-    file.write_text(file.read_text().replace(f"{NEW}Normalize", "own_code.Normalize"))
-    source = open_source(str(folder))
-    assert not isinstance(source, SentenceSource)
-    assert "own_code.Normalize is not known" in source.notes[0]
-    file.write_text(file.read_text().replace(f"{NEW}Transformer", "own_code.Transformer"))
-    with pytest.raises(SourceError, match=r"got own_code\.Transformer"):
-        open_source(str(folder))
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -342,55 +280,7 @@ def test_settings_of_the_transformer_that_are_not_known(
     assert isinstance(open_source(str(folder)), SentenceSource)
 
 
-def test_the_transformer_is_loaded_without_its_head(tmp_path: Path) -> None:
-    """all-mpnet-base-v2 names MPNetForMaskedLM, whose outputs are logits."""
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
-    wanted, _ = embedded(folder)
-    change(folder / "config.json", architectures=["BertForMaskedLM"], return_dict=False)
-    torch.testing.assert_close(embedded(folder)[0], wanted, rtol=0, atol=0)
-    weights = load_file(folder / "model.safetensors")
-    without = {name: one for name, one in weights.items() if "pooler" not in name}
-    assert len(without) < len(weights)
-    save_file(without, folder / "model.safetensors", metadata={"format": "pt"})
-    torch.testing.assert_close(embedded(folder)[0], wanted, rtol=0, atol=0)
-
-
-def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
-    config = {"in_features": 16, "out_features": 8}
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {}), ("Dense", config))
-    with pytest.raises(SourceError, match="its config says 16 features, and it gets 32"):
-        embedded(folder)
-
-
-def test_settings_of_before_cut_texts_too(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
-    (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 7}')
-    assert open_source(str(folder)).longest_text == 7
-
-
-def test_random_weights_are_drawn_for_the_head_too(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "m", *PROJECTED)
-    (folder / "model.safetensors").unlink()
-    one, two, other = (open_source(str(folder), random_weights=seed) for seed in (3, 3, 4))
-    name = "sentence.layers.0.linear.weight"
-    assert torch.equal(one.weights()[name], two.weights()[name])
-    assert not torch.equal(one.weights()[name], other.weights()[name])
-    assert torch.equal(one.eager().state_dict()[name], one.weights()[name])
-
-
-def test_an_engine_that_is_open_when_python_ends_says_nothing(tmp_path: Path) -> None:
-    """The folder of a bundle is closed by its object, after the modules it needs may be gone."""
-    code = (
-        "from pathlib import Path\n"
-        "from enginecast.runtime.bundle.directory import Directory\n"
-        f"kept = Directory(Path({str(tmp_path)!r}))\n"
-        "import enginecast.runtime.bundle.directory as module\n"
-        "module.os = None\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-
-
+@pytest.mark.slow
 def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
     """Positions are counted from the first column, so that padding on the left moves them."""
     folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
@@ -454,10 +344,3 @@ def test_a_cache_holds_the_embeddings_of_a_folder(tmp_path: Path, side: str) -> 
         )
     np.testing.assert_allclose(encoder.encode(ids, mask)[EMBEDDING], wanted[EMBEDDING], rtol=1e-5)
     encoder.close()
-
-
-def test_a_pooling_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "cls"}))
-    (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(SourceError, match=r"1_Pooling/config\.json is missing"):
-        open_source(str(folder))

@@ -200,6 +200,7 @@ def test_equal_sizes_in_the_example_do_not_tie_dimensions(capsys: Capture) -> No
         assert engine.inputs[1].shape == ("y_0", 7)
 
 
+@pytest.mark.slow
 def test_a_dimension_that_the_code_needs_equal_varies_with_the_one_asked_for(
     capsys: Capture,
 ) -> None:
@@ -227,6 +228,7 @@ def test_sizes_that_leave_no_guard_are_found_and_refused(
     assert not place or line(place) in reported
 
 
+@pytest.mark.slow
 def test_a_default_range_begins_behind_the_size_that_the_code_tells_apart(capsys: Capture) -> None:
     done = export(capsys, "one_row", "--fallback", "none")
     with engine_of(done) as engine:
@@ -258,6 +260,7 @@ def test_pairs_of_sizes_in_default_ranges_are_checked_too(capsys: Capture) -> No
         assert engine.run({"input_ids": np.ones((5, 8), np.int64)})["output_0"].shape == (5, 8, 4)
 
 
+@pytest.mark.slow
 def test_steps_that_are_no_whole_numbers_are_counted_as_torch_counts(capsys: Capture) -> None:
     with engine_of(export(capsys, "steps", "--dynamic", "x:0=1..2000")) as engine:
         for rows in (7, 70, 1757):  # in fp32, 7 / 0.7 is more than 10

@@ -64,15 +64,6 @@ def test_inputs_of_another_path_are_refused(tmp_path: Path) -> None:
             engine.run(feeds(3, -1.0, 2))
 
 
-def test_the_path_is_that_of_the_example(tmp_path: Path) -> None:
-    example = {"x": -torch.ones(3, 4), "n": torch.tensor(2)}
-    bundle = export(Stages(), tmp_path / "out", example=example, options=SPECIALISE)
-    assert [guard.value for guard in bundle.manifest.guards] == ["False", "2"]
-    with load(bundle.root) as engine:
-        outputs = engine.run(feeds(3, -1.0, 2))
-    np.testing.assert_allclose(outputs["output_0"], np.full((3, 4), -18.0))
-
-
 class Alone(nn.Module):
     """A trace does not see what it asks of the batch."""
 
@@ -81,6 +72,7 @@ class Alone(nn.Module):
         return y * (3.0 if str(x.shape[0]) == "1" else 1.0)
 
 
+@pytest.mark.slow
 def test_a_size_at_which_the_code_does_otherwise_is_left_out(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4)}
     bundle = export(Alone(), tmp_path / "out", example=example, options=SPECIALISE)

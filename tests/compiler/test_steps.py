@@ -83,6 +83,7 @@ class Views(nn.Module):
         return x.reshape(-1, 8).squeeze(0)
 
 
+@pytest.mark.slow
 def test_sizes_that_the_code_tells_apart_within_the_steps_are_found(tmp_path: Path) -> None:
     x = {"x": torch.randn(16)}
     bundle = enginecast.compile(Rows(), tmp_path / "rows", example=x, dynamic=["x:0=8..128/8"])

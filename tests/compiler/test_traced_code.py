@@ -129,6 +129,7 @@ def test_other_operators_on_real_tensors_are_an_unverified_branch(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_operators_that_torch_itself_takes_in_eager_reject_nothing(tmp_path: Path) -> None:
     torch.manual_seed(0)
     export(Fast().eval(), tmp_path / "out", example={"x": torch.randn(2, 5, 8)})
@@ -149,25 +150,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
+@pytest.mark.slow
 def test_recurrent_layers_and_inference_mode_reject_nothing(tmp_path: Path) -> None:
     export(Recurrent().eval(), tmp_path / "engine", example={"x": torch.randn(2, 5, 8)})
-
-
-class SizeAsTensor(nn.Module):
-    """A trace makes a tensor of a size by other operators than eager."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.tensor(x.shape[0]).sqrt()
-        area = torch.tensor([x.shape[0], x.shape[1]]).prod()
-        return x / rows + area
-
-
-def test_a_tensor_of_sizes_is_no_other_path(tmp_path: Path) -> None:
-    export(SizeAsTensor().eval(), tmp_path / "engine", example={"x": torch.randn(3, 8)})
-    engine = enginecast.load(tmp_path / "engine")
-    x = torch.randn(5, 8)
-    found = engine.run({"x": x.numpy()})["output_0"]
-    torch.testing.assert_close(torch.from_numpy(found), SizeAsTensor()(x))
 
 
 class OneHot(nn.Module):

@@ -112,6 +112,7 @@ class Refined(nn.Module):
         return scores
 
 
+@pytest.mark.slow
 def test_paths_may_return_images_of_any_layout(tmp_path: Path) -> None:
     module = Refined().eval()
     example = {"image": torch.randn(2, 3, 8, 12)}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from exports import Exports, cast
-from models import add_tokenizer, llama_config
+from models import add_tokenizer
 from msgspec.structs import replace
 from safetensors import safe_open
-from transformers import DynamicCache, LlamaModel, T5EncoderModel
+from transformers import DynamicCache
 
 import enginecast
 from enginecast.capture.outputs.flatten import name_result
@@ -84,61 +84,6 @@ def refused(capsys: Capture, tmp_path: Path, *arguments: object) -> str:
     return " ".join(done.err.split())
 
 
-@pytest.mark.slow
-def test_outputs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
-    both = cast(capsys, "inspect", "bert", "--outputs", "pooler_output,last_hidden_state", "--json")
-    assert [line.split(":")[0] for line in both.json["outputs"]] == [
-        "pooler_output",
-        "last_hidden_state",
-    ]
-    names = export(capsys, tmp_path / "one", "bert", "--outputs", "last_hidden_state")
-    assert names == ("last_hidden_state",)
-    assert not any("pooler" in name for name in stored(tmp_path / "one"))
-    for model in ((), ("--model", "bert")):
-        done = cast(capsys, "verify", tmp_path / "one", *model, "--json")
-        assert (done.code, done.json["outcome"]) == (0, "verified"), done.err
-        assert [found["name"] for found in done.json["verdict"]["outputs"]] == list(names)
-    done = cast(capsys, "verify", tmp_path / "one", "--model", "wanted_factories:plain")
-    assert done.code == 2
-    reported = " ".join(done.err.split())
-    assert "gives output_0, but the bundle's engine gives last_hidden_state" in reported
-
-
-@pytest.mark.slow
-def test_hidden_states_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
-    names = export(capsys, tmp_path / "all", "t5", "--hidden-state", -2, "--hidden-state", "0")
-    assert names == ("last_hidden_state", "hidden_states.-2", "hidden_states.0")
-    arguments = ("t5", "--outputs", "hidden_states.-2", "--hidden-state", "-2")
-    assert export(capsys, tmp_path / "one", *arguments) == ("hidden_states.-2",)
-    assert any("block.1" in name for name in stored(tmp_path / "all"))
-    assert not any("block.1" in n or "final_layer" in n for n in stored(tmp_path / "one"))
-    ids = np.array([[5, 9, 1], [7, 1, 0]])
-    feeds = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
-    model = T5EncoderModel.from_pretrained("t5").eval()
-    tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    with torch.no_grad():
-        states = model(**tensors, output_hidden_states=True).hidden_states
-    for bundle in ("all", "one"):
-        with enginecast.load(tmp_path / bundle) as engine:
-            found = engine.run(feeds)
-        np.testing.assert_allclose(found["hidden_states.-2"], states[-2], rtol=1e-4, atol=1e-4)
-    done = cast(capsys, "verify", tmp_path / "one", "--model", "t5", "--json")
-    assert (done.code, done.json["outcome"]) == (0, "verified"), done.err
-    assert not np.allclose(states[-2], states[-1], atol=1e-2)
-
-
-@pytest.mark.slow
-def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
-    nodes = {}
-    for options in ((), ("--outputs", "hidden_states.1")):
-        done = cast(capsys, "inspect", "t5", *options, "--json")
-        assert done.code == 0, done.err
-        nodes[options] = done.json["nodes"][0], sum(row["tensors"] for row in done.json["census"])
-    (whole, weights), (half, fewer) = nodes.values()
-    assert half < 0.7 * whole
-    assert fewer < 0.7 * weights
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -180,13 +125,6 @@ def test_a_cache_that_keeps_other_tensors_is_refused() -> None:
     cache.layers[0].states = key  # as of a convolution
     with pytest.raises(CaptureError, match="returns a DynamicCache as past, expected tensors"):
         name_result({"past": cache})
-
-
-@pytest.mark.slow
-def test_a_cache_is_left_out(tmp_path: Path, capsys: Capture) -> None:
-    model = "wanted_factories:cached"
-    names = export(capsys, tmp_path / "b", model, "--outputs", "last_hidden_state")
-    assert names == ("last_hidden_state",)
 
 
 @pytest.mark.slow
@@ -286,19 +224,3 @@ def test_a_program_with_numbers_and_hidden_states(tmp_path: Path, capsys: Captur
         found = engine.run({"x": x})
     for name, expected in (("again", x + 1), ("y", x * 2), ("hidden_states.-1", x + 2)):
         np.testing.assert_array_equal(found[name], expected)
-
-
-@pytest.mark.slow
-def test_a_module_in_python(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = LlamaModel(llama_config())
-    model.config.use_cache = False
-    example = {"input_ids": torch.randint(0, 90, (3, 7))}
-    bundle = enginecast.compile(
-        model, tmp_path / "b", example=example, outputs=["hidden_states.1"], hidden_states=[0]
-    )
-    names = [output.name for output in bundle.manifest.outputs]
-    assert names == ["hidden_states.1", "hidden_states.0"]
-    sites = {site.module for record in bundle.manifest.passes for site in record.sites}
-    assert any(module.startswith("layers.0.") for module in sites)  # no prefix of ours
-    assert {name.split(".")[1] for name in stored(bundle.root) if "layers." in name} == {"0"}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from lowering import lower, run
 from programs import Function, captured
@@ -38,6 +39,7 @@ OPS: dict[str, Op] = {
 }
 
 
+@pytest.mark.slow
 def test_engines_compute_complex_values_as_torch(tmp_path: Path) -> None:
     def every(x: Tensor, y: Tensor) -> list[Tensor]:
         one, other = torch.view_as_complex(x), torch.view_as_complex(y)
@@ -49,12 +51,3 @@ def test_engines_compute_complex_values_as_torch(tmp_path: Path) -> None:
     for pair in ((x, y), (y * 3, x), (x.round(), x.round())):
         for name, found, wanted in zip(OPS, run(tmp_path, *pair), module(*pair), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_frequencies_of_a_transform(tmp_path: Path) -> None:
-    places = Function(
-        lambda x: x + torch.cat([torch.fft.fftfreq(5, 0.3), torch.fft.rfftfreq(8), x[0, :2]])
-    )
-    x = torch.randn(3, 12)
-    lower(captured(places, x), tmp_path)
-    torch.testing.assert_close(run(tmp_path, x)[0], places(x), rtol=1e-6, atol=0)

@@ -37,6 +37,7 @@ class All(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.slow
 def test_reductions_over_nothing(tmp_path: Path) -> None:
     lower(captured(All(), torch.randn(3, 8)), tmp_path, NAMES)
     for x in (torch.zeros(3, 8), torch.eye(8)[:3] * 9, torch.ones(3, 8) * 2):

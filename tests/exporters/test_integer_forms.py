@@ -50,6 +50,7 @@ class Every(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning")
+@pytest.mark.slow
 def test_engines_are_eager_for_integers_and_complex_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
 

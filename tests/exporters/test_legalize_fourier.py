@@ -67,21 +67,6 @@ def test_forms(kind: str, options: dict[str, Any]) -> None:
     assert lost(lambda x: transform(x, **options), given(kind.rstrip("2n"), 6, 15)) < LIMIT
 
 
-def test_frames_of_a_signal() -> None:
-    def frames(x: Tensor) -> Tensor:
-        window = torch.hann_window(20, dtype=x.dtype)
-        return torch.stft(x, 30, 7, 20, window, normalized=True, return_complex=True)
-
-    assert lost(frames, given("rfft", 2, 200)) < LIMIT
-
-
-def test_what_is_real_stays_real() -> None:
-    """The first and the middle frequency of real values: an angle there is 0 or pi."""
-    x = given("rfft", 2, 400)
-    after, _ = rewritten(captured(Function(torch.fft.rfft), x), "legalize-fourier")
-    assert not outputs(after, x)[0].imag[:, [0, 200]].any()
-
-
 def test_an_engine_of_a_size_that_varies(tmp_path: Path) -> None:
     def forward(x: Tensor) -> Tensor:
         back = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])

@@ -83,6 +83,7 @@ class Few(nn.Module):
         return linalg.solve(a, b), linalg.inv(a)
 
 
+@pytest.mark.slow
 def test_systems_are_solved_as_exactly_as_fp32_can_say(tmp_path: Path) -> None:
     example = torch.randn(2, SIZE, SIZE), torch.randn(2, SIZE, 3)
     lower(captured(Few(), *example), tmp_path, ("x", "inverse"))
@@ -109,14 +110,6 @@ def test_linear_algebra_is_as_exact_as_fp32_can_be(kind: str, engine: Path) -> N
         size = wide[fits].abs().max() if fits.any() else torch.tensor(1.0)
         lost = 2 * (plain[fits].double() - wide[fits]).abs().max()  # of what is made in fp32
         assert (found[fits].double() - wide[fits]).abs().max() <= torch.maximum(2e-7 * size, lost)
-
-
-@pytest.mark.slow
-def test_what_torch_raises_an_error_for_is_not_finite(engine: Path) -> None:
-    singular = torch.ones(2, SIZE, SIZE)
-    found = run(engine, singular, torch.randn(2, SIZE, 3))
-    assert found[0].isnan().all()
-    assert found[1].isnan().all()
 
 
 @pytest.mark.parametrize("last", [0.0, -1.0, math.nan])

@@ -6,7 +6,7 @@ import golden
 import pytest
 import torch
 from exports import Exports, cast
-from programs import Function, captured, ir_diff, rewritten
+from programs import captured, ir_diff, rewritten
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -74,17 +74,6 @@ def test_golden_diffs(earlier: str, last: str) -> None:
     golden.check(f"{last.replace('-', '_')}.diff", ir_diff(before, after))
 
 
-def test_golden_diff_of_taking_fused_ops_apart() -> None:
-    def norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.ops.enginecast.skip_rms_norm(x, x, weight, 1e-6)
-        return found
-
-    program = captured(Function(norm), torch.randn(2, 3, 4), torch.randn(4))
-    after, sites = rewritten(program, "decompose-fused")
-    assert [site.rewritten for site in sites] == [True]
-    golden.check("decompose_fused.diff", ir_diff(program, after))
-
-
 def test_a_lowered_program_computes_the_same_with_its_weights_or_without() -> None:
     program, x = program_and_input()
     after, _ = rewritten(program, target_of("onnxruntime").lowering("cpu"))
@@ -137,9 +126,3 @@ def test_opt_shows_lowering_passes(
     assert '= deferred "' in ran.out.partition("# hoist-weights\n")[2]
     again = torch.export.load(saved)
     assert all(tensor.untyped_storage().nbytes() for tensor in again.state_dict.values())
-
-
-def test_opt_without_pipeline_or_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    ran = cast(capsys, "opt", "model")
-    assert ran.code == 2
-    assert "expected --pipeline SPEC alone, or --target NAME" in ran.err

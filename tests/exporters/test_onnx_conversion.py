@@ -11,8 +11,6 @@ from programs import Function, captured
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast.exporters.onnx.decompose import decompose
-
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -99,12 +97,3 @@ def test_norms_by_kept_statistics_need_no_trace(
     assert len(traces) == before
     [found] = run(tmp_path, x[:1])
     torch.testing.assert_close(found, module(x[:1]).detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_what_stands_for_an_op_does_not_depend_on_strides() -> None:
-    """They may be others once what it reads is lowered: those of attention are."""
-    program = captured(Function(heads), torch.randn(3, 4, 6), dynamic={0: Dim("n", max=8)})
-    assert decompose(program, {})
-    targets = [node.target for node in program.graph.nodes]
-    assert torch.ops.aten.view.default not in targets
-    assert targets.count(torch.ops.aten.reshape.default) == 2

@@ -88,6 +88,7 @@ def test_equal_blocks_are_one_piece() -> None:
     assert len({call.takes for call in found.calls}) == 4
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_are_pieces_of_their_own() -> None:
     found = require_same(Stack(*mixers(3), Mixer(eps=1e-3), *mixers(3, factor=0.5)))
     assert [len(modules) for modules in found.regions.values()] == [3, 3]
@@ -121,6 +122,7 @@ class Modulated(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_more_blocks_are_no_more_pieces() -> None:
     """What lies before a block waits for it, whenever it could be computed; and what a trace
     asserts of dtypes keeps nothing from being split.
@@ -134,6 +136,7 @@ def test_more_blocks_are_no_more_pieces() -> None:
 MERGING = "unify-dtype{to=fp32},canonicalize,merge-linears,fuse-gelu"
 
 
+@pytest.mark.slow
 def test_linears_that_are_merged_across_blocks_stand_before_them() -> None:
     """As in the presets for a GPU: what shifts each of the blocks is one product."""
     found = [require_same(Modulated(count), passes=MERGING) for count in (2, 4)]
@@ -155,47 +158,11 @@ def test_shared_weights_are_given_to_each() -> None:
     assert len({call.takes[-6:] for call in found.calls[1:]}) == 1
 
 
-def test_a_write_within_a_block_is_right() -> None:
-    [modules] = require_same(Stack(*mixers(3, write=True))).regions.values()
-    assert len(modules) == 3
-
-
-def test_numbers_that_are_computed_of_sizes_are_computed_in_each() -> None:
-    class Scaled(Mixer):
-        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            rows = x.shape[0] * 2 + 1
-            return super().forward(x, condition) + torch.arange(rows).sum() / rows
-
-    [modules] = require_same(Stack(*[Scaled() for _ in range(3)])).regions.values()
-    assert len(modules) == 3
-
-
-def test_an_output_may_be_an_input_or_a_weight() -> None:
-    class Returning(Stack):
-        def forward(self, x: Tensor, condition: Tensor) -> Any:
-            weight = self.get_parameter("mixers.0.first.weight")
-            return super().forward(x, condition), weight * 1, x
-
-    require_same(Returning(*mixers(3)))
-
-
 def test_what_is_not_split_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     alike = lowered(Stack(Mixer(), Mixer()))
     assert isinstance(split(alike), Split)
     monkeypatch.setattr(regional, "LEAST_SAVED", 48)
     assert split(alike) == "it would save nothing: no large parts of it are equal"
-
-
-def test_sizes_that_values_decide_are_not_split() -> None:
-    class Picking(Stack):
-        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            x = super().forward(x, condition)
-            return x[x[:, 0, 0] > 0].sum(0)
-
-    why = split(lowered(Picking(*mixers(3))))
-    assert isinstance(why, str)
-    assert why.startswith("aten.index.Tensor (module '', test_regional.py:")
-    assert "decides a size by values" in why
 
 
 def test_other_targets_do_not_take_the_option(capsys: pytest.CaptureFixture[str]) -> None:

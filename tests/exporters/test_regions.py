@@ -116,39 +116,6 @@ def test_inputs_of_other_sizes_make_other_regions() -> None:
     ]
 
 
-def test_a_module_that_is_called_twice_is_two_regions_of_the_same_weights() -> None:
-    [group] = regions(Stack(Mixer(), twice=1))
-    assert len(group) == 2
-    assert group[0].weights == group[1].weights
-    assert not set(group[0].nodes) & set(group[1].nodes)
-
-
-def test_one_weight_in_two_places_is_not_two_weights() -> None:
-    tied = Mixer(8)
-    tied.second.weight = tied.first.weight
-    assert modules(regions(Stack(Mixer(8), tied))) == []
-    other = Mixer(8)
-    other.second.weight = other.first.weight
-    assert modules(regions(Stack(tied, other))) == [["mixers.0", "mixers.1"]]
-
-
-def test_blocks_are_found_within_modules_that_differ() -> None:
-    class Outer(nn.Module):
-        def __init__(self, *mixers: Mixer) -> None:
-            super().__init__()
-            self.inner = Stack(*mixers)
-            self.head = nn.Linear(8, len(mixers))
-            self.back = nn.Linear(len(mixers), 8)
-
-        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            result: Tensor = self.back(self.head(self.inner(x, condition)))
-            return result
-
-    assert modules(regions(Stack(Outer(Mixer()), Outer(Mixer(), Mixer())))) == [
-        ["mixers.0.inner.mixers.0", "mixers.1.inner.mixers.0", "mixers.1.inner.mixers.1"]
-    ]
-
-
 def test_the_graph_of_a_region_computes_its_results() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(2, 4, 8), torch.randn(2, 8)

@@ -137,6 +137,7 @@ def test_engines_agree_with_torch_element_by_element(values: str, engine: Path) 
         np.testing.assert_allclose(found, expected, rtol=rounds, atol=least, err_msg=name)
 
 
+@pytest.mark.slow
 def test_fp16_is_computed_in_fp32_as_torch_does(tmp_path: Path) -> None:
     x = (torch.randn(16, 16) * 1e-2).half()
     lower(captured(All(), x, x), tmp_path, NAMES)

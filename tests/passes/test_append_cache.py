@@ -18,7 +18,6 @@ from torch.library import opcheck
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lowering
 from enginecast.exporters.onnx.ops.attention import FEW_TOKENS, MANY_ROWS
 from enginecast.exporters.onnx.ops.registry import READERS
-from enginecast.passes.ir.base import PassContext
 from enginecast.testing import capture, check_mutations, compare, run_passes
 from enginecast.verification.emulate.kernels import KERNELS
 
@@ -141,29 +140,6 @@ def test_engines_are_as_exact_as_torch_for_all_sizes(tmp_path: Path, name: str) 
         assert all(torch.equal(*pair) for pair in zip(kept, joined, strict=True)), sizes_
 
 
-@pytest.mark.parametrize("masked", [of_bools, of_infinities])
-def test_rows_without_a_key_to_see_are_zeros(tmp_path: Path, masked: Any) -> None:
-    lower(program_of(8, 2, masked), tmp_path, ["out", "keys", "values"])
-    for tokens in (2, FEW_TOKENS + 4):
-        *given, mask = sizes(MANY_ROWS, tokens, 3, 8, 2, of_bools)
-        mask[1] = False
-        mask[2, :, 0] = False
-        given.append(masked(mask, 8))
-        found = run(tmp_path, *given)[0]
-        wanted = Attends(8, 2)(*given)[0]
-        assert (wanted[1] == 0).all()
-        assert (found[1] == 0).all()
-        assert (found[2, :, 0] == 0).all()
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_heads_that_share_keys_are_repeated_nowhere(tmp_path: Path) -> None:
-    lowered = lower(program_of(14, 2, of_bools), tmp_path, ["out", "keys", "values"])
-    assert lowered.ops["Expand"] == 1  # the mask's
-    assert "Tile" not in lowered.ops
-    assert {"MatMul", "Softmax"}.isdisjoint(lowered.ops)
-
-
 def test_every_fault_in_the_op_is_noticed() -> None:
     heads = LIKE["qwen"]
     given = sizes(3, 5, 7, *heads)
@@ -172,23 +148,6 @@ def test_every_fault_in_the_op_is_noticed() -> None:
     check = compare(outcome, cases)
     assert check.rewritten == 1
     assert len(check_mutations(outcome).noticed) >= 2
-
-
-def test_sizes_of_the_joined_keys_are_asked_of_their_parts(tmp_path: Path) -> None:
-    def shorter(mask: Tensor, keys: Tensor) -> Tensor:
-        return mask[..., : keys.shape[2]] & (torch.arange(keys.shape[2]) >= keys.shape[1] - 2)
-
-    program = program_of(4, 2, of_bools, shorter)
-    after, sites = rewritten(program, SPEC)
-    assert [site.rewritten for site in sites] == [True]
-    given = sizes(4, 2, 6, 4, 2, of_bools)
-    assert torch.equal(outputs(after, *given)[0], outputs(program, *given)[0])
-    lower(program, tmp_path, ["out", "keys", "values"])
-    torch.testing.assert_close(run(tmp_path, *given)[0], outputs(program, *given)[0])
-
-
-def _of_keys(mask: Tensor, keys: Tensor) -> Tensor:
-    return mask & (keys.sum() > 0)
 
 
 def _causal(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
@@ -240,23 +199,6 @@ def test_what_is_no_cache_is_left_alone(function: Any, reason: str) -> None:
     after, sites = rewritten(program, SPEC)
     assert reasons(sites) == [reason]
     assert ir_diff(program, after) == ""
-
-
-def test_a_mask_of_the_joined_keys_and_skipped_sites_are_left_alone() -> None:
-    program = program_of(4, 2, of_bools, _of_keys)
-    (reason,) = reasons(rewritten(program, SPEC)[1])
-    assert reason.endswith("before the attention")
-    program = program_of(4, 2, of_bools)
-    (site,) = rewritten(program, SPEC)[1]
-    after, (skipped,) = rewritten(program, SPEC, PassContext(skip=frozenset({site.key})))
-    assert not skipped.rewritten
-    assert ir_diff(program, after) == ""
-
-
-def test_attention_without_a_cache_is_no_site() -> None:
-    q = torch.randn(2, 4, 6, SIZE)
-    plain = Function(lambda x: ops.attention(x, x, x, None, 4, 4, 0.3, False))
-    assert rewritten(captured(plain, q), SPEC)[1] == []
 
 
 @pytest.mark.parametrize("reader", READERS)

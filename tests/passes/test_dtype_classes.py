@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.edit import dtype_of
-from enginecast.passes.precision.dtype_classes import Class, classify
 
 WIDTH = 16
 
@@ -254,15 +253,6 @@ def test_totals_do_not_overflow_in_fp16() -> None:
     assert torch.equal(found, torch.full((2, WIDTH), 4000.0, dtype=torch.float16))
 
 
-def test_rows_of_zeros_are_normalized_to_zeros_in_fp16() -> None:
-    program = program_of(lambda net, x: nn.functional.normalize(x * 1.0, dim=-1))
-    kinds = {node.name: kind for node, kind in classify(program).items()}
-    assert kinds["expand_as"] is Class.PRECISE
-    after, _ = rewritten(program, "unify-dtype{to=fp16}")
-    (found,) = outputs(after, torch.zeros(2, 5, WIDTH))
-    assert torch.equal(found, torch.zeros(2, 5, WIDTH, dtype=torch.float16))
-
-
 @pytest.mark.parametrize("function", [additive_mask, filled_with_an_integer])
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
 def test_masks_are_finite_in_the_target(function: Callable[..., Any], to: str) -> None:
@@ -274,34 +264,8 @@ def test_masks_are_finite_in_the_target(function: Callable[..., Any], to: str) -
             assert found.isfinite().all(), name
 
 
-def test_rotary_base_beyond_fp16_is_left_as_it_is() -> None:
-    program = program_of(rotary_in_stream)
-    before = values(program, torch.randn(1, 32, WIDTH))
-    after, _ = rewritten(program, "unify-dtype{to=fp16}")
-    found = values(after, torch.randn(1, 32, WIDTH))
-    for name in ("cos", "sin"):
-        assert torch.equal(found[name], before[name])
-
-
 def test_factor_beyond_fp16_is_left_as_it_is() -> None:
     program = program_of(lambda net, x: net.a(x) * 1e-3 * 1e6)
     after, _ = rewritten(program, "unify-dtype{to=fp16}")
     x = torch.randn(2, 5, WIDTH) * 0.01
     assert relative_error(outputs(after, x)[0], outputs(program, x)[0]) < 2e-3
-
-
-def test_classes_of_a_norm() -> None:
-    def norm(net: Net, x: Tensor) -> Any:
-        hidden = net.a(x)
-        statistic = hidden.float().pow(2).mean(-1, keepdim=True)
-        scaled = hidden * torch.rsqrt(statistic + 1e-6)
-        return net.b.bias * scaled.to(hidden.dtype)
-
-    program = program_of(norm)
-    found = {node.name: kind.name for node, kind in classify(program).items()}
-    assert found["linear"] == Class.STREAM.name
-    assert found["to"] == Class.RAISED.name
-    for name in ("pow_1", "mean", "add", "rsqrt", "mul"):
-        assert found[name] == Class.PRECISE.name
-    assert found["mul_1"] == Class.STREAM.name
-    assert found["p_b_bias"] == Class.WEIGHT.name

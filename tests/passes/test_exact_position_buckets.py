@@ -23,14 +23,12 @@ from programs import (
     same_bits,
     seeded,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from transformers import T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import aten
-from enginecast.passes.ir.sites import SKIPPED
 
 pytestmark = pytest.mark.all_sizes
 
@@ -125,18 +123,6 @@ def test_an_encoder_keeps_every_bit_and_computes_its_buckets_once(
     assert same_bits(again, after, *prompts(2, 9))
 
 
-def test_only_rows_of_weights_are_picked_ahead() -> None:
-    def look_up(x: Tensor) -> Any:
-        bucket = t5_bucket(distances(x))
-        return bucket, nn.functional.embedding(bucket, x[0, :2, None].expand(2, 3).repeat(16, 1))
-
-    before = program_of(look_up)
-    after, sites = rewritten(before, BUCKETS)
-    assert len(notes(sites)) == 1
-    assert count(after, "index_select") == 0
-    assert same_bits(before, after, torch.randn(1, 300))
-
-
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a value of the input": (
         lambda x: t5_bucket(x.long()[:, None]),
@@ -167,28 +153,6 @@ def test_what_is_not_a_bucket_is_left_alone_with_the_reason(name: str) -> None:
     before = program_of(function)
     after, sites = rewritten(before, BUCKETS)
     assert reasons(sites) == [reason]
-    assert count(after, "log") == 1
-
-
-def test_a_distance_without_end_is_refused() -> None:
-    endless = program_of(lambda x: t5_bucket(distances(x)), {1: Dim("sequence")})
-    _, sites = rewritten(endless, BUCKETS)
-    assert reasons(sites) == ["nothing bounds the distance, which comes from sub.Tensor"]
-
-
-def test_a_table_that_is_too_long_is_refused() -> None:
-    def fine(x: Tensor) -> Tensor:
-        return (torch.log(distances(x).abs() + 1.0) * 1e6).long()
-
-    _, sites = rewritten(program_of(fine, {1: Dim("sequence", min=2, max=100_000)}), BUCKETS)
-    assert reasons(sites) == ["the table would have 199,999 entries"]
-
-
-def test_skipped_bucket_stays(encoders: dict[str, ExportedProgram]) -> None:
-    _, sites = rewritten(encoders["t5"], BUCKETS)
-    context = PassContext(skip=frozenset({sites[0].key}))
-    after, left = rewritten(encoders["t5"], BUCKETS, context)
-    assert [site.reason for site in left] == [SKIPPED]
     assert count(after, "log") == 1
 
 

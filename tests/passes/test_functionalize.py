@@ -15,7 +15,6 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.registry import build
 
@@ -357,24 +356,6 @@ def test_every_spelling_gives_the_same_bits(name: str) -> None:
         for one, other in pairs:
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
-
-
-def test_values_keep_the_line_and_the_module_of_what_was_written() -> None:
-    program = program_of(CASES["column"])
-    functionalized(program)
-    (clamped,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.clamp.default)
-    (put,) = program.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.select_scatter.default
-    )
-    assert source_line(clamped) == source_line(put) != ""
-    assert clamped.meta["nn_module_stack"]
-
-
-def test_a_program_without_writes_stays_as_it_is() -> None:
-    program = program_of(lambda x: x.reshape(-1, 3).contiguous().to(torch.float32) * 2)
-    before = str(program.graph)
-    assert not functionalized(program)
-    assert str(program.graph) == before
 
 
 def test_a_write_that_is_not_known_has_its_line() -> None:

@@ -58,18 +58,6 @@ def test_placeholders_bind_what_stands_in_either_order() -> None:
         assert found.root.target is aten.add.Tensor
 
 
-def test_a_placeholder_is_one_value_wherever_it_occurs() -> None:
-    square = pattern(_square)
-    assert square.find(node_of(lambda x: x.sin() * x.sin(), aten.mul.Tensor)) is None
-    assert square.find(node_of(lambda x: (y := x.sin()) * y, aten.mul.Tensor)) is not None
-    mul = node_of(lambda x: x.sin() * x.cos(), aten.mul.Tensor)
-    assert reason(square, mul) == "sin.default is another value than x"
-
-
-def _square(x: Value) -> Pattern:
-    return x * x
-
-
 def test_a_number_is_named_with_the_one_that_is_expected() -> None:
     @pattern
     def scaled(x: Value) -> Pattern:
@@ -84,19 +72,6 @@ def test_a_number_is_named_with_the_one_that_is_expected() -> None:
     assert reason(scaled, without) == expected
 
 
-def test_the_attempt_that_got_farthest_says_why() -> None:
-    @pattern
-    def wave(x: Value) -> Pattern:
-        deep = sin(cos(tanh(x)).otherwise("{op} under the sine"))
-        return either(deep, cos(x).otherwise("no cosine"))
-
-    node = node_of(lambda x: x.exp().cos().sin(), aten.sin.default)
-    assert reason(wave, node) == "exp.default , expected aten.tanh.default"
-    node = node_of(lambda x: x.exp().sin(), aten.sin.default)
-    assert reason(wave, node) == "exp.default under the sine"
-    assert reason(wave, node_of(lambda x: x.exp(), aten.exp.default)) == "no cosine"
-
-
 def test_matching_goes_up_from_the_site_to_the_root() -> None:
     @pattern
     def half(x: Value) -> Pattern:
@@ -109,16 +84,6 @@ def test_matching_goes_up_from_the_site_to_the_root() -> None:
     assert reason(half, other) == "sin.default reads the core"
     twice = node_of(lambda x: ((y := x.tanh()).sin(), y.cos()), aten.tanh.default)
     assert reason(half, twice) == "tanh.default at the core has 2 users (sin, cos)"
-
-
-def test_asserts_are_not_readers() -> None:
-    node = node_of(lambda x: (x * 2).half().sin(), aten.mul.Tensor)
-    assert len(node.users) == 2
-    assert pattern(_doubled).find(node) is not None
-
-
-def _doubled(x: Value) -> Pattern:
-    return (x * 2).once("here")
 
 
 def test_steps_repeat_and_each_binds_what_it_adds() -> None:

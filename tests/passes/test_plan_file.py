@@ -130,21 +130,6 @@ def test_what_a_plan_cannot_demand(
     assert content["layers"][place]["module"] in refused.value.message
 
 
-def test_close_names_are_offered(net: ExportedProgram) -> None:
-    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
-    content["layers"][1]["module"] = "wise"
-    with pytest.raises(PassError) as refused:
-        reused(net, content, "plan-int8")
-    assert "'wide'" in refused.value.hint
-
-
-def test_a_layer_twice_is_refused(net: ExportedProgram) -> None:
-    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
-    content["layers"].append(content["layers"][0])
-    with pytest.raises(PassError, match=r"words .* is there 2 times"):
-        reused(net, content, "plan-int8")
-
-
 def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProgram) -> None:
     content = content_of(made(net, f"plan-fp8{{arch=sm90 min_gain=0 {ANY}}}"))
     odd = content["layers"][2]
@@ -187,26 +172,6 @@ def test_a_file_that_is_not_a_plan_names_the_field(
     with pytest.raises(InputError) as refused:
         read_plan(file)
     assert f"--plan {file}: {words}" in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "no JSON"),
-        ('{"format": "fp8", "format": "fp8"}', "key 'format' is there twice"),
-        ("[]", "$: expected `object`, got `array`"),
-        ("{}", "missing required field"),
-    ],
-)
-def test_text_that_is_not_a_plan(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=r"mine\.json") as refused:
-        decode_plan(text.encode(), "mine.json")
-    assert words in refused.value.message
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.json: cannot be read"):
-        read_plan(tmp_path / "none.json")
 
 
 def test_a_plan_for_another_model_is_refused_with_both_fingerprints() -> None:

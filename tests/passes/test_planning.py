@@ -26,17 +26,11 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.calibration import largest_row_error
-from enginecast.passes.quantize.measure.quantizable import find_layers
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan import planning
-from enginecast.passes.quantize.plan.forms import forms, modeled_gain, too_small
-from enginecast.passes.quantize.plan.options import PlanOptions
-from enginecast.passes.quantize.plan.planning import form_in_words
+from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
 from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 from enginecast.passes.registry import build
-
-WI = "model.encoder.block.0.layer.1.DenseReluDense.wi_0"
-WO = "model.encoder.block.0.layer.1.DenseReluDense.wo"
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +60,6 @@ def test_a_plan_changes_no_bit_and_has_one_site_for_each_layer(t5: ExportedProgr
 
 
 @pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        (f'skip_modules="{WO}"', f"skip_modules={WO!r}"),
-        (r'skip_modules_pattern="0.*\\.wo$"', r"skip_modules_pattern='0.*\\.wo$'"),
-    ],
-)
-def test_skipped(t5: ExportedProgram, option: str, reason: str) -> None:
-    plan = planned(t5, f"plan-fp8{{{option} max_error=1}}")
-    skipped = of(plan, WO)
-    assert (skipped.choice, skipped.reason) == ("keep", reason)
-    assert of(plan, WI).choice == "w8a8-dynamic"
-
-
-@pytest.mark.parametrize(
     ("option", "words"),
     [
         ("skip_modules=wo", "skip_modules='wo': no layer has this name"),
@@ -95,18 +75,6 @@ def test_a_skip_that_finds_nothing_is_named(t5: ExportedProgram, option: str, wo
     assert words in refused.value.message
 
 
-def test_an_exact_name_beats_a_pattern_and_a_pattern_a_class(t5: ExportedProgram) -> None:
-    pattern, around = 'skip_modules_pattern="Dense"', "skip_modules_classes=T5LayerFF,T5Stack"
-    plan = planned(t5, f'plan-fp8{{include_modules="{WO}" {pattern} {around} max_error=1}}')
-    assert of(plan, WO).choice == "w8a8-dynamic"
-    assert of(plan, WI).reason == "skip_modules_pattern='Dense'"
-    assert of(plan, WO.replace("layer.1.DenseReluDense.wo", "layer.0.SelfAttention.q")).reason == (
-        "skip_modules_classes='T5Stack'"
-    )
-    named = planned(t5, f'plan-fp8{{skip_modules="{WO}" {pattern} max_error=1}}')
-    assert of(named, WO).reason == f"skip_modules={WO!r}"
-
-
 @pytest.mark.parametrize(("limit", "most"), [(1.0, 1), (0.02, 3)])
 def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
     t5: ExportedProgram, monkeypatch: pytest.MonkeyPatch, limit: float, most: int
@@ -120,15 +88,6 @@ def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
     monkeypatch.setattr(planning, "measure", measured)
     planned(t5, f"plan-int8{{any_cpu=false max_error={limit} min_gain=0}}")
     assert max(counts.values()) == most
-
-
-@pytest.mark.parametrize(("asked", "are_slower"), [("", False), (" min_gain=0", True)])
-def test_a_form_that_is_slower_is_for_size_alone(
-    t5: ExportedProgram, asked: str, are_slower: bool
-) -> None:
-    plan = planned(t5, f"plan-int8{{any_cpu=false max_error=0.02{asked}}}")
-    gains = [layer.gain for layer in plan.layers if layer.kind == "linear" and layer.gain]
-    assert any(gain < 1 for gain in gains) == are_slower
 
 
 class Net(nn.Module):
@@ -249,22 +208,6 @@ def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -
     assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
 
 
-def test_wide_linears_have_blocks_of_128_between_rows_and_blocks_of_32() -> None:
-    module = nn.Sequential(nn.Linear(256, 128), nn.Linear(128, 32)).requires_grad_(False)
-    program = captured(module, torch.randn(2, 256))
-    wide, narrow = find_layers(program)
-    found, _ = forms(wide, PlanOptions("int8"))
-    gains = [form.gain for form in found]
-    assert gains == sorted(gains, key=lambda gain: -(gain or 0))
-    assert [form_in_words(form) for form in found] == [
-        "w8a8-dynamic row/row",
-        "w8a8-dynamic block/block of 128",
-        "w8a8-dynamic block/block of 32",
-        "storage block",
-    ]
-    assert [form.block for form in forms(narrow, PlanOptions("int8"))[0]] == [0, 32, 32]
-
-
 def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
     """One scale for all rows cannot hold the peak and the others; nothing here goes by names."""
     loud = "model.encoder.block.1.layer.1.DenseReluDense.wo"
@@ -280,26 +223,6 @@ def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
     assert "w8a8-static row/tensor loses" in moved[0].reason
     assert "it reads values up to 5." in moved[0].reason
     assert "e+04, " in moved[0].reason
-
-
-def test_nothing_is_planned_that_max_error_forbids(t5: ExportedProgram) -> None:
-    with pytest.raises(PassError) as refused:
-        planned(t5, "plan-fp8{max_error=1e-9}")
-    assert "no layer is left to quantize: " in refused.value.message
-    assert "14 x not within max_error" in refused.value.message
-    assert "max_error is 1e-09" in refused.value.hint
-
-
-def test_a_plan_is_the_same_every_time(t5: ExportedProgram) -> None:
-    assert planned(t5, "plan-int8{max_error=0.04}") == planned(t5, "plan-int8{max_error=0.04}")
-
-
-def test_without_measuring_no_calibration_is_wanted(t5: ExportedProgram) -> None:
-    after, _ = rewritten(t5, "plan-fp8{measure=false}")
-    plan = plan_of(after)
-    assert plan is not None
-    assert plan.predicted_error is None
-    assert {x.error for x in plan.layers} == {None}
 
 
 @pytest.mark.parametrize(

@@ -133,31 +133,6 @@ def test_blocks_are_what_the_operators_give(bits: int, activations: bool) -> Non
     assert relative_error(found, wanted) < 1e-6
 
 
-def test_stored_embedding_and_convolution_round_each_row_of_the_weight() -> None:
-    ids = torch.tensor([[1, 4], [0, 2]])
-    embedding = nn.Embedding(5, 32).requires_grad_(False)
-    embedding.weight.copy_(normal(5, 32) * torch.logspace(-3, 3, 5)[:, None])
-    found = simulated(embedding, ids, form_of("storage"), "int8")
-    assert 0 < ((found - embedding(ids)).norm(dim=-1) / embedding(ids).norm(dim=-1)).max() < 0.02
-    convolution = nn.Conv2d(3, 4, 2, stride=2).requires_grad_(False)
-    convolution.weight.mul_(torch.logspace(-3, 3, 4).view(4, 1, 1, 1))
-    image = normal(1, 3, 6, 6)
-    found = simulated(convolution, image, form_of("storage"))
-    bare = nn.functional.conv2d(image, convolution.weight, stride=2)
-    errors = (found - convolution(image)).flatten(2).norm(dim=-1)
-    sizes = bare.flatten(2).norm(dim=-1)
-    assert 0 < (errors / sizes).max() < 0.06
-
-
-def test_broken_values_stay_visible_and_zeros_stay_zeros() -> None:
-    x = torch.zeros(2, 16)
-    assert torch.equal(fake(x, E4M3, "row", 0, None), x)
-    x[0, 3] = torch.inf
-    found = fake(x, E4M3, "row", 0, None)
-    assert not found[0].isfinite().all()
-    assert torch.equal(found[1], x[1])
-
-
 def test_what_lies_beyond_a_static_scale_is_cut() -> None:
     x = torch.tensor([[1.0, 3.0, -8.0]])
     found = fake(x, grid_of("int8", "cpu", 8), "tensor", 0, torch.tensor(4.0))

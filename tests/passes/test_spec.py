@@ -5,7 +5,7 @@ import random
 import pytest
 
 from enginecast.errors import SpecError
-from enginecast.passes.ir.spec import PassSpec, TextPosition, Value, parse, parse_located, render
+from enginecast.passes.ir.spec import PassSpec, Value, parse, render
 
 FULL = 'unify-dtype{to=bf16 keep=lm_head,".*wo$"},fuse-rms-norm'
 
@@ -15,20 +15,6 @@ def test_parse_reads_names_options_and_lists() -> None:
         PassSpec("unify-dtype", (("to", ("bf16",)), ("keep", ("lm_head", ".*wo$")))),
         PassSpec("fuse-rms-norm"),
     )
-
-
-def test_canonical_text_round_trips() -> None:
-    assert render(parse(FULL)) == FULL
-    assert str(parse(FULL)[1]) == "fuse-rms-norm"
-
-
-def test_blank_text_is_the_empty_pipeline() -> None:
-    assert parse("") == parse(" \n") == ()
-    assert render(()) == ""
-
-
-def test_blanks_and_line_breaks_are_free_between_tokens() -> None:
-    assert render(parse(" a { x = 1 ,2\n y=b } ,\n c ")) == "a{x=1,2 y=b},c"
 
 
 @pytest.mark.parametrize(
@@ -132,17 +118,6 @@ def test_errors_point_at_the_place(text: str, message: str, position: int) -> No
     assert caret.index("^") == position + 2
 
 
-def test_error_in_a_text_of_several_lines_shows_the_one_line() -> None:
-    with pytest.raises(SpecError, match=r"\n  b\{x=\},\n      \^$"):
-        parse("a,\nb{x=},\nc")
-
-
-def test_unknown_escape_says_how_to_write_a_backslash() -> None:
-    with pytest.raises(SpecError) as caught:
-        parse(r'a{x="\d"}')
-    assert caught.value.hint == r"Write \\ for a backslash."
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -159,11 +134,3 @@ def test_a_spec_without_a_text_cannot_be_made(
 ) -> None:
     with pytest.raises(SpecError):
         PassSpec(name, options)
-
-
-def test_located_knows_where_everything_stands() -> None:
-    text = "a, b{ x=1, 2 }"
-    located = parse_located(text)[1]
-    assert located.place == TextPosition(text, 3)
-    assert located.keys == {"x": TextPosition(text, 6)}
-    assert [place.position for place in located.values["x"]] == [8, 11]

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,26 +13,21 @@ from exports import cast
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import PIPELINES, asked, save_pipeline
-from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, EnginecastWarning, MissingError, UsageError
+from enginecast.errors import CaptureError, EnginecastWarning
 from enginecast.pipelines import export as exporting
-from enginecast.pipelines import pictures
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.check import (
     NOISE,
     compare,
     relative_error,
-    whole_outcome,
     with_noise,
 )
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
 from enginecast.pipelines.record import (
     INDEX,
     RECORD,
@@ -350,27 +344,6 @@ def test_run_refuses_before_the_work(
     assert said in done.err
 
 
-def test_videos_are_refused_before_the_work_where_they_cannot_be_written(tmp_path: Path) -> None:
-    class MakesVideos:
-        def __call__(self, num_frames: int) -> None: ...
-
-    require_frames_fit(tmp_path / "one.png", MakesVideos(), 1)
-    require_frames_fit(tmp_path / "frames", MakesVideos(), None)
-    with pytest.raises(UsageError, match="MakesVideos makes videos"):
-        require_frames_fit(tmp_path / "a.png", MakesVideos(), None)
-    with (
-        patch.object(pictures, "find_spec", return_value=None),
-        pytest.raises(MissingError, match="need imageio, which is not installed"),
-    ):
-        require_output(tmp_path / "a.mp4")
-
-
-def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "a.png").symlink_to(tmp_path / "none" / "a.png")
-    with pytest.raises(UsageError, match=r"a\.png: cannot be written: No such file"):
-        save_pictures([Image.new("RGB", (4, 4))], tmp_path / "a.png")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(("device", "code"), [("cuda", 3), ("tpu", 2)])
 def test_run_refuses_a_device_that_is_not_here(
@@ -381,27 +354,6 @@ def test_run_refuses_a_device_that_is_not_here(
     refused = cast(capsys, "diffusers", "run", tmp_path, *options)
     assert refused.code == code
     assert f"device {device}" in refused.err
-
-
-def test_a_folder_within_the_pipelines_is_refused(
-    broken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    within = broken / "unet" / "engines"  # copies of unet would hold themselves
-    done = cast(capsys, "diffusers", "export", broken, "-o", within, *SMALL)
-    assert done.code == 2
-    assert "is within the pipeline's own folder" in done.err
-
-
-def test_what_is_drawn_without_a_generator_is_seeded() -> None:
-    class Drawing:
-        def __call__(self, prompt: str, output_type: str, return_dict: bool) -> tuple[Tensor]:
-            return (torch.rand(1, 3, 4, 4),)
-
-    before = torch.get_rng_state()
-    made = [generate(Drawing(), Wish(seed=seed)).pictures for seed in (1, 1, 2)]
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_an_eager_pipeline_that_overflows_is_refused(
@@ -430,22 +382,6 @@ def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
     assert unet.fixed() == ["sample:2=24", "sample:3=24"]
 
 
-def test_a_size_that_is_a_number_of_the_call_is_that_of_the_first_run() -> None:
-    class Sized(nn.Module):
-        def forward(self, x: Tensor, height: int) -> Tensor:
-            return x * height
-
-    model, made = Sized(), Made(torch.zeros(1), ())
-    with record({"model": model}) as calls:
-        with record({"model": model}) as first:
-            model(torch.zeros(2, 4), height=4)
-        model(torch.zeros(2, 2), height=2)
-    ran = exporting.Rehearsal(calls, first, made, made, torch.float32, ())
-    found = exporting.recorded_of("model", ran, Steps())
-    assert found.example["x"].shape == (2, 4)
-    assert found.dynamic() == []
-
-
 def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:
     pipe, wish = open_pipeline(sd15).load(), Wish(steps=3, height=32, width=32)
     eager = generate(pipe, wish)
@@ -464,43 +400,6 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
     nothing = Made(eager.pictures * math.nan, eager.latents)
     assert compare(eager, noisy, nothing, 1e-6).parts_at == "pictures"
     assert compare(eager, noisy, Made(noisy.pictures, noisy.latents), 1.0).steps[0].limit == 0.5
-
-
-def test_rows_of_a_quantized_engine_explain_what_they_are_off_by() -> None:
-    """Its error over all cases is that of the longest rows, and latents may be others."""
-    torch.manual_seed(0)
-    eager = Made(torch.rand(2, 3, 8, 8), (torch.randn(2, 4, 6, 6),))
-    found = Made(eager.pictures * 1.02, (eager.latents[0] * 1.004,))
-    rows = {"recorded call 1 of 2": 0.003, "recorded call 2 of 2": 0.01}
-    for errors, expected in ({}, "rejected"), (rows, "verified"):
-        engine = EngineOutcome(outcome="verified", error=0.0015, errors=errors, max_error=0.1)
-        outcome = whole_outcome(eager, eager, found, [engine], torch.float32)
-        assert outcome.outcome == expected, outcome.reasons
-
-
-def test_latents_of_quantized_engines_are_judged_by_the_limit_of_the_plan() -> None:
-    torch.manual_seed(0)
-    latents = tuple(torch.randn(2, 4, 6, 6) for _ in range(3))
-    eager = Made(torch.rand(2, 3, 8, 8), latents)
-    noisy = Made(eager.pictures, tuple(each + 0.003 * torch.randn_like(each) for each in latents))
-
-    def engines(*off: float) -> Made:
-        pairs = zip(latents, off, strict=True)
-        return Made(eager.pictures, tuple(each * (1 + error) for each, error in pairs))
-
-    late = engines(0.01, 0.05, 0.2)
-    assert not compare(eager, noisy, late, 0.05).reasons  # which explains as much
-    found = compare(eager, noisy, late, 0.05, planned=0.1)
-    assert [step.limit for step in found.steps] == [0.1] * 3
-    assert found.parts_at == "step 3"
-    assert found.reasons == (
-        "step 3: relative error 0.2, and the plans allow 0.1 (a smaller --max-error plans more"
-        " exactly)",
-    )
-    assert not compare(eager, noisy, engines(0.01, 0.05, 0.09), 0.05, planned=0.1).reasons
-    exact = compare(eager, noisy, late, 1e-4, planned=0.1)  # the engines do not explain as much
-    assert exact.steps[0].limit < 0.01
-    assert "the engines explain" in exact.reasons[0]
 
 
 @pytest.mark.slow

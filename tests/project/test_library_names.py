@@ -12,14 +12,10 @@ import torch
 from test_layers import PROJECT, ROOT, sources
 
 from enginecast import library_names
-from enginecast.cli.app import crash
-from enginecast.errors import MissingError
 from enginecast.library_names import (
     MissingOperator,
     Operators,
     higher_order,
-    private,
-    private_or_none,
 )
 from enginecast.ops.rules import Rules
 
@@ -73,20 +69,6 @@ def test_an_operator_that_torch_lacks_is_no_target_of_a_node_and_has_no_rule() -
     assert rules == {torch.ops.aten.add.Tensor: "a rule"}
 
 
-def test_a_missing_name_is_told_where_it_is_asked_for_with_a_version_that_has_it() -> None:
-    with pytest.raises(
-        MissingError, match=r"torch\.ops\.aten\.no_such\.default, which torch"
-    ) as op:
-        Operators("aten").no_such.default(1)
-    assert "pip install 'torch>=2." in op.value.hint
-    for name in ("torch._inductor.no_such", "torch._no_such.name", "transformers._no_such.name"):
-        assert private_or_none(name) is None
-        library = name.partition(".")[0]
-        with pytest.raises(MissingError, match=f"a sentence needs {name}, which {library} ") as one:
-            private(name, "a sentence")
-        assert f"pip install '{library}>=" in one.value.hint
-
-
 @pytest.mark.parametrize(
     ("library", "called"),
     [("torch", "torch"), ("transformers", "transformers"), ("onnxruntime", "ONNX Runtime")],
@@ -98,23 +80,6 @@ def test_readme_names_the_versions_that_were_tested(library: str, called: str) -
     assert (min(minors), max(minors) + 1) == (int(least), int(beyond))
     [wanted] = [one for one in PROJECT_NEEDS if one.startswith(f"{library}>=")]
     assert wanted == f"{library}{library_names.TESTED[library].partition(',')[0]}"
-
-
-def test_a_private_name_may_be_a_module() -> None:
-    assert private("torch.utils._sympy", "this").__name__ == "torch.utils._sympy"
-    assert private("torch.utils._sympy.numbers.int_oo", "this") > 0
-
-
-def test_a_crash_under_an_untested_version_names_it_and_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    crash()
-    assert "was not tested" not in capsys.readouterr().err
-    monkeypatch.setitem(library_names.TESTED, "torch", ">=1.8,<1.9")
-    crash()
-    said = capsys.readouterr().err
-    assert f"torch {torch.__version__} was not tested. " in said
-    assert "pip install 'torch>=1.8,<1.9'" in said
 
 
 def test_every_module_imports_where_torch_lacks_every_operator_and_private_name() -> None:

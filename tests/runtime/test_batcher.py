@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import enginecast
 from enginecast.errors import (
-    EnginecastWarning,
     InputError,
     StoppedError,
     UsageError,
@@ -104,21 +102,6 @@ def test_lengths_run_apart_where_nothing_was_proved_of_padding(
         shapes = [future.result(60)["hidden"].shape for future in futures]
     assert shapes == [(1, 3 + number % 2, bundles.WIDTH) for number in range(8)]
     assert {run["input_ids"].shape for run in counted.runs} >= {(4, 3), (4, 4)}
-
-
-@pytest.mark.parametrize(("side", "together"), [("right", False), ("any", True)])
-def test_padding_before_tokens_is_widened_where_that_was_proved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: Any, together: bool
-) -> None:
-    padding = Padding(mask="attention_mask", side=side, outputs=("hidden",))
-    engine = opened(tmp_path, padding=padding)
-    counted = Counted(engine, monkeypatch)
-    left = feeds(1, 3)
-    left["attention_mask"] = np.array([[0, 1, 1]])
-    with Batcher(engine, max_delay=0.1) as batcher:
-        futures = [batcher.submit(one) for one in (left, feeds(1, 5))]
-        assert [one.result(60)["hidden"].shape[1] for one in futures] == [3, 5]
-    assert ((2, 5) in {run["input_ids"].shape for run in counted.runs}) == together
 
 
 def test_64_threads_get_what_a_single_run_gives(engine: Engine) -> None:
@@ -222,12 +205,6 @@ def test_rows_that_depend_on_one_another_run_alone(tmp_path: Path) -> None:
         assert batcher.joins is False
 
 
-@pytest.mark.filterwarnings("default::enginecast.errors.EnginecastWarning")
-def test_that_rows_depend_on_one_another_is_reported(tmp_path: Path) -> None:
-    with pytest.warns(EnginecastWarning, match=r"'y' by .* of its length\), so requests run"):
-        test_rows_that_depend_on_one_another_run_alone(tmp_path)
-
-
 def test_waiting_has_bounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(engine, monkeypatch)
     with Batcher(engine, max_delay=0, max_waiting=2) as batcher:
@@ -242,17 +219,6 @@ def test_waiting_has_bounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
         counted.gate.set()
         busy.result(60)
     assert sum(len(run["input_ids"]) for run in counted.runs) == 2  # the late one never ran
-
-
-def test_closing_serves_those_who_wait(engine: Engine) -> None:
-    batcher = Batcher(engine, max_delay=60)
-    futures = [batcher.submit(feeds(1, 3, number)) for number in range(3)]
-    batcher.close()
-    assert all(future.done() for future in futures)
-    batcher.close()
-    with pytest.raises(UsageError, match="the batcher is closed"):
-        batcher.submit(feeds(1, 3))
-    assert engine.run(feeds(1, 3))["hidden"].shape == (1, 3, bundles.WIDTH)
 
 
 def test_a_fork_is_refused_and_does_not_wait_for_ever(
@@ -323,10 +289,6 @@ def test_texts_are_encoded_in_batches(tmp_path: Path) -> None:
     assert found.keys() == wanted.keys() == {"hidden", "attention_mask"}
     for name in found:
         np.testing.assert_array_equal(found[name], wanted[name])
-
-
-def test_the_public_name() -> None:
-    assert enginecast.runtime.Batcher is Batcher
 
 
 @pytest.mark.parametrize("where", ["join", "part", "difference"])

@@ -16,8 +16,7 @@ from enginecast.errors import InputError, VerificationError
 from enginecast.runtime import engine as engines
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.values import device_tensor
-from enginecast.runtime.values.device_tensor import DeviceTensor, view
+from enginecast.runtime.values.device_tensor import DeviceTensor
 
 DTYPES = {
     "bool": TensorProto.BOOL,
@@ -102,16 +101,6 @@ def test_every_dtype_goes_by_address(tmp_path: Path, dtype: str, bound: list[Any
     assert bound[1][-1] == tensor.data_ptr()
 
 
-def test_a_slice_at_an_odd_address_is_copied_on_its_device(
-    tmp_path: Path, bound: list[Any]
-) -> None:
-    tensor = torch.arange(9, dtype=torch.float32).reshape(3, 3)[1:]
-    found = unary(tmp_path, "float32").run({"x": DeviceTensor(tensor)})["y"]
-    np.testing.assert_array_equal(found, [[3, 4, 5], [6, 7, 8]])
-    assert bound[1][-1] != tensor.data_ptr()
-    assert tensor.data_ptr() % 16
-
-
 WRONG = {
     "dtype": (torch.ones(2, 3, dtype=torch.int32), "expected dtype int64, got int32"),
     "strides": (torch.ones(3, 2, dtype=torch.int64).T, r"contiguous tensor, got strides \(8, 16\)"),
@@ -155,14 +144,6 @@ def array_of(tensor: torch.Tensor) -> Any:
     return tensor.numpy()
 
 
-def test_without_a_check_no_value_is_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: Any) -> bool:
-        pytest.fail("the values were read")
-
-    monkeypatch.setattr(DeviceTensor, "is_within", read)
-    engine.run(by_address(bundles.feeds()), check_finite=False)
-
-
 def test_what_stays_on_a_device_is_looked_at_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,25 +178,3 @@ def test_a_tensor_elsewhere_than_the_engine_is_refused() -> None:
     tensor.require_on("x", "cpu", 0)
     with pytest.raises(InputError, match="on cuda:1, where the engine runs, got one on cpu"):
         tensor.require_on("x", "cuda", 1)
-
-
-def test_what_is_known_of_a_tensor_without_reading_it() -> None:
-    tensor = DeviceTensor(torch.zeros(2, 3, dtype=torch.bfloat16))
-    assert (tensor.dtype, tensor.shape, tensor.device, tensor.index) == (
-        "bfloat16",
-        (2, 3),
-        "cpu",
-        0,
-    )
-    assert tensor.strides == (6, 2)
-    assert tensor.is_within(0, 0)
-    assert not tensor.is_within(1, None)
-    assert not tensor.is_within(None, -1)
-    assert DeviceTensor(torch.zeros(0)).is_within(1, 2)
-    assert DeviceTensor(torch.ones(2, dtype=torch.bool)).is_within(None, None)
-    assert view(tensor) is tensor
-    assert dlpack.from_dlpack(tensor).data_ptr() == tensor.pointer
-    assert not device_tensor.lies_on_gpu(tensor)
-    assert not device_tensor.lies_on_gpu(np.zeros(2))
-    assert not device_tensor.lies_on_gpu(torch.zeros(2))
-    assert not device_tensor.lies_on_gpu(torch.zeros(2, device="meta"))

@@ -31,11 +31,9 @@ from enginecast.runtime.sessions.integer_sums import (
     ANY_CPU,
     EXACT,
     SUMS,
-    misfit,
     products_saturate,
 )
-from enginecast.runtime.sessions.session import PROVIDERS
-from enginecast.verification.emulate.pairs import PAIRS, pair_sums
+from enginecast.verification.emulate.pairs import PAIRS
 from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
 from enginecast.verification.emulate.run import emulate
 
@@ -114,25 +112,6 @@ def test_engines_of_extreme_weights_hold_on_every_cpu(name: str, tmp_path: Path)
     _, needs, exact, without = lowered("any_cpu=false")
     assert needs == EXACT
     assert relative_error(without, exact) > 0.1
-
-
-def test_stored_integers_need_no_sums(tmp_path: Path) -> None:
-    x = torch.rand(3, 64, generator=torch.Generator().manual_seed(1))
-    spec = "plan-int8{mode=storage heads=true max_error=0.45},int8-matmul"
-    before = captured(nn.Linear(64, 16).eval().requires_grad_(False), x)
-    after, _ = rewritten(before, spec, calibrated(before, x))
-    ready, _ = rewritten(after, lowering("onnxruntime-cpu"))
-    made = lower_to_onnx(LoweringRequest(ready, tmp_path, ("out",), {}), "onnxruntime-cpu")
-    assert (made.quantized, made.requires) == ("int8", {SUMS: ANY_CPU})
-
-
-def test_two_products_are_added_in_16_bits() -> None:
-    values, weight = torch.tensor([[255, 255, 255, 0]]), torch.tensor([[127], [127], [-127], [127]])
-    assert pair_sums(values, weight).item() == 32767 - 255 * 127
-    assert pair_sums(values[:, :3], -weight[:3]).item() == -32768 + 255 * 127
-    assert pair_sums(values[:, :1], weight[:1]).item() == 255 * 127
-    most = torch.tensor([[64], [64], [-64], [64]])
-    assert pair_sums(values, most).item() == int((values @ most).item())
 
 
 def recorded() -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -317,13 +296,6 @@ def test_an_engine_is_refused_where_its_sums_saturate(
 
 
 @pytest.mark.usefixtures("saturating")
-def test_engines_that_hold_on_every_cpu_are_loaded(tmp_path: Path) -> None:
-    for name, kind, requires in (("a", "products", {SUMS: ANY_CPU}), ("b", "stored", {})):
-        with enginecast.load(bundle_of(tmp_path / name, (kind, requires))) as loaded:
-            assert loaded.record.file == f"{kind}.onnx"
-
-
-@pytest.mark.usefixtures("saturating")
 def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
     path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
     with pytest.warns(EnginecastWarning, match=r"in 16 bits[^\n]*\ntaking stored\.onnx"):
@@ -331,24 +303,3 @@ def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
     with loaded:
         assert loaded.record.file == "stored.onnx"
         np.testing.assert_array_equal(loaded(**X)["y"], np.full((2, 3), 3 * 3 * 127.0))
-
-
-@pytest.mark.usefixtures("saturating")
-def test_a_gpu_is_not_judged_by_its_host() -> None:
-    """MatMulInteger of signed values on CUDA, of which a manifest says nothing."""
-    cpu, gpu = (PROVIDERS[device] for device in ("cpu", "cuda"))
-    products, on_gpu = {"MatMulInteger"}, engine(quantized="int8", providers=gpu)
-    assert not misfit(on_gpu)
-    assert not misfit(on_gpu, products, gpu[0])
-    assert misfit(on_gpu, products, cpu[0])
-    on_cpu = engine(quantized="int8", providers=cpu)
-    assert all(misfit(on_cpu, products, provider) for provider in ("", *gpu))  # falls back to it
-
-
-def test_where_sums_are_exact_the_first_engine_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integer_sums, "products_saturate", lambda: False)
-    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
-    with enginecast.load(path) as loaded:
-        assert loaded.record.file == "products.onnx"

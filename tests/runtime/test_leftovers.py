@@ -14,8 +14,7 @@ import bundles
 import pytest
 
 from enginecast.cli.app import ENDING, INTERRUPTED, main
-from enginecast.errors import BundleError, MissingError
-from enginecast.runtime.bundle import leftovers
+from enginecast.errors import MissingError
 from enginecast.runtime.bundle.leftovers import clean, find_leftovers
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.staging import beside, stage, write_file
@@ -91,19 +90,6 @@ def test_a_bundle_that_was_put_aside_gets_its_name_back(
     assert old.action == "remove"  # there is a new one
     assert clean(old)
     assert not aside.exists()
-
-
-def test_half_a_file_is_removed_once_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = beside(tmp_path / "out.tuned.json", "tmp")
-    half.write_text("{")
-    (young,) = find_leftovers(tmp_path)
-    assert young.in_use
-    aged(half, monkeypatch)
-    (old,) = find_leftovers(tmp_path)
-    assert clean(old)
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o002])
@@ -232,17 +218,6 @@ def test_a_bundle_with_a_part_is_the_old_or_the_new_one(
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_what_signals_do_is_as_it_was_before_a_command() -> None:
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
-    try:
-        with pytest.raises(SystemExit):
-            main(["--version"])
-        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def test_signals_and_warnings_are_as_before_after_a_command_that_was_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -264,62 +239,3 @@ def test_signals_and_warnings_are_as_before_after_a_command_that_was_ended(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _fail_while_staging(root: Path, *, named: bool) -> None:
-    with stage(root, overwrite=True) as staging:
-        file = [str(staging.folder / "engine.onnx")] if named else []
-        raise OSError(5, "Input/output error", *file)
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_failing_disk_is_one_error_and_leaves_the_old(tmp_path: Path, named: bool) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    with pytest.raises(BundleError, match=r"writing .*\.out\.tmp-.*error"):
-        _fail_while_staging(root, named=named)
-    assert os.listdir(tmp_path) == ["out"]
-    open_bundle(root)
-
-
-def test_errors_of_other_files_stay_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), stage(tmp_path / "out"):
-        raise PermissionError(13, "Permission denied", "/elsewhere/model.safetensors")
-    assert os.listdir(tmp_path) == []
-
-
-def test_what_no_exporter_makes_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
-    precious, place = tmp_path / "precious", tmp_path / "place"
-    precious.mkdir()
-    place.mkdir()
-    (precious / "data").write_text("x")
-    names = [f".out.{kind}-{number:032x}" for kind in ("tmp", "old") for number in range(3)]
-    for name, target in zip(
-        names, [precious, precious / "data", tmp_path / "gone"] * 2, strict=True
-    ):
-        (place / name).symlink_to(target)
-    os.mkfifo(place / f".pipe.tmp-{9:032x}")  # which would wait for a writer
-    (place / f".out.tmp-{9:031x}").mkdir()
-    before = sorted(os.listdir(place))
-    assert doctor(capsys, place, "--clean") == []
-    assert sorted(os.listdir(place)) == before
-    assert os.listdir(precious) == ["data"]
-
-
-def test_doctor_says_what_it_did_of_two_that_were_put_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asides = []
-    for name in ("f", "0"):
-        root = bundles.make_bundle(tmp_path / "out", bundles.manifest(notes=(name,)))
-        asides.append(root.rename(tmp_path / f".out.old-{name * 32}"))
-        time.sleep(0.02)
-    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
-    for said, action in zip(doctor(capsys, tmp_path), ("restore", "restore"), strict=True):
-        assert said["action"] == action
-    newest, oldest = doctor(capsys, tmp_path, "--clean")
-    assert (newest["path"], newest["action"], newest["done"]) == (str(asides[1]), "restore", True)
-    assert (oldest["path"], oldest["action"], oldest["done"]) == (str(asides[0]), "remove", True)
-    assert open_bundle(tmp_path / "out").manifest.notes == ("0",)

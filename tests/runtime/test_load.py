@@ -8,13 +8,11 @@ from typing import Any
 
 import bundles
 import numpy as np
-import onnxruntime
 import pytest
 from bundles import CPU
 from onnx import TensorProto
 
-from enginecast.errors import BundleError, EnginecastWarning, InputError, MissingError, UsageError
-from enginecast.installation import install_command
+from enginecast.errors import BundleError, EnginecastWarning, InputError, UsageError
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
@@ -73,15 +71,6 @@ def test_the_engine_verified_here_is_chosen(tmp_path: Path) -> None:
     assert load(bundle(tmp_path, *engines)).record.precision == "fp32"
 
 
-def test_the_engine_meant_for_this_provider_is_chosen(tmp_path: Path) -> None:
-    engines = [
-        bundles.engine(precision="bf16", providers=(CUDA,), verdict=EMULATED),
-        bundles.engine(precision="fp16", providers=(CUDA, CPU), verdict=EMULATED),
-    ]
-    engine = load(bundle(tmp_path, *engines), require="verified-by-emulation")
-    assert engine.record.precision == "fp16"
-
-
 @pytest.mark.parametrize("engines", [(), (bundles.engine(verdict=bundles.verdict("rejected")),)])
 def test_a_rejected_engine_does_not_load(tmp_path: Path, engines: tuple[Any, ...]) -> None:
     root = bundle(tmp_path, *engines)
@@ -104,18 +93,6 @@ def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path) -> None:
     assert "device='cuda'" in caught.value.hint
 
 
-def test_a_file_that_is_not_a_torchscript_is_refused(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(target="torchscript", providers=("torch-cpu",)))
-    with pytest.raises(BundleError, match=r"torch\.jit\.load refuses it"):
-        load(root, allow_code=True)
-
-
-def test_unknown_targets_are_refused(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(target="quantum"))
-    with pytest.raises(MissingError, match="got 'quantum'"):
-        load(root)
-
-
 def test_damage_is_found_before_the_runtime_sees_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,13 +111,6 @@ def test_damage_is_found_before_the_runtime_sees_a_byte(
     load(root, check="size").close()
 
 
-def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine())
-    engine = load(root, threads=1)
-    session: Any = engine._session
-    assert session._session.get_session_options().intra_op_num_threads == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -154,14 +124,6 @@ def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(bundle(tmp_path, bundles.engine()), **options)
-
-
-def test_cuda_is_missing_with_the_command_that_brings_it(tmp_path: Path) -> None:
-    if CUDA in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    with pytest.raises(MissingError, match=f"{CUDA}: not in this ONNX Runtime") as caught:
-        load(bundle(tmp_path, bundles.engine()), device="cuda")
-    assert install_command("cuda") in caught.value.hint
 
 
 SCRIPT = """
@@ -240,9 +202,3 @@ def test_an_engine_of_no_text_encodes_none(tmp_path: Path) -> None:
     made = bundles.make_unary_bundle(tmp_path / "out", content, "Neg", TensorProto.FLOAT)
     with load(made) as engine, pytest.raises(InputError, match="a bundle of a text model"):
         engine.encode("red")
-
-
-def test_the_public_names_are_listed() -> None:
-    import enginecast
-
-    assert {"attach", "compile", "load", "record", "verify"} <= {*dir(enginecast)}

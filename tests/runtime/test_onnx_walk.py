@@ -12,7 +12,6 @@ from onnx import AttributeProto, TensorProto, helper
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle.onnx_file import KINDS, check_onnx
-from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, create_session
 
 WIRES = {1: 1, 2: 5, 3: 0, 4: 0, 5: 0, 9: 2, 11: 2, 12: 2, 14: 0}
 """Wire type by the type of a field in a descriptor of protobuf's."""
@@ -48,11 +47,6 @@ def test_a_file_that_is_of_another_format_as_well_is_refused(graph: bytes) -> No
     data = other_format(graph)
     assert onnx.load_from_string(data).graph.node[0].op_type == "Neg"
     assert "b'ORTM'" in _refused(data)
-
-
-def test_onnx_runtime_reads_no_other_format(graph: bytes) -> None:
-    session = create_session("engine.onnx", [CPU_PROVIDER], content=other_format(graph))
-    assert session.get_modelmeta().graph_name == "unary"
 
 
 def _attribute(*tensors: TensorProto) -> bytes:
@@ -106,23 +100,6 @@ def test_functions_have_domains_of_their_own(domain: str) -> None:
     opset = helper.make_opsetid("", 20)
     function = helper.make_function(domain, "Conv", [], ["y"], [], [opset])
     assert "expected a domain of its own" in _refused(_model_with(functions=function))
-
-
-def test_a_call_of_another_overload_is_not_that_of_a_function() -> None:
-    node = helper.make_node("EPContext", [], ["y"], domain="own")
-    node.overload = "other"
-    graph = helper.make_graph([node], "call", [], [])
-    opset = helper.make_opsetid("", 20)
-    function = helper.make_function("own", "EPContext", [], ["y"], [], [opset])
-    model = helper.make_model(graph, functions=[function])
-    assert "own::EPContext" in _refused(model.SerializeToString())
-    model.graph.node[0].overload = ""
-    check_onnx(model.SerializeToString(), "engine.onnx", {})
-
-
-@pytest.mark.parametrize("name", ["engine.pb", "engine.xml", "engine.tflite", "engine.ort"])
-def test_the_name_says_that_it_is_onnx(name: str, graph: bytes) -> None:
-    assert ".onnx" in _refused(graph, name)
 
 
 @pytest.mark.parametrize("place", ["attribute", "function"])

@@ -90,44 +90,9 @@ def check(found: Trimming, feeds: dict[str, Any]) -> list[tuple[int, ...]]:
     return fake.calls
 
 
-def test_one_call_over_the_longest_row() -> None:
-    assert check(trimming(call=1e9), ragged([3, 9, 1], 512)) == [(3, 9)]
-
-
 def test_rows_of_very_different_lengths_run_apart() -> None:
     assert check(trimming(), ragged([3, 100, 3, 99], 512)) == [(2, 3), (2, 100)]
     assert check(trimming(call=500), ragged([3, 100, 3, 99], 512)) == [(4, 100)]
-
-
-def test_many_lengths() -> None:
-    lengths = [int(n) for n in np.random.default_rng(1).integers(1, 400, 50)]
-    calls = check(trimming(), ragged(lengths, 400))
-    assert sum(rows for rows, _ in calls) == 50
-    assert sum(rows * width for rows, width in calls) < 1.1 * sum(lengths)
-
-
-def test_padding_on_the_left() -> None:
-    feeds = ragged([3, 40, 3], 64, left=True)
-    assert check(trimming(), feeds) == [(2, 3), (1, 40)]
-
-
-def test_padding_on_the_left_is_not_cut_where_positions_count() -> None:
-    assert check(trimming(side="right"), ragged([3, 40], 64, left=True)) == [(2, 64)]
-
-
-def test_a_row_without_tokens_is_not_cut() -> None:
-    assert check(trimming(), ragged([3, 0, 3], 64)) == [(2, 3), (1, 64)]
-    assert check(trimming(), ragged([0, 0], 64)) == [(2, 64)]
-
-
-def test_a_full_mask_is_run_as_it_is() -> None:
-    assert check(trimming(), ragged([6, 6], 6)) == [(2, 6)]
-
-
-def test_a_mask_of_other_numbers_is_not_cut() -> None:
-    feeds = ragged([3, 2], 64)
-    feeds["mask"] *= 2
-    assert check(trimming(), feeds) == [(2, 64)]
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.float32])
@@ -145,17 +110,6 @@ def test_sizes_are_those_that_the_engine_takes() -> None:
     assert check(trimming(size_checks=(odd,)), feeds) == [(2, 7)]
     unread = SizeCheck(condition="t in b")
     assert check(trimming(size_checks=(unread,)), feeds) == [(2, 64)]
-
-
-def test_rows_stay_together_where_the_batch_is_not_free() -> None:
-    feeds = ragged([3, 60, 3], 64)
-    assert check(trimming(symbols={"b": (3, 4), "t": (1, 64)}), feeds) == [(3, 60)]
-    assert check(trimming(), feeds) == [(2, 3), (1, 60)]
-
-
-def test_widths_on_a_gpu_repeat() -> None:
-    found = Trimming(MANIFEST, PADDING, on_gpu=True)
-    assert check(found, ragged([3, 70], 512)) == [(2, 128)]
 
 
 def test_many_rows_run_in_groups() -> None:
@@ -178,18 +132,6 @@ def test_rows_of_padding_that_are_computed_run_together() -> None:
     feeds["mask"][:] = 1
     trimming(group_tokens=64).run(fake, feeds, zero=False)
     assert fake.calls[1:] == [(5, 16), (4, 16)]
-
-
-def test_an_output_that_is_read_only() -> None:
-    feeds = ragged([2, 3], 3)
-
-    def run(given: Feeds) -> dict[str, Any]:
-        outputs = Fake()(given)
-        for array in outputs.values():
-            array.flags.writeable = False
-        return outputs
-
-    assert not trimming().run(run, feeds)["hidden"][feeds["mask"] == 0].any()
 
 
 @pytest.fixture

@@ -12,14 +12,10 @@ from cpu_stand_in import use_stand_in
 from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
-import enginecast
 from enginecast.exporters.tensorrt import lower as exporter
 from enginecast.exporters.tensorrt.build import Job
-from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.runtime.bundle.tensor_files import read_tensors
-from enginecast.runtime.load import load
-from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
 
 @pytest.fixture
@@ -113,27 +109,6 @@ def test_a_plan_that_computes_something_else_is_rejected(
     assert ran.code == 1
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.rejected").is_dir()
-
-
-@pytest.mark.slow
-def test_a_plan_without_weights_is_filled_from_the_bundle(
-    exports: Exports, fake: FakeTensorRT, tmp_path: Path
-) -> None:
-    bundle = tmp_path / "out"
-    options = TensorRTOptions(strip_weights=True, level=1)
-    model = exports.model("vit")
-    enginecast.compile(model, bundle, target="tensorrt", precision="fp16", target_options=options)
-    assert {"engine.plan", "network.onnx", "network.safetensors"} <= {
-        path.name for path in bundle.iterdir()
-    }
-    reference = read_reference(bundle / REFERENCE_NAME)
-    case = reference.cases[0]
-    with load(bundle, prefer=["tensorrt"], allow_code=True) as engine:
-        feeds = {one.name: case.inputs[one.name].astype(one.dtype) for one in engine.inputs}
-        found = engine.run(feeds)
-    for name, wanted in case.reference.items():
-        error = np.linalg.norm(found[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
-        assert error < 2e-3
 
 
 @pytest.mark.slow

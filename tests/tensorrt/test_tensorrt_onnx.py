@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 import pytest
 import torch
 from onnx.external_data_helper import ExternalDataInfo
@@ -11,7 +10,6 @@ from programs import TOKENS, captured
 from tensorrt_networks import order_of, run_network, save_network
 from torch import Tensor, nn
 
-from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
@@ -72,19 +70,3 @@ def test_weights_are_found_beside_the_graph(
     got = run_network(onnx.load(tmp_path / NETWORK_FILE), x)[0]
     with torch.no_grad():
         assert torch.allclose(got, program.module()(x), atol=1e-5)
-
-
-def test_nothing_is_left_of_a_failure(
-    program: torch.export.ExportedProgram, tmp_path: Path
-) -> None:
-    model = tensorrt_onnx(order_of(program, tmp_path))
-    large = next(v for v in model.graph.initializers.values() if v.const_value.nbytes > 1024)
-
-    def broken() -> ir.Tensor:
-        raise LoweringError("a weight that cannot be computed")
-
-    promised = large.const_value
-    large.const_value = ir.LazyTensor(broken, promised.dtype, promised.shape, name=large.name)
-    with pytest.raises(LoweringError, match="cannot be computed"):
-        save_network(model, tmp_path)
-    assert list(tmp_path.iterdir()) == []

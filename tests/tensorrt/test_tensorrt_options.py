@@ -31,10 +31,6 @@ def given(*words: str) -> TensorRTOptions | None:
     return FOUND[-1]
 
 
-def test_nothing_given_is_nothing() -> None:
-    assert given() is None
-
-
 def test_every_option_is_taken() -> None:
     assert given("--trt-level", "0") == TensorRTOptions(level=0)
     assert given(
@@ -53,13 +49,6 @@ def test_every_option_is_taken() -> None:
         hardware="ampere+",
         level=0,
     )
-
-
-@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("4 GB", 4 << 30), ("64k", 65536)])
-def test_sizes(text: str, size: int) -> None:
-    found = given("--trt-workspace", text)
-    assert found is not None
-    assert found.workspace == size
 
 
 @pytest.mark.parametrize(

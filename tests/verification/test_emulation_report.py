@@ -56,26 +56,6 @@ def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -
 
 
 @pytest.mark.slow
-def test_a_naive_conversion_is_rejected_with_the_place(
-    loud: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    naive = ("--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
-    done = cast(capsys, "export", loud, "-o", tmp_path / "out", *naive, "--json")
-    assert done.code == 1
-    assert not (tmp_path / "out").exists()
-    overflow = done.json["emulation"]["overflow"]
-    assert overflow["module"].startswith("encoder.block.1.layer.1.DenseReluDense")
-    assert overflow["source"]
-    assert (
-        "fp16 cannot hold this model: values leave fp16's range"
-        in (done.json["verdict"]["reasons"][0])
-    )
-    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
-    found = json.loads((tmp_path / "out.rejected" / "report.json").read_text(encoding="utf-8"))
-    assert found["emulation"]["overflow"] == overflow
-
-
-@pytest.mark.slow
 def test_inspect_foretells_it(
     loud: Path, exports: Exports, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,14 +107,6 @@ def test_the_terminal_shows_the_tightest_modules_and_the_first_overflow() -> Non
     assert "values leave fp16's range at a.<b> model.py:7 (max 9e+04 > 65504), case 'long'" in text
     assert text.index("a.<b> model.py:7  ") < text.index("c model.py:7")
     assert "a.weight lose values" in text
-
-
-def test_the_summary_without_an_overflow() -> None:
-    assert emulation(clamped=2).summary.startswith("no overflow, but values are cut off at a.<b>")
-    assert emulation().summary.startswith("no value overflows")
-    underflow = Overflow("a", "", "aten.rsqrt", "float16", "long", 1, 3.0, 65504.0)
-    sentence = "stop being finite in fp16 at a (aten.rsqrt; in fp32 they are at most 3)"
-    assert sentence in emulation(underflow).summary
 
 
 def test_the_page_holds_every_module(tmp_path: Path) -> None:

@@ -38,25 +38,3 @@ def test_it_is_a_table_where_that_fits() -> None:
     assert len(lines) == 1 + len(ROWS)
     assert lines[0].split() == " ".join(COLUMNS).split()
     assert lines[1].startswith("last_hidden_state  0.9x ")
-
-
-def test_rows_are_lists_where_it_does_not() -> None:
-    assert shown(50).splitlines() == [
-        "output last_hidden_state",
-        "  error / eager fp32's  0.9x",
-        "  SQNR dB               119.1",
-        "  worst place           encoder.layer.0.output.dense",
-        "                        modeling_bert.py:348",
-        "output pooler_output",
-        "  error / eager fp32's  0.8x",
-        "  worst place           pooler",
-        "                        modeling_bert.py:499",
-    ]
-    assert shown(50, title=3).startswith(
-        "worst place encoder.layer.0.output.dense modeling_bert.py:348\n  output                "
-    )
-
-
-def test_whole_columns_do_not_wrap() -> None:
-    assert shown(80, whole=4).startswith("output last_hidden_state\n")  # the places are long
-    assert not shown(80).startswith("output last_hidden_state\n")
