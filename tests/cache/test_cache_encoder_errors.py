@@ -118,22 +118,13 @@ def test_engines_that_are_not_text_encoders(
     [
         ({"max_length": 7}, r"--max-length 7: expected 1..6, which is what tiny takes"),
         ({"max_length": 0}, r"--max-length 0: expected 1..6"),
-        ({"max_length": 1}, "--max-length 1: expected more than the 1 tokens that the tokenizer"),
         ({"outputs": ("hidden", "pooled")}, "--outputs pooled: the engine has no output"),
         ({"precision": "bf16"}, "--precision bf16: .* is a bundle"),
         ({"random_weights": 3}, "--random-weights 3: .* is a bundle"),
         ({"template": "a photo"}, r"--template 'a photo': expected one \{\}, got 0"),
         ({"clean": "lower"}, "--clean lower: expected one of none, strip, lower-strip, white"),
-        ({"store_dtype": "int8"}, "--store-dtype int8: expected float32, bfloat16, float16"),
         ({"skip_rows": 5}, "--skip-rows 5: expected fewer than --max-length 5"),
         ({"skip_rows": -1}, "--extra-rows, --skip-rows: expected at least 0"),
-        (
-            {"skip_rows": 1, "padding_side": "left"},
-            "--skip-rows 1: texts are padded on the left, so the first rows of a text are not "
-            "those of its row of ids",
-        ),
-        ({"extra_rows": 1, "padding_side": "left"}, "--extra-rows 1: texts are padded on the left"),
-        ({"extra_rows": 1, "keep_all": True}, "--extra-rows 1: all rows are kept already"),
         ({"tokenizer": "gone"}, "--tokenizer gone: no such file or folder"),
         ({"pipeline": "flux"}, "--for flux"),
     ],

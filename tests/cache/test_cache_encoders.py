@@ -182,19 +182,11 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"clean": "lower-strip"}, {"clean": "lower-strip"}),
     ({"max_length": 40}, {"max_length": 40}),
     ({"mask": False}, {"mask": False, "rows": "all"}),
-    ({"mask": False, "keep_all": False}, {"mask": False, "rows": "real"}),
     ({"keep_all": True}, {"mask": True, "rows": "all"}),
     ({"extra_rows": 1}, {"extra_rows": 1, "rows": "real"}),
     ({"skip_rows": 3}, {"skip_rows": 3}),
     ({"padding_side": "left"}, {"padding_side": "left"}),
-    ({}, {"padding_side": "right"}),
-    (
-        {"padding_side": "left", "skip_rows": 3, "keep_all": True},
-        {"padding_side": "left", "skip_rows": 3, "rows": "all"},
-    ),
     ({"pipeline": "flux:text_encoder_2"}, {"mask": False, "rows": "all", "max_length": 512}),
-    ({"pipeline": "flux:text_encoder_2", "max_length": 32}, {"mask": False, "max_length": 32}),
-    ({"pipeline": "pixart-sigma:text_encoder"}, {"clean": "lower-strip", "mask": True}),
 ]
 
 

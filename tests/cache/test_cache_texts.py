@@ -114,14 +114,9 @@ def broken(folder: Path, kind: str) -> Path:
     ("kind", "line", "message"),
     [
         ("txt", b"\xff\xfe\n", r"captions.txt:2: expected UTF-8: .*0xff"),
-        ("jsonl", b'{"text": "\xff"}\n', r"captions.jsonl:2: expected (UTF-8|JSON)"),
-        ("csv", b"\xff,2\n", r"captions.csv:3: expected UTF-8: .*0xff"),
         ("jsonl", b'{"text": "b"\n', r"captions.jsonl:2: expected JSON: .*truncated"),
-        ("jsonl", b'"b"\n', r"captions.jsonl:2: expected an object"),
         ("jsonl", b'{"label": "b"}\n', r"captions.jsonl:2: expected 'text', but it has label"),
-        ("jsonl", b'{"text": "\\ud83e"}\n', r"captions.jsonl:2: expected JSON: "),
         ("csv", b'"b,2\n', r"captions.csv:3: unexpected end of data"),
-        ("csv", b"b\n", r"captions.csv:3: expected 2 fields as in the header, got 1"),
         ("parquet", b"", r"captions.parquet: not a parquet file, or damaged"),
     ],
 )

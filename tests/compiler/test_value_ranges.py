@@ -81,7 +81,6 @@ def test_values_that_were_asked_for() -> None:
     [
         ("timestep=5", "expected NAME=MIN..MAX"),
         ("step=0..5", "no input 'step'; expected one of x, timestep"),
-        ("timestep=5..0", "expected -9223372036854775808 <= MIN <= MAX"),
         ("x=0..5", "x is float32; only integer inputs have a range"),
         ("timestep=0..9", "timestep: expected values in 0..9, got 500"),
     ],

@@ -92,15 +92,12 @@ def refused(capsys: Capture, tmp_path: Path, *arguments: object) -> str:
             "--outputs logits: the model gives no output 'logits'"
             " It gives last_hidden_state, pooler_output.",
         ),
-        (("bert", "--outputs", "a,,b"), "--outputs a,,b: expected names with commas"),
         (("bert", "--hidden-state", "two"), "--hidden-state two: expected an integer"),
-        (("bert", "--hidden-state", "3"), "--hidden-state 3: the model gives 3 hidden states"),
         (("bert", "--hidden-state", "-4"), "the model gives 3 hidden states Expected -3..2."),
         (
             ("wanted_factories:plain", "--hidden-state", "-1"),
             "--hidden-state -1: the model gives no hidden states",
         ),
-        (("wanted_factories:plain", "--outputs", "y"), "It gives output_0."),
     ],
 )
 def test_what_a_model_does_not_give(

@@ -24,12 +24,7 @@ def test_an_engine_in_less_is_said_aloud(tmp_path: Path) -> None:
     assert any("computes in fp64 (weight is float64)" in line for line in steps.lines)
 
 
-class Grows(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.abs() * 100 + 100).exp()
-
-
-@pytest.mark.parametrize(("module", "does"), [(Cancels, "is off by"), (Grows, "leaves its range")])
+@pytest.mark.parametrize(("module", "does"), [(Cancels, "is off by")])
 def test_a_model_that_needs_fp64_is_not_converted(
     module: type[nn.Module], does: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ def distance(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("offset", [300.0])
 def test_a_large_mean_does_not_cost_digits(affine: bool, offset: float, tmp_path: Path) -> None:
     norm = nn.GroupNorm(GROUPS, CHANNELS, affine=affine).eval().requires_grad_(False)
     if affine:

@@ -128,13 +128,7 @@ class _Pivots(nn.Module):
         return factors, pivots
 
 
-class _Large(nn.Module):
-    def forward(self, a: Tensor) -> Tensor:
-        found: Tensor = linalg.inv(a)
-        return found
-
-
-@pytest.mark.parametrize(("module", "size"), [(_Pivots(), 4), (_Large(), 65)])
+@pytest.mark.parametrize(("module", "size"), [(_Pivots(), 4)])
 def test_what_another_rounding_would_change_is_refused(
     module: nn.Module, size: int, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def t5(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize(("key", "layers"), [("2 fp32", 2), ("2 fp16", 2), ("4 fp32", 4)])
+@pytest.mark.parametrize(("key", "layers"), [("2 fp32", 2), ("2 fp16", 2)])
 def test_every_norm_and_attention_is_one_node(t5: dict[str, Engine], key: str, layers: int) -> None:
     ops = t5[key].lowered.ops
     assert ops["com.microsoft::SkipSimplifiedLayerNormalization"] == 2 * layers

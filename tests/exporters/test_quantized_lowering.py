@@ -134,18 +134,11 @@ def dtypes_in(folder: Path) -> dict[tuple[int, ...], str]:
 @pytest.mark.parametrize(
     ("form", "dtype", "device", "expected"),
     [
-        pytest.param(
-            *("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}), marks=pytest.mark.slow
-        ),
         ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMin": 2, "Add": 0}),
         ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "Abs": 0, "MatMulInteger": 0}),
         ("row", INT8, "cuda", {"MatMulInteger": 3, TO_FLOAT: 0, "Round": 2}),
-        pytest.param(*("static", INT8, "cuda", {"MatMulInteger": 3, Q: 2}), marks=pytest.mark.slow),
-        pytest.param(*("storage", INT8, "cpu", {DQ: 3, "MatMul": 3, Q: 0}), marks=pytest.mark.slow),
         ("blocks", INT8, "cpu", {NBITS: 3, "Add": 0, "MatMul": 0}),
-        ("static", FP8, "cpu", {Q: 2, DQ: 5, "MatMul": 3}),
         ("row", FP8, "cpu", {Q: 0, "Clip": 2, DQ: 3, "MatMul": 3}),
-        ("storage", FP8, "cpu", {DQ: 3, "MatMul": 3}),
     ],
 )
 def test_forms(

@@ -111,8 +111,6 @@ class All(nn.Module):
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda v: v,
     "tiny": lambda v: v * 1e-4,
-    "large": lambda v: v * 1e3,
-    "halves": lambda v: (v * 3).round() / 2,
     "axes": lambda v: torch.tensor([-1.0, -0.0, 0.0, 1.0]).repeat(v.numel() // 4).view_as(v),
 }
 

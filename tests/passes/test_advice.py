@@ -167,13 +167,8 @@ def by_hand(exponents: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "large", "is_safe"),
     [
-        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),  # 1 / inf is 0
-        (lambda h: h / h.norm(dim=-1, keepdim=True), 700.0, True),
-        (lambda h: 1 / (1 + torch.exp(-h)), -20.0, True),
-        (lambda h: (h + torch.where(torch.arange(32) > 20, -1e9, 0.0)).softmax(-1), 1.0, True),
-        (lambda h: torch.tanh(h * 1e3), 700.0, True),
+        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),
         (lambda h: by_hand(h.exp()), 20.0, False),
-        (lambda h: h - h.exp().sum(-1, keepdim=True).log(), 20.0, False),
     ],
     ids=["unit", "norm", "sigmoid", "mask", "tanh", "softmax", "logsumexp"],
 )

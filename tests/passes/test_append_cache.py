@@ -52,15 +52,6 @@ def of_bools(mask: Tensor, heads: int) -> Tensor:
     return mask
 
 
-def of_lowest(mask: Tensor, heads: int) -> Tensor:
-    """Half the lowest number where nothing may be seen: a row of it alone sees all keys."""
-    return torch.where(mask, 0.0, torch.finfo(torch.float32).min / 2)
-
-
-def of_infinities(mask: Tensor, heads: int) -> Tensor:
-    return torch.where(mask, 0.0, -torch.inf)
-
-
 def of_distances(mask: Tensor, heads: int) -> Tensor:
     """As T5 has it: a bias for each head, and the mask in it."""
     draw = torch.Generator().manual_seed(2)
@@ -101,12 +92,7 @@ def program_of(heads: int, kv_heads: int, masked: Any, change: Any = None) -> Ex
 LIKE: Mapping[str, tuple[int, int, Callable[..., Tensor]]] = {
     "llama": (16, 8, of_bools),
     "gpt2": (4, 4, of_bools),
-    "qwen": (14, 2, of_bools),
-    "one key for all": (12, 1, of_lowest),
-    "minus infinity": (8, 4, of_infinities),
     "t5": (4, 4, of_distances),
-    "t5, grouped": (8, 2, of_distances),
-    "one text": (8, 2, of_one_text),
 }
 
 
@@ -165,32 +151,12 @@ def _beside(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
     return [ops.attention(q, keys, keys, None, 4, 4, 0.3, False), keys]
 
 
-def _of_keys_alone(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
-    keys = torch.cat([past, k], 2)
-    return [ops.attention(q, keys, keys + 1, None, 4, 4, 0.3, False), keys]
-
-
-def _kept_nowhere(q: Tensor, k: Tensor, past: Tensor) -> Tensor:
-    keys = torch.cat([past, k], 2)
-    found: Tensor = ops.attention(q, keys, torch.cat([past, q], 2), None, 4, 4, 0.3, False)
-    return found
-
-
-def _of_other_lengths(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
-    keys, values = torch.cat([past, k], 2), torch.cat([past[:, :, 1:], k, k[:, :, :1]][:2], 2)
-    values = torch.cat([past[:, :, :4], torch.cat([k, k[:, :, :2]], 2)], 2)
-    return [ops.attention(q, keys, values, None, 4, 4, 0.3, False), keys, values]
-
-
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (_causal, "it is causal from the first key on, and the op from the last one"),
         (_in_three, "the keys are joined of 3 parts, expected 2"),
         (_beside, "the keys are joined along dim 3, expected the tokens"),
-        (_of_keys_alone, "the values are not joined of a past and new ones"),
-        (_kept_nowhere, "the joined keys are not an output, so there is no cache"),
-        (_of_other_lengths, "as many new values as new keys are expected"),
     ],
 )
 def test_what_is_no_cache_is_left_alone(function: Any, reason: str) -> None:

@@ -1,6 +1,5 @@
 """Which values stay in fp32: small modules, one idiom each, against fp64."""
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -18,7 +17,6 @@ from programs import (
     rewritten,
     values,
 )
-from slow_cases import some_slow
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -40,28 +38,11 @@ class Net(Function):
         return found
 
 
-def mean_pooling(net: Net, x: Tensor, mask: Tensor) -> Any:
-    weights = mask[..., None].expand(x.shape).float()
-    hidden = net.a(x)
-    pooled = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-    return net.b(pooled.to(hidden.dtype))
-
-
 def spelled_layer_norm(net: Net, x: Tensor) -> Any:
     hidden = net.a(x)
     centered = hidden - hidden.mean(-1, keepdim=True)
     variance = centered.pow(2).mean(-1, keepdim=True)
     return net.b(centered / torch.sqrt(variance + 1e-5) * net.a.bias)
-
-
-def softmax_in_fp32(net: Net, x: Tensor) -> Any:
-    query, key = net.a(x), net.b(x)
-    scores = query @ key.transpose(1, 2) / 4
-    return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ x
-
-
-def normalized(net: Net, x: Tensor) -> Any:
-    return nn.functional.normalize(net.a(x), dim=-1)
 
 
 def split_and_cat(net: Net, x: Tensor) -> Any:
@@ -71,22 +52,8 @@ def split_and_cat(net: Net, x: Tensor) -> Any:
     return net.b(torch.cat([raised, third, fourth], -1))
 
 
-def cat_of_raised_and_stream(net: Net, x: Tensor) -> Any:
-    hidden = net.a(x)
-    statistic = hidden.float().pow(2).mean(-1, keepdim=True)
-    return net.b(torch.cat([statistic.expand_as(hidden)[..., :8].to(x.dtype), hidden[..., :8]], -1))
-
-
 def positions_from_mask(net: Net, x: Tensor, mask: Tensor) -> Any:
     return net.a(x + net.places(torch.cumsum(mask, 1) * mask))
-
-
-def timesteps(net: Net, x: Tensor, steps: Tensor) -> Any:
-    half = WIDTH // 2
-    scale = torch.exp(-math.log(10000) * torch.arange(half) / half)
-    angles = (steps * 37)[..., None] * scale
-    embedded = torch.cat([angles.cos(), angles.sin()], -1)
-    return net.b(nn.functional.silu(net.a(embedded.to(net.a.weight.dtype)))) + x
 
 
 def rotary_in_fp32(net: Net, x: Tensor) -> Any:
@@ -96,15 +63,6 @@ def rotary_in_fp32(net: Net, x: Tensor) -> Any:
     query = net.a(x).float()
     turned = torch.cat([-query[..., 8:], query[..., :8]], -1)
     return net.b((query * angles.cos() + turned * angles.sin()).to(x.dtype))
-
-
-def rotary_in_stream(net: Net, x: Tensor) -> Any:
-    scale = 1.0 / (1e6 ** (torch.arange(0, WIDTH, 2).float() / WIDTH))
-    angles = torch.arange(x.shape[1])[:, None] * scale
-    angles = torch.cat([angles, angles], -1)
-    query = net.a(x)
-    turned = torch.cat([-query[..., 8:], query[..., :8]], -1)
-    return net.b(query * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype))
 
 
 def additive_mask(net: Net, x: Tensor, mask: Tensor) -> Any:
@@ -127,34 +85,13 @@ def written_in_place(net: Net, x: Tensor) -> Any:
     return first + net.b(total)
 
 
-def spread(net: Net, x: Tensor) -> Any:
-    hidden = net.a(x)
-    centered = hidden - hidden.mean(-1, keepdim=True)
-    return net.b(centered / (hidden.std(-1, keepdim=True) + 1e-6))
-
-
-def maximum(net: Net, x: Tensor) -> Any:
-    hidden = net.a(x)
-    top = hidden.topk(4, -1).values
-    return net.b(hidden - hidden.amax(-1, keepdim=True)) + top.sum(-1, keepdim=True)
-
-
 IDIOMS = [
-    mean_pooling,
     spelled_layer_norm,
-    softmax_in_fp32,
-    normalized,
     split_and_cat,
-    cat_of_raised_and_stream,
     positions_from_mask,
-    timesteps,
     rotary_in_fp32,
-    rotary_in_stream,
     additive_mask,
-    filled_with_an_integer,
     written_in_place,
-    spread,
-    maximum,
 ]
 
 
@@ -174,11 +111,7 @@ def program_of(function: Callable[..., Any]) -> ExportedProgram:
 
 @pytest.mark.parametrize(
     "function",
-    some_slow(
-        IDIOMS,
-        ["mean_pooling", "timesteps", "filled_with_an_integer"],
-        lambda function: function.__name__,
-    ),
+    IDIOMS,
 )
 def test_error_is_that_of_eager_in_the_low_dtype(function: Callable[..., Any]) -> None:
     program, net = program_of(function), net_of(function)

@@ -56,8 +56,6 @@ def program_of(function: Callable[[Tensor], Any], dynamic: Any = TOKENS) -> Expo
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "t5": t5_bucket,
     "causal": lambda d: t5_bucket(d, both=False),
-    "more buckets": lambda d: t5_bucket(d, count=64, far=500),
-    "beyond the range": lambda d: t5_bucket(d, far=4096),
     "deberta": lambda d: torch.where(
         d.abs() <= 8, d, (torch.log(d.abs() / 8) / math.log(511 / 8) * 7).ceil().long() * d.sign()
     ),
@@ -127,14 +125,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a value of the input": (
         lambda x: t5_bucket(x.long()[:, None]),
         "nothing bounds the distance, which comes from unsqueeze.default",
-    ),
-    "two integers": (
-        lambda x: (torch.log((distances(x).abs() + distances(x).T.abs()).float()) * 2).long(),
-        "the logarithm is computed from 2 values, expected one",
-    ),
-    "a float at the end": (
-        lambda x: torch.log(distances(x).abs() + 1.0) * 2,
-        "mul.Tensor does not convert the logarithm to an integer",
     ),
     "a logarithm of the input": (
         lambda x: x.log(),

@@ -30,9 +30,7 @@ from enginecast.runtime.bundle.manifest import Fusion
 LAYERS = 3
 EXPECTED = {
     "t5": (2 * LAYERS + 1, 2 * LAYERS, LAYERS),
-    "llama": (2 * LAYERS + 1, 2 * LAYERS, LAYERS),
     "bert": (0, 0, LAYERS),
-    "vit": (0, 0, LAYERS),
 }
 """Norms, norms of a residual sum, attentions."""
 
@@ -94,7 +92,7 @@ def test_sites_of_a_model_are_known_before_any_pass(
     assert all("model." in place and ".py:" in place for place in places)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_presets_fuse_every_site(
     programs: dict[str, ExportedProgram], name: str, precision: str

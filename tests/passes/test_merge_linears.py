@@ -119,10 +119,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, x: (n.a(x), n.b(x), n.a(x)),
         "p_a_weight is read elsewhere as well",
     ),
-    "weight read elsewhere": (
-        lambda n, x: (n.a(x), n.b(x), n.a.weight.sum()),
-        "p_a_weight is read elsewhere as well",
-    ),
     "weight behind a cast read elsewhere": (
         lambda n, x: [n.low(h := x.half()), linear(h, n.a.weight.half(), n.low.bias), n.a.weight],
         "p_a_weight is read elsewhere as well",
@@ -131,17 +127,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, x: (n.a(x), n.plain(x)),
         "some of the linears have a bias and some do not",
     ),
-    "weight of rank 1": (
-        lambda n, x: (linear(x, n.a.bias[:1].expand(WIDTH)), linear(x, n.b.weight)),
-        "a weight has rank 1, expected 2",
-    ),
     "bias of one number": (
         lambda n, x: (linear(x, n.a.weight, n.a.bias[:1]), linear(x, n.b.weight, n.b.bias)),
         "a bias is broadcast over the features",
-    ),
-    "bias from an input": (
-        lambda n, x: (n.a(x), linear(x, n.b.weight, x[0, 0, :12].sin())),
-        "a bias is computed from inputs",
     ),
 }
 

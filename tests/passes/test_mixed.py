@@ -15,8 +15,7 @@ from programs import (
     relative_error,
     rewritten,
 )
-from slow_cases import some_slow
-from tiny_programs import MAKE, exact_program, inputs_of, tiny_program
+from tiny_programs import exact_program, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -52,7 +51,7 @@ def fusions(program: ExportedProgram) -> dict[str, int]:
     return {name: calls.count(name) for name in FUSED}
 
 
-@pytest.mark.parametrize("name", some_slow(MAKE, ["gemma", "t5 relu"]))
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(name: str) -> None:
     after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16 residual=fp32}")
     sums = residual_sums(after)
@@ -66,7 +65,7 @@ def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(name: str) -> No
     assert have[FUSED[0]] + have[FUSED[1]] == had[FUSED[0]] + had[FUSED[1]], "norms"
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_error_is_no_larger_than_in_fp16(name: str) -> None:
     reference = exact_program(name)
     low, mixed = halves(name)

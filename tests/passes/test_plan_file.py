@@ -104,19 +104,12 @@ def test_layers_that_a_plan_does_not_name_are_kept_and_that_is_said(net: Exporte
         (0, {"module": "wordz"}, "layers[0] (wordz): the program has no such layer"),
         (1, {"source": "other.py:1"}, "the module is there, but not other.py:1 #0"),
         (1, {"shape": [64, 33]}, "shape: the program has [64, 32], the plan [64, 33]"),
-        (1, {"kind": "conv"}, "kind: the program has linear, the plan conv"),
-        (1, {"weight": "x"}, "weight: the program has wide.weight, the plan x"),
         (0, {"choice": "w8a8-dynamic"}, "choice: 'w8a8-dynamic' of a layer that is not a linear"),
-        (0, {"activations": "row"}, "activations: 'row' with storage"),
         (1, {"activations": None}, "activations: none with 'w8a8-dynamic'"),
-        (1, {"bits": 4}, "bits: 4 bits are for int8 in blocks"),
         (1, {"choice": "storage", "activations": None}, "bits: 7 bits are for products of rows"),
-        (0, {"bits": 7}, "bits: 7 bits are for products of rows"),
         (1, {"choice": "w8a8-static", "activations": "row"}, "'row': a static scale is one"),
         (1, {"weights": "block"}, "activations: blocks are for weight and activations alike"),
-        (1, {"block": 32}, "block: 32 with weights 'row'"),
         (2, {"weights": "block", "activations": "block", "block": 48}, "block: 48"),
-        (3, {"weights": "block", "activations": "block", "block": 16}, "does not divide K=17"),
     ],
 )
 def test_what_a_plan_cannot_demand(
@@ -151,12 +144,8 @@ def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProg
         (("layers", 0, "choise"), "keep", "$.layers[0]: object contains unknown field `choise`"),
         (("layers", 1, "choice"), "fp4", "$.layers[1].choice: invalid enum value 'fp4'"),
         (("layers", 1, "bits"), 6, "$.layers[1].bits: invalid enum value 6"),
-        (("layers", 1, "shape"), "x", "$.layers[1].shape: expected `array`, got `str`"),
         (("layers", 1, "error"), -0.5, "$.layers[1].error: expected `float` >= 0"),
-        (("format",), "fp16", "$.format: invalid enum value 'fp16'"),
-        (("max_error",), None, "$.max_error: expected `float`, got `null`"),
         (("schema_version",), 99, "$.schema_version: expected 1, got 99"),
-        (("max_err",), 1, "$: object contains unknown field `max_err`"),
     ],
 )
 def test_a_file_that_is_not_a_plan_names_the_field(

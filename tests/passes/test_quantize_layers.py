@@ -97,8 +97,6 @@ def first(program: ExportedProgram, name: str) -> Node:
 
 VIEWS: dict[str, Callable[[Net, Tensor], Any]] = {
     "as one matrix": lambda n, x: (n.a(h := x.tanh()), n.b(h.reshape(-1, WIDTH))),
-    "flattened": lambda n, x: (n.a(h := x.tanh()), n.b(h.flatten(0, 1))),
-    "with one dim more": lambda n, x: (n.a(h := x.tanh()), n.b(h.unsqueeze(1))),
     "twice": lambda n, x: (n.a((h := x.tanh()).unsqueeze(0)), n.b(h.reshape(-1, WIDTH)[None])),
     "an input": lambda n, x: (n.a(x), n.b(x.reshape(-1, WIDTH))),
 }

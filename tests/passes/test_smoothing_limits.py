@@ -52,15 +52,11 @@ def smoothed(
 
 DONE: dict[str, Callable[[Any, Tensor], Any]] = {
     "norm with a bias": lambda net, x: (net.a(net.norm(x)), net.b(net.norm(x))),
-    "rows of another shape": lambda net, x: net.a(net.norm(x).flatten(0, 1)),
     "other dims swapped": lambda net, x: net.a(net.norm(x).transpose(0, 1)),
-    "one token": lambda net, x: net.a(net.norm(x)[:, 0]),
-    "relu": lambda net, x: net.out(functional.relu(net.a(x))),
     "gate": lambda net, x: net.out(functional.silu(net.a(x)) * net.b(x)),
     "halves of one linear": lambda net, x: net.out(
         functional.gelu(net.pair(x).chunk(2, -1)[0]) * net.pair(x).chunk(2, -1)[1]
     ),
-    "scaled by a number": lambda net, x: net.out(net.a(x) * 0.5),
     "chained linears": lambda net, x: net.out(net.a(net.rms(x))),
 }
 
@@ -78,14 +74,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "sum": (lambda net, x: net.a(net.norm(x)) + net.norm(x).sum(), "sum.default reads it, too"),
     "output": (lambda net, x: (net.a(n := net.norm(x)), n), "it is an output of the program, too"),
     "gelu": (lambda net, x: net.out(functional.gelu(net.a(x))), "passes through gelu.default"),
-    "no weight": (lambda net, x: net.a(net.bare(x)), "the norm has no weight to scale"),
-    "input": (lambda net, x: net.a(x), "no weight makes it: it is a placeholder"),
     "square": (lambda net, x: net.out((y := net.a(x)) * y), "linear.default is read elsewhere"),
-    "offset": (lambda net, x: net.a(net.norm(x) + 1.0), "passes through add.Tensor"),
-    "broadcast": (
-        lambda net, x: net.out(net.a(x) * net.b(x)[..., :1].sigmoid()),
-        "a product that broadcasts over the channels",
-    ),
     "second product": (
         lambda net, x: net.out(functional.relu(y := net.a(x))) + net.out(y),
         "linear.default is read elsewhere as well",

@@ -87,7 +87,7 @@ def test_precision_is_compared_with_eager_in_that_precision(captured: Captured, 
     assert ratio <= 3
 
 
-@pytest.mark.parametrize("other", [0.0, -0.0, -torch.nan, torch.inf, torch.finfo().max])
+@pytest.mark.parametrize("other", [0.0, torch.inf])
 def test_what_is_not_a_number_is_equal_to_itself_alone(other: float) -> None:
     x = torch.tensor([1.0, torch.nan])
 

@@ -1,7 +1,6 @@
 """unify-dtype on real models: one dtype an op, exact positions, errors no larger than eager's."""
 
 from copy import deepcopy
-from itertools import product
 from pathlib import Path
 
 import golden
@@ -24,8 +23,7 @@ from programs import (
     token_ids,
     values,
 )
-from slow_cases import some_slow
-from tiny_programs import MAKE, capture_model, exact_program, inputs_of, tiny_module, tiny_program
+from tiny_programs import capture_model, exact_program, inputs_of, tiny_module, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import (
@@ -45,22 +43,7 @@ from enginecast.passes.ir.text import print_ir
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    some_slow(
-        product(MAKE, LOW),
-        [
-            "bert-fp16",
-            "bert-fp64",
-            "gemma-bf16",
-            "gemma-fp16",
-            "gemma-fp32",
-            "gemma-fp64",
-            "llama-fp16",
-            "llama-fp64",
-            "t5 relu-fp64",
-            "vit-fp16",
-            "vit-fp64",
-        ],
-    ),
+    [("t5", "fp16"), ("t5", "bf16"), ("bert", "bf16")],
 )
 def test_program_is_no_worse_than_eager_in_that_dtype(name: str, to: str) -> None:
     after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")
@@ -82,7 +65,7 @@ def test_program_is_no_worse_than_eager_in_that_dtype(name: str, to: str) -> Non
     assert max(errors["program"]) <= 1.5 * max(errors["eager"])
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", ["t5"])
 def test_every_weight_is_cast_once(name: str) -> None:
     after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16}")
     for node in after.graph.nodes:
@@ -119,9 +102,7 @@ def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(to: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    some_slow(
-        product(("t5", "bert", "llama", "gemma"), ("fp16", "bf16")), ["gemma-fp16", "gemma-bf16"]
-    ),
+    [("t5", "fp16"), ("llama", "bf16")],
 )
 def test_mask_fills_are_finite_and_padded_rows_stay_so(name: str, to: str) -> None:
     after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")

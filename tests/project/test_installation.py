@@ -14,12 +14,8 @@ from enginecast.installation import install_command, required, unavailable, unim
 
 FAILURES = {
     "another torch": 'raise RuntimeError("operator {0}::nms does not exist")',
-    "a symbol": 'raise ImportError("/lib/{0}.so: undefined symbol: _ZN3c10", name="{0}._C")',
     "a shared library": 'raise OSError("libcudart.so.12: cannot open shared object file")',
     "numpy's ABI": 'raise ValueError("numpy.dtype size changed")',
-    "a dependency": "import not_there_at_all",
-    "a name": "from json import not_there_at_all",
-    "an attribute": "import json; json.not_there_at_all",
     "its own mistake": "1 / 0",
 }
 
@@ -131,7 +127,7 @@ def command(folder: Path, *words: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("torchvision", ("export", "json:make", "-o", "out")), ("numpy", ("doctor",))],
+    [("torchvision", ("export", "json:make", "-o", "out"))],
 )
 def test_a_command_says_it_in_one_sentence(
     name: str, words: tuple[str, ...], tmp_path: Path

@@ -68,14 +68,9 @@ def extreme(make: Callable[[], nn.Module]) -> nn.Module:
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(64, 16), (3, 64)),
-    "linear, odd": (lambda: nn.Linear(33, 8), (1, 33)),
     "conv": (lambda: nn.Conv2d(16, 8, 3, padding=1), (2, 16, 6, 5)),
-    "conv, 1-D, dilated": (lambda: nn.Conv1d(24, 8, 3, dilation=2), (1, 24, 12)),
-    "conv, 3-D, strided": (lambda: nn.Conv3d(8, 8, 3, stride=2, padding=1), (1, 8, 5, 4, 5)),
-    "conv, in groups": (lambda: nn.Conv2d(16, 8, 3, groups=2), (1, 16, 5, 5)),
     "conv, transposed": (lambda: nn.ConvTranspose2d(16, 8, 4, 2), (1, 16, 4, 4)),
     "lstm": (lambda: Recurrent(nn.LSTM(16, 12, 2, bidirectional=True)), (4, 2, 16)),
-    "gru": (lambda: Recurrent(nn.GRU(16, 256)), (2, 8, 16)),
 }
 
 

@@ -115,17 +115,12 @@ def test_file_names_are_listed_once_on_any_file_system(other: str) -> None:
     [
         b"",
         b"[]",
-        b"null",
         b"{",
-        b"\xff\xfe{\x00}\x00",
         b"\xef\xbb\xbf" + edited(),
         edited()[:-10],
-        edited() + b"{}",
         b"[" * 200_000,
         b'{"schema_version": 1' + b"0" * 5000 + b"}",
         edited().replace(b'"size": 3', b'"size": 1e999'),
-        edited().replace(b'"size": 3', b'"size": NaN'),
-        edited().replace(b'"tiny"', b'"\\ud800"'),
     ],
     ids=lambda data: repr(data[:12]),
 )

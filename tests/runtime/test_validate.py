@@ -38,20 +38,15 @@ WRONG = {
     "missing": ({"input_ids": ids()}, "'attention_mask' is missing; expected input_ids, att"),
     "unknown": ({"input_idz": ids(), "attention_mask": ids()}, "'input_idz' is unknown"),
     "int32": ({"input_ids": ids(dtype=np.int32)}, "expected dtype int64, got int32"),
-    "float": ({"input_ids": ids(dtype=np.float32)}, "expected dtype int64, got float32"),
     "object": ({"input_ids": ids(dtype=object)}, "expected dtype int64, got object"),
-    "big-endian": ({"input_ids": ids(dtype=">i8")}, "expected this machine's byte order, got >i8"),
     "rank": ({"input_ids": ids()[0]}, r"expected shape \[batch, sequence\], got \[3\]"),
     "too long": ({"input_ids": ids(2, 7)}, r"dimension 1 .* expected sequence in 2\.\.6, got 7"),
-    "too short": ({"input_ids": ids(2, 1)}, r"expected sequence in 2\.\.6, got 1"),
     "batch": ({"input_ids": ids(5)}, r"dimension 0 .* expected batch in 1\.\.4, got 5"),
     "empty": ({"input_ids": ids(0)}, r"expected batch in 1\.\.4, got 0"),
     "negative": ({"input_ids": changed((1, 2), -1)}, r"in 0\.\.8, got -1 at \[1, 2\]"),
     "beyond": ({"input_ids": changed((0, 1), 9)}, r"in 0\.\.8, got 9 at \[0, 1\]"),
     "transposed": ({"input_ids": ids(3, 2).T}, "expected a contiguous array, got strides"),
     "list": ({"input_ids": [[1, 2]]}, "got a list, which is neither numpy nor DLPack"),
-    "none": ({"input_ids": None}, "is missing"),
-    "scalar": ({"input_ids": np.int64(3)}, "input 'input_ids'"),
 }
 
 
