@@ -1,6 +1,5 @@
 """Comparing caches: the numbers are those that numpy gives on all entries at once."""
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +85,6 @@ def test_the_worst_texts_are_listed_with_their_worst_token(tmp_path: Path) -> No
     assert hidden.cosine_median == 1.0
 
 
-def test_texts_in_one_alone_are_counted(tmp_path: Path) -> None:
-    found = compare(
-        fill(tmp_path / "a", entries(TEXTS[:30])),
-        fill(tmp_path / "b", entries(TEXTS[25:], OTHER), spec=OTHER),
-    )
-    assert (found.texts, found.only_first, found.only_second) == (5, 25, 10)
-
-
 def narrow() -> OutputSpec:
     return OutputSpec(name=HIDDEN.name, per="token", width=4, dtype="bfloat16")
 
@@ -118,23 +109,3 @@ def test_what_cannot_be_compared_is_refused(
     with pytest.raises(CacheError) as raised:
         compare(first, fill(tmp_path / "b", entries(TEXTS[:5], other), spec=other))
     assert problem in raised.value.message
-
-
-def peak_of(root: Path, count: int) -> int:
-    """Bytes that a comparison of so many texts takes at most."""
-    wide = OutputSpec(name=HIDDEN.name, per="token", width=2048, dtype="float32")
-    spec = spec_with(outputs=(wide,))
-    made = entries(texts(count), spec)
-    sides = [fill(root / f"{name}{count}", made, spec=spec) for name in "ab"]
-    del made
-    tracemalloc.start()
-    compare(*sides)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_cache(tmp_path: Path) -> None:
-    peak_of(tmp_path, 10)  # what is set up once
-    assert peak_of(tmp_path, 160) < 1.2 * peak_of(tmp_path, 20)

@@ -15,7 +15,6 @@ from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import pad_batch
 from enginecast.cache.fill.schedule import Wanted
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.errors import EnginecastWarning, MissingError
 from enginecast.runtime.values.arrays import Array
 
 TEXTS = ["", *short_captions(6, seed=5), *captions(2, seed=6)]
@@ -114,23 +113,6 @@ def test_masked_rows_do_not_depend_on_padding_and_others_do(exports: Exports, ki
         assert error > 0.05 * largest
 
 
-@pytest.mark.parametrize("mask", [True, False])
-def test_clip_s_outputs_do_not_depend_on_padding(exports: Exports, mask: bool) -> None:
-    """Causal, and padded on the right: what follows a text is not seen, masked or not."""
-    request = EncoderRequest(
-        exports.model("words-clip-projection"),
-        outputs=("text_embeds", "last_hidden_state"),
-        mask=mask,
-    )
-    encoder = open_encoder(request)
-    alone = []
-    for wanted in rows_of(encoder, TEXTS):
-        ids = wanted.ids[np.newaxis].astype(np.int64)
-        found = encoder.encode(ids, np.ones_like(ids))
-        alone.append({name: values[0] for name, values in found.items()})
-    require_equal(alone, encoded(encoder, TEXTS))
-
-
 @pytest.mark.parametrize(
     ("precision", "dtype", "error"),
     [("bf16", ml_dtypes.bfloat16, 0.1), ("fp16", np.float16, 0.02)],
@@ -143,22 +125,6 @@ def test_other_precisions(exports: Exports, precision: str, dtype: Any, error: f
     assert rounded.spec.outputs[0].dtype == np.dtype(dtype).name
     assert encoded(rounded, TEXTS)[0]["last_hidden_state"].dtype == dtype
     assert 0 < distance(encoded(rounded, TEXTS), encoded(exact, TEXTS)) < error
-
-
-@pytest.mark.slow
-def test_engines_of_other_precisions(exports: Exports) -> None:
-    """fp16 runs on the CPU, on which it was not verified; bf16 does not."""
-    half = EncoderRequest(bundle_of(exports, "words-t5", "fp16"))
-    with pytest.warns(EnginecastWarning, match="verified by emulation"):
-        engine = open_encoder(half)
-    eager = open_encoder(EncoderRequest(exports.model("words-t5"), precision="fp16"))
-    assert engine.spec.precision == eager.spec.precision == "fp16"
-    assert engine.about.verdict == "verified-by-emulation"
-    assert engine.spec.outputs == eager.spec.outputs
-    assert 0 < distance(encoded(engine, TEXTS), encoded(eager, TEXTS)) < 0.02
-    brain = EncoderRequest(bundle_of(exports, "words-t5", "bf16"))
-    with pytest.raises(MissingError, match="no bf16 kernels"):
-        open_encoder(brain)
 
 
 def test_hidden_states_by_number(exports: Exports) -> None:

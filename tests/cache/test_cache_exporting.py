@@ -100,19 +100,3 @@ def test_a_damaged_entry_leaves_nothing_behind(
     flip(path, byte_of(path, "keys"))
     with pytest.raises(CacheError, match="its index differs"):
         export(encodings, tmp_path / "out", form)
-
-
-@pytest.mark.parametrize("form", ["parquet", "safetensors", "pt", "npz"])
-def test_a_full_disk_leaves_nothing_behind(encodings: Encodings, tmp_path: Path, form: str) -> None:
-    resource = pytest.importorskip("resource")
-    signal = pytest.importorskip("signal")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))  # EFBIG, which no disk is past
-        with pytest.raises(CacheError, match="File too large"):
-            export(encodings, tmp_path / "out", form)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    require_nothing_left(tmp_path)

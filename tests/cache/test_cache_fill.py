@@ -1,10 +1,6 @@
 """Fills: what is stored is what the encoder gives, once, whatever ends a fill."""
 
-import errno
-import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +16,11 @@ from fill_fixtures import (
     fill,
     require_all,
     spec,
-    stamps,
 )
 
-from enginecast.cache.store import folders as store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures
-from enginecast.cache.store.shard import Entry, write_shard
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.errors import MissingError
 
 SPECS = {
     "real": spec(),
@@ -110,34 +102,6 @@ def test_a_text_that_the_encoder_refuses_is_named(tmp_path: Path) -> None:
     require_all(where, Lines(["w5 w6", "w8 w9"]))
 
 
-@dataclass
-class StoppedEncoder(TableEncoder):
-    """Ends with an error in one of its batches."""
-
-    stops_at: int = 3
-    with_error: BaseException | None = None
-
-    def encode(self, ids: Any, mask: Any) -> dict[str, Any]:
-        if len(self.batches) == self.stops_at and self.with_error is not None:
-            raise self.with_error
-        return super().encode(ids, mask)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
-def test_what_was_encoded_before_an_end_is_stored(tmp_path: Path, error: BaseException) -> None:
-    texts = captions(80)
-    encoder = StoppedEncoder(stops_at=5, with_error=error)
-    where = encodings(tmp_path / "cache", encoder)
-    with pytest.raises(type(error)):
-        fill(where, encoder, texts)
-    assert len(entries_of(where)) == sum(rows for rows, _ in encoder.batches) > 20
-    before = stamps(where)
-    again = fill(where, TableEncoder(), texts)
-    assert again.schedule.cached + again.done.texts == 81
-    assert before.items() <= stamps(where).items()
-    require_all(where, texts)
-
-
 def test_two_writers_share_the_work(tmp_path: Path) -> None:
     texts = captions(300)
     where = encodings(tmp_path / "cache", TableEncoder())
@@ -154,37 +118,6 @@ def test_two_writers_share_the_work(tmp_path: Path) -> None:
     require_all(where, texts)
     encoded = [sum(rows for rows, _ in encoder.batches) for encoder in encoders]
     assert sum(encoded) == 301, encoded
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
-    texts = captions(80)
-    where = encodings(tmp_path / "cache", TableEncoder())
-
-    def full(path: Path, made: EncoderSpec, entries: Sequence[Entry]) -> None:
-        write_shard(path, made, entries)
-        if len(where.shard_paths()) >= 2:
-            os.truncate(path, path.stat().st_size // 2)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "write_shard", full)
-        with pytest.raises(MissingError, match="the disk is full; what was committed before"):
-            fill(where, TableEncoder(), texts)
-    before = stamps(where)
-    assert len(before) == 2
-    assert [path for path in where.staging_folder.rglob("*") if path.is_file()] == []
-    fill(where, TableEncoder(), texts)
-    assert before.items() <= stamps(where).items()
-    require_all(where, texts)
-
-
-def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
-    where = encodings(tmp_path / "cache", TableEncoder())
-    left = where.staging_folder / "0123"
-    left.mkdir(parents=True)
-    (left / "half.safetensors").write_bytes(b"half")
-    fill(where, TableEncoder(), captions(5))
-    assert not left.exists()
 
 
 def test_a_reader_sees_a_snapshot(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +17,11 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 from ray_runs import RayRun, ray_fill
 
-from enginecast.cache.encoders.open_encoder import open_encoder
-from enginecast.cache.encoders.request import EncoderRequest
-from enginecast.cache.fill.ray import Job, attached_ray, local_ray, open_here
-from enginecast.cache.store.folders import create_store, open_store
+from enginecast.cache.fill.ray import attached_ray, local_ray
+from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry
-from enginecast.errors import CacheError, MissingError, UsageError
+from enginecast.errors import MissingError, UsageError
 from enginecast.installation import install_command
 
 SMALL = ("--shard-size", "20kB")
@@ -98,54 +94,12 @@ def test_two_workers_store_what_one_process_does(
     assert ran.json["cached_before"] == reported["unique"]
 
 
-@pytest.mark.slow
-def test_killed_workers_lose_nothing_and_double_nothing(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = write(tmp_path, 4000)
-    alone, cache = tmp_path / "alone", tmp_path / "cache"
-    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
-    with ray_fill(model, "--texts", texts, "-o", cache, *SMALL, "--json") as run:
-        for _ in range(3):
-            before = len(shards(cache))
-            run.until(lambda before=before: len(shards(cache)) >= before + 10)  # type: ignore[misc]
-            run.workers()[0].kill()
-        code, out, err = run.end()
-        assert (code, err) == (0, "")
-        assert json.loads(out)["failed"] == []
-        run.require_nothing_left()
-    assert shards(cache) == shards(alone)
-    require_same(cache, alone)
-
-
 def end(run: RayRun, number: int) -> None:
     """As Ctrl-C does, a signal for the whole group; SIGKILL for the fill alone."""
     if number == signal.SIGINT:
         os.killpg(run.process.pid, number)
     else:
         run.process.send_signal(number)
-
-
-def job(cache: Path, model: Path, **changes: Any) -> Job:
-    request = EncoderRequest(str(model))
-    encoder = open_encoder(request)
-    encoder.close()
-    store = create_store(cache)
-    store.add("t5", encoder.spec, encoder.about, encoder.tokenizer)
-    made = Job("a", str(cache), store.id, "t5", encoder.spec, request, 512, abroad=True)
-    return replace(made, **changes)
-
-
-def test_a_worker_needs_the_same_cache_and_the_same_model(tmp_path: Path, model: Path) -> None:
-    made = job(tmp_path / "cache", model)
-    _, encoder = open_here(made)
-    assert encoder.spec == made.spec
-    encoder.close()
-    with pytest.raises(CacheError, match="another folder"):
-        open_here(replace(made, store="0123"))
-    half = replace(made.request, precision="bf16")
-    with pytest.raises(CacheError, match=f"{model}: another encoder .* precision: 'fp32', 'bf16'"):
-        open_here(replace(made, request=half))
 
 
 def test_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

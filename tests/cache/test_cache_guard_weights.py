@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from cached_models import fill, spec_of, tiny
-from torch import nn
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -84,35 +83,3 @@ def test_any_tensor_that_was_changed_is_found(
         with pytest.raises(CacheError, match=rf": {name} of the encoder is not as in"):
             require_frozen(cache, model=model)
         parameter.detach().copy_(kept)
-
-
-def test_tensors_without_a_counterpart_are_not_said_to_be_compared(tmp_path: Path) -> None:
-    tiny(T5EncoderModel).save_pretrained(tmp_path / "t5")
-    model = T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
-    cache = cache_from(tmp_path / "cache", model, tmp_path / "t5")
-    model.more = nn.Linear(2, 2)
-    count = len(model.state_dict())
-    found = require_frozen(cache, model=model)
-    assert f"2 of {count} tensors of the model not compared, first more.weight" in found.skipped[0]
-    assert f"weights: {count - 2} tensors of the model" in found.compared[-1]
-    gone = require_frozen(cache, model=T5EncoderModel.from_pretrained(tmp_path / "t5").to("meta"))
-    assert f"{count - 2} of {count - 2} tensors of the model not compared" in gone.skipped[0]
-    assert "tensors of the model" not in gone.compared[-1]
-
-
-def test_an_encoder_from_the_subfolder_of_a_pipeline(tmp_path: Path) -> None:
-    """`name_or_path` is the pipeline's folder then."""
-    root = tmp_path / "pipeline"
-    for name, kind in (("a", CLIPTextModel), ("text_encoder_2", T5EncoderModel)):
-        tiny(kind).save_pretrained(root / name)
-    (root / "vae").mkdir()
-    (root / "vae" / "model.bin").write_bytes(b"")
-    model = T5EncoderModel.from_pretrained(root, subfolder="text_encoder_2").eval()
-    assert Path(model.name_or_path) == root
-    cache = cache_from(tmp_path / "cache", model, root / "text_encoder_2")
-    found = require_frozen(cache, model=model)
-    assert found.skipped == ()
-    assert f"those in {root / 'text_encoder_2'}" in found.compared[-2]
-    other = cache_of(tmp_path / "other", model, {"weights": "ab"})
-    with pytest.raises(CacheError, match=r"expected sha256 ab, got [0-9a-f]{64} in .*encoder_2\n"):
-        require_frozen(other, model=model)

@@ -5,20 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_shards import entries, entry, flip, keyed, made, open_folder, read_only
+from cache_shards import entries, entry, flip, keyed, made
 
-from enginecast.cache.store import index as index_module
 from enginecast.cache.store import mapping
 from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import (
     FILE_NAME,
     Index,
-    Stamp,
-    list_shards,
     open_index,
     read_index,
 )
-from enginecast.cache.store.shard import open_shard
 from enginecast.errors import CacheError
 
 
@@ -73,49 +69,10 @@ def test_keys_that_are_equal_in_one_half(encodings: Encodings) -> None:
     np.testing.assert_array_equal(index.find_all(array), index.find_all(keys))
 
 
-def test_many_random_refreshes_agree_with_a_fresh_index(encodings: Encodings) -> None:
-    chooser = random.Random(1)
-    index = open_index(encodings)
-    for _ in range(25):
-        paths = encodings.shard_paths()
-        if paths and chooser.random() < 0.3:
-            chooser.choice(paths).unlink()
-        begin = chooser.randrange(60)
-        encodings.commit(entries(range(begin, begin + chooser.randint(1, 9))))
-        index = open_index(encodings, index)
-        assert keys_of(index) == in_order(encodings)
-        all_keys = [entry(number).key for number in range(70)]
-        there = set(keys_of(index))
-        assert [at >= 0 for at in index.find_all(all_keys)] == [key in there for key in all_keys]
-    assert (encodings.folder / FILE_NAME).exists()
-
-
 def fill_many(encodings: Encodings, shards: int) -> list[bytes]:
     for number in range(shards):
         encodings.commit(entries([2 * number, 2 * number + 1]))
     return [entry(number).key for number in range(2 * shards)]
-
-
-class Joined:
-    """Lists shards; each of the first times all of them are joined before anybody opens one."""
-
-    def __init__(self, encodings: Encodings, rounds: int) -> None:
-        self.encodings = encodings
-        self.rounds = rounds
-        self.calls = 0
-
-    def __call__(self, encodings: Encodings) -> list[Stamp]:
-        self.calls += 1
-        stamps = list_shards(encodings)
-        if self.calls <= self.rounds:
-            shards = [open_shard(path, encodings.spec) for path in encodings.shard_paths()]
-            made = [shard.entry(text) for shard in shards for text in range(len(shard))]
-            for shard in shards:
-                shard.path.unlink()
-            half = len(made) // (self.calls + 1)
-            encodings.commit(made[:half])
-            encodings.commit(made[half:])
-        return stamps
 
 
 def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:
@@ -150,21 +107,6 @@ def test_damaged_shards_are_named_and_the_others_read(encodings: Encodings) -> N
     assert index.find(entry(0).key) is not None
 
 
-@pytest.mark.parametrize("known", [0, 20], ids=["new", "refreshed"])
-def test_shards_that_are_joined_meanwhile_are_not_damage(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch, known: int
-) -> None:
-    keys = fill_many(encodings, 20)
-    before = open_index(encodings) if known else None
-    encodings.commit(entries([100, 101]))
-    monkeypatch.setattr(index_module, "list_shards", listing := Joined(encodings, rounds=2))
-    index = open_index(encodings, before)
-    assert index.errors == ()
-    assert len(index) == 42
-    assert (index.find_all(keys) >= 0).all()
-    assert listing.calls == 3
-
-
 def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
     encodings: Encodings,
 ) -> None:
@@ -174,18 +116,6 @@ def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
     with pytest.raises(CacheError, match="replaced since the cache was opened"):
         index.shards[0].outputs(0)
     assert open_index(encodings, index).shards[0].text(0) == entry(2).text
-
-
-def test_a_read_only_cache_is_indexed_and_not_written_to() -> None:
-    with open_folder() as folder:
-        encodings = made(folder / "cache")
-        keys = fill_many(encodings, 20)
-        before = sorted(folder.rglob("*"))
-        with read_only(folder):
-            index = open_index(encodings)
-            assert (index.find_all(keys) >= 0).all()
-            assert keys_of(index) == in_order(encodings)
-        assert sorted(folder.rglob("*")) == before
 
 
 @pytest.fixture

@@ -70,23 +70,10 @@ def test_a_text_that_failed_says_why(filled: Filled) -> None:
     )
 
 
-@pytest.mark.parametrize("length", [8, 16])
-def test_the_same_text_padded_to_another_length(filled: Filled, length: int) -> None:
-    said = missed(filled(mask=False, rows="all"), one("a b c", length).ids)
-    assert f"the same text is there, but padded to 12 tokens, and this one to {length}" in said
-    assert "max_length=12" in said
-
-
 def test_a_text_that_was_cut_here(filled: Filled) -> None:
     said = missed(filled(), one("a b c d e f g h", 6).ids)
     assert "it is how 'a b c d e f g h' (9 tokens) begins, as if it was cut at 6 tokens" in said
     assert "max_length=12" in said
-
-
-def test_no_mask_where_one_was_given(filled: Filled) -> None:
-    said = missed(filled(), one("a b c", 8).ids)
-    assert "4 of its ids are padding" in said
-    assert "the text is there without it" in said
 
 
 @pytest.mark.parametrize("name", ["words-t5", "words-clip"])

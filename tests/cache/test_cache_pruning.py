@@ -1,20 +1,17 @@
 """Pruning: what is not needed goes, no entry is lost, and who is reading goes on."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_entries import byte_of, entries, fill, flip, held, texts
+from cache_entries import entries, fill, held, texts
 
 from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.shard import shard_name
 from enginecast.cache.upkeep.checking import check_store
 from enginecast.cache.upkeep.pruning import Pruned, prune_store
-from enginecast.errors import CacheError
 
 TEXTS = texts(40)
 MADE = entries(TEXTS)
@@ -106,41 +103,6 @@ def test_dry_run_changes_nothing(tmp_path: Path) -> None:
     assert (planned.leftovers, planned.quarantined) == (1, 1)
     assert not left.exists()
     assert not list((encodings.folder / "quarantine").iterdir())
-
-
-def test_what_a_live_writer_stages_stays(tmp_path: Path) -> None:
-    encodings = fill(tmp_path / "c", MADE)
-    code = """
-import sys
-from pathlib import Path
-from enginecast.cache.store.disk import own_folder
-with own_folder(Path(sys.argv[1])) as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-    command = [sys.executable, "-c", code, str(encodings.staging_folder)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout
-        staged = Path(writer.stdout.readline().strip())
-        assert prune(encodings).leftovers == 0
-        assert staged.exists()
-        writer.kill()
-    assert prune(encodings).leftovers == 1
-    assert not staged.exists()
-
-
-@pytest.mark.parametrize("tensor", ["keys", "rows.last_hidden_state"])
-def test_a_damaged_shard_is_not_pruned(tmp_path: Path, tensor: str) -> None:
-    encodings = fill(tmp_path / "c", MADE[:20], MADE[20:])
-    path = encodings.shard_paths()[0]
-    flip(path, byte_of(path, tensor))
-    before = listing(encodings)
-    with pytest.raises(CacheError, match=f"{path.name}: damaged") as raised:
-        prune(encodings)
-    assert "cache verify" in raised.value.hint
-    assert listing(encodings) == before
 
 
 def test_a_reader_goes_on_while_its_shards_go(tmp_path: Path) -> None:

@@ -1,9 +1,5 @@
 """Reading a cache without torch: by number, ids, text; in other processes; damage is found."""
 
-import multiprocessing
-import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -100,16 +96,6 @@ def test_many_come_back_in_the_order_they_were_asked_for(root: Path) -> None:
     assert cache.get_many([]) == []
 
 
-def test_a_snapshot_until_it_is_refreshed(root: Path) -> None:
-    cache = open_cache(root)
-    cache.encodings.commit(entries_of(cache.spec, ["q w e"]))
-    assert len(cache) == len(TEXTS)
-    with pytest.raises(CacheMissError):
-        cache.by_text("q w e")
-    assert cache.refresh() == 1
-    assert cache.by_text("q w e").text == "q w e"
-
-
 def flip(cache: EmbeddingCache, text: str) -> Path:
     """Damage a byte of the outputs of a text."""
     entry = cache.by_text(text)
@@ -157,42 +143,6 @@ def test_threads_read_at_once(root: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def sums(cache: EmbeddingCache, numbers: list[int]) -> list[float]:
-    return [
-        float(entry.outputs["last_hidden_state"].astype(np.float64).sum())
-        for entry in cache.get_many(numbers)
-    ]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same(root: Path, method: str) -> None:
-    cache = open_cache(root)
-    numbers = list(range(len(cache)))
-    wanted = sums(cache, numbers)  # the parent has mapped everything before
-    if method == "fork":
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.starmap(sums, [(cache, numbers)] * 2) == [wanted, wanted]
-        return
-    (root / "cache.pickle").write_bytes(pickle.dumps((cache, numbers)))
-    code = (
-        "import pickle, sys\n"
-        "from enginecast.cache import Variants, open_cache\n"
-        "cache, numbers = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "rows = [one.outputs['last_hidden_state'] for one in cache.get_many(numbers)]\n"
-        "print([float(one.astype('f8').sum()) for one in rows])\n"
-        "assert open_cache(cache.path.parent).by_text('a b c').text == 'a b c'\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(root / "cache.pickle")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(wanted)
 
 
 def test_wrong_questions(root: Path) -> None:

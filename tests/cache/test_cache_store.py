@@ -1,8 +1,6 @@
 """Caches on disk: one commit is all or nothing, whatever the disk and other writers do."""
 
-import errno
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,22 +60,6 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     assert open_shard(first, ROWS).is_whole(3)
     encodings.commit(wide_entries(4, 4))
     assert len(open_index(encodings)) == 8
-
-
-@pytest.mark.parametrize("call", ["replace", "fsync"])
-def test_a_disk_that_fills_up_at_the_end(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    before = files_of(encodings)
-
-    def refuse(*given: object) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(os, call, refuse)
-    with pytest.raises(MissingError, match="the disk is full"):
-        encodings.commit(entries(range(3)))
-    monkeypatch.undo()
-    assert files_of(encodings) == before
 
 
 def test_a_read_only_cache_says_so() -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,30 +147,6 @@ def test_files_without_texts(
         read_texts(tmp_path / name)
 
 
-def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file or folder"):
-        read_texts(tmp_path / "gone.csv")
-    (tmp_path / "a.txt").write_text("a\n")
-    with pytest.raises(UsageError, match=r"--column text: .* has no columns"):
-        read_texts(tmp_path / "a.txt", "text")
-    (tmp_path / "a.jsonl").write_text('"a"\n')
-    with pytest.raises(InputError, match="expected objects with a column 'text'"):
-        read_texts(tmp_path / "a.jsonl", "text")
-
-
-def test_all_splits_of_a_saved_data_set(tmp_path: Path) -> None:
-    import datasets
-
-    split = {name: datasets.Dataset.from_dict({"text": [name, "x"]}) for name in ("train", "test")}
-    datasets.DatasetDict(split).save_to_disk(str(tmp_path / "saved"))
-    texts = read_texts(tmp_path / "saved")
-    assert list(texts) == ["train", "x", "test", "x"]
-    assert texts.where(3) == "test:2"
-    next((tmp_path / "saved" / "test").glob("*.arrow")).write_bytes(b"damaged")
-    with pytest.raises(InputError, match="not a data set, or damaged"):
-        read_texts(tmp_path / "saved")
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_folder_of_files_is_what_load_dataset_takes(tmp_path: Path, kind: str) -> None:
     import datasets
@@ -200,12 +175,3 @@ def test_a_missing_library_is_named(
     with pytest.raises(MissingError, match=package) as error:
         read_texts(path)
     assert error.value.hint == install_command("cache")
-
-
-def test_reading_imports_no_library_of_tables() -> None:
-    code = (
-        "import sys, enginecast.cache.fill.texts\n"
-        "found = {'torch', 'transformers', 'pyarrow', 'datasets'} & {*sys.modules}\n"
-        "assert not found, found"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -86,29 +86,6 @@ def test_ids_and_padding_are_those_of_transformers(
         assert sum(mask) == len(ours)
 
 
-def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:
-    """Fast tokenizers write padding and truncation of their last call into the file."""
-    file = add_t5_tokenizer(tmp_path) / "tokenizer.json"
-    digest, tokens = digest_of(file.read_bytes()), texts_to_ids(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    theirs(["a", "a fox"], padding="max_length", truncation=True, max_length=5)
-    theirs.backend_tokenizer.save(str(file))
-    assert json.loads(file.read_text())["truncation"]["max_length"] == 5
-    assert digest_of(file.read_bytes()) == digest
-    assert texts_to_ids(tmp_path) == tokens
-    content = json.loads(file.read_text())
-    for text in (json.dumps(content, indent=3), json.dumps(dict(reversed(content.items())))):
-        assert digest_of(text.encode()) == digest
-    content["truncation"]["direction"] = "Left"  # which ids a long text keeps
-    assert digest_of(json.dumps(content).encode()) != digest
-
-
-def texts_to_ids(folder: Path) -> list[list[int]]:
-    facts = find_tokenizer(folder)
-    tokenizing = Tokenizing(facts.text, spec(facts.text))
-    return [one.ids.tolist() for one in tokenizing.tokens(captions(20))]
-
-
 def other_word(content: dict[str, Any]) -> None:
     content["model"]["vocab"][9][0] = "another"
 
@@ -180,19 +157,6 @@ def test_cleaning_goes_before_the_template(how: Clean, text: str, wanted: str) -
     assert clean_text(how, text) == wanted
     made = spec(b"{}", clean=how, template="A photo of {}. ")
     assert prepare_text(made, text) == f"A photo of {wanted}. "
-
-
-def test_cleanings_are_those_of_diffusers() -> None:
-    from diffusers.pipelines.pixart_alpha import PixArtSigmaPipeline
-    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-    from diffusers.utils import is_ftfy_available
-
-    texts = [*random_texts(100), "&lt;b&gt; &amp;lt; x", "\u00a0 İstanbul ẞ \u2003"]
-    lower = PixArtSigmaPipeline.__new__(PixArtSigmaPipeline)._text_preprocessing(texts)
-    assert lower == [clean_text("lower-strip", text) for text in texts]
-    if is_ftfy_available():
-        pytest.skip("ftfy is installed, which repairs texts first")
-    assert [*map(prompt_clean, texts)] == [clean_text("whitespace", text) for text in texts]
 
 
 @pytest.mark.parametrize("template", ["", "a photo", "{} and {}", "{0}", "{ }"])

@@ -4,22 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from test_cache_reader import TEXTS, fill, spec_of
-from torch.utils.data import DataLoader
 
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.datasets import (
-    CachedDataset,
-    ShardShuffle,
     as_dataset,
     as_huggingface,
     collate,
 )
 from enginecast.cache.read.reader import EmbeddingCache
-from enginecast.errors import UsageError
 from enginecast.runtime.device.torch_values import as_tensor
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -79,48 +74,6 @@ def test_batches_are_what_the_encoder_gives(tmp_path: Path, name: str) -> None:
     outer = [0, -1] if spec.padding_side == "left" else [-1, 0]
     assert mask[1].sum() < longest
     assert mask[1][outer].tolist() == [0, 1]
-
-
-def loaded(dataset: CachedDataset, **options: Any) -> list[list[float]]:
-    """The sums of two epochs' texts, and their order."""
-    loader: DataLoader[Any] = DataLoader(
-        dataset, 4, collate_fn=collate(dataset.cache.spec), **options
-    )
-    return [
-        [float(one.double().sum()) for batch in loader for one in batch["last_hidden_state"]]
-        for _ in range(2)
-    ]
-
-
-def test_forked_workers_read_the_same(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    wanted = loaded(dataset)  # maps the files before the workers are made
-    assert len(wanted[0]) == len(cache)
-    context: dict[str, Any] = {
-        "timeout": 120,
-        "multiprocessing_context": "fork",
-        "persistent_workers": True,
-    }
-    assert loaded(dataset, num_workers=1, **context) == wanted
-
-
-def test_shards_are_shuffled_some_at_a_time(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    shards = dataset.shards()
-    sampler = ShardShuffle(dataset, shards=2, seed=5)
-    first = list(sampler)
-    assert sorted(first) == list(range(len(dataset)))
-    assert list(sampler) == first
-    begun = [shards[number] for number in first]
-    window = 0
-    for start in range(0, len(first), 10):  # shards of five, but for the last
-        window = max(window, len(set(begun[start : start + 10])))
-    assert len(np.unique(shards)) == 5
-    assert window <= 3
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    with pytest.raises(UsageError, match="shards: expected at least 1"):
-        ShardShuffle(dataset, shards=0)
 
 
 def test_a_dataset_of_hugging_face_stays_text(cache: EmbeddingCache, tmp_path: Path) -> None:

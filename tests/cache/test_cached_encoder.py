@@ -8,7 +8,7 @@ import pytest
 import torch
 from cached_models import TEXTS, batch_of, fill, spec_of, tiny
 from diffusers import CogVideoXPipeline
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -117,38 +117,6 @@ def clip(tmp_path: Path) -> CachedEncoder:
     spec = spec_of(model, outputs, mask=False, rows="all")
     fill(tmp_path / "clip", model, spec)
     return CachedEncoder(tmp_path / "clip")
-
-
-def test_it_has_no_weights(t5: CachedEncoder) -> None:
-    assert [one.numel() for one in t5.parameters()] == [0]
-    assert not any(one.requires_grad for one in t5.parameters())
-    assert [one.numel() for one in t5.state_dict().values()] == [0]
-    assert t5.requires_grad_(False) is t5
-    assert t5.train().eval() is t5
-    assert "entries=6" in repr(t5)
-    assert not hasattr(t5, "text_model")
-    with pytest.raises(
-        AttributeError, match="text_model: it has only the outputs of T5EncoderModel"
-    ):
-        _ = t5.text_model
-
-
-def test_its_dtype_follows(t5: CachedEncoder) -> None:
-    batch = asked(t5)
-    exact = t5(**batch)[0]
-    assert (t5.dtype, t5.device) == (torch.float32, torch.device("cpu"))
-    for change, dtype in (
-        (lambda: t5.to(torch.bfloat16), torch.bfloat16),
-        (t5.half, torch.float16),
-        (t5.float, torch.float32),
-        (lambda: nn.ModuleList([t5]).to("cpu", torch.float16), torch.float16),
-        (t5.bfloat16, torch.bfloat16),
-    ):
-        change()
-        assert t5.dtype == dtype
-        assert torch.equal(t5(**batch)[0], exact.to(dtype))
-    assert CachedEncoder(t5.cache, dtype=torch.float16)(**batch)[0].dtype == torch.float16
-    assert t5.to("meta").device == torch.device("meta")
 
 
 def test_hidden_states_that_are_there_and_others(clip: CachedEncoder) -> None:

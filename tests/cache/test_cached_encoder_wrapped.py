@@ -1,7 +1,5 @@
 """The drop-in under what trainers and pipelines put around an encoder: offload, casts, graphs."""
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,12 +129,3 @@ def test_a_pipelines_offload(clip: CachedEncoder, ids: Tensor) -> None:
     pipeline.enable_model_cpu_offload(device="cpu")
     assert torch.equal(pipeline.text_encoder(ids).text_embeds, plain)
     pipeline.maybe_free_model_hooks()
-
-
-def test_its_outputs_are_copied_and_pickled(
-    clip: CachedEncoder, model: PreTrainedModel, ids: Tensor
-) -> None:
-    live, found = call(model, ids), call(clip, ids)
-    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert type(other) is type(found)
-        require_like(other, live, found)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import bundles
@@ -23,7 +22,6 @@ from tokenizers import Tokenizer
 from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures, read_truncated
-from enginecast.cache.store.shard import open_shard
 
 Capture = pytest.CaptureFixture[str]
 
@@ -69,17 +67,6 @@ def test_it_stores_every_text_once_and_says_how_to_read_them(
     assert stamps(where) == before
 
 
-def test_json_is_one_object(capsys: Capture, bundle: str, captions: Path, tmp_path: Path) -> None:
-    done = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5")
-    found = done.json
-    assert (found["texts"], found["unique"], found["stored"]) == (60, 61, 61)
-    assert (found["name"], found["failed"], found["cached_before"]) == ("t5", [], 0)
-    where = there(tmp_path / "cache", "t5")
-    assert found["bytes"] == sum(path.stat().st_size for path in where.shard_paths())
-    again = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5").json
-    assert (again["cached_before"], again["stored"], again["bytes"]) == (61, 0, 0)
-
-
 def test_a_dry_run_writes_nothing_and_knows_the_size(
     capsys: Capture, bundle: str, captions: Path, tmp_path: Path
 ) -> None:
@@ -102,20 +89,6 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(
 
 def tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
-
-
-def test_several_encoders_share_a_cache(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    as_used = ("--for", "flux:text_encoder_2", "--outputs", "hidden", "--max-length", 24)
-    assert fill(capsys, bundle, captions, cache, *as_used).code == 0
-    assert fill(capsys, bundle, captions, cache).code == 0
-    store = open_store(cache)
-    assert store.names() == ["text_encoder", "text_encoder_2"]
-    specs = [store.encodings(name).spec for name in store.names()]
-    assert [(made.rows, made.max_length) for made in specs] == [("real", 32), ("all", 24)]
-    assert [len(open_index(store.encodings(name))) for name in store.names()] == [61, 61]
 
 
 def test_longer_texts_are_refused_or_cut_and_listed(
@@ -181,22 +154,6 @@ def test_a_limit_of_disk_is_kept(
     assert fill(capsys, bundle, captions, cache, "--max-disk", "1kB").code == 0  # adds nothing
     captions.write_text("one more\n")
     assert fill(capsys, bundle, captions, cache, "--max-disk", f"{taken}B").code == 3
-
-
-def test_a_shard_that_cannot_be_read_is_reported_and_filled_again(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    fill(capsys, bundle, captions, tmp_path / "cache")
-    path = there(tmp_path / "cache").shard_paths()[0]
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        done = fill(capsys, bundle, captions, tmp_path / "cache", "--json")
-    assert done.err.startswith("warning: ")
-    assert f"1 shard cannot be read, whose texts count as missing: {path}: damaged" in done.err
-    assert done.json["stored"] == 61
-    assert len(open_shard(path, there(tmp_path / "cache").spec)) == 61
 
 
 BAD = [

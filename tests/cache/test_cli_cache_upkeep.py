@@ -140,13 +140,6 @@ def test_compare_lists_the_worst_texts(cache: Path, capsys: Out, tmp_path: Path)
     assert 0.99 < reported["outputs"][0]["cosine_least"] < 1
 
 
-def test_no_cache_is_an_error_with_a_way_out(capsys: Out, tmp_path: Path) -> None:
-    for command in ("info", "verify", "prune"):
-        failed = cast(capsys, "cache", command, tmp_path)
-        assert failed.code == 2
-        assert "expected an embedding cache" in failed.err
-
-
 def test_looking_after_a_cache_does_not_import_torch(cache: Path, tmp_path: Path) -> None:
     code = """
 import sys

@@ -1,7 +1,6 @@
 """What torch.export does not see, or captures as its own graph: `.data`, regions of autocast."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from torch.utils._pytree import tree_leaves
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture, describe
-from enginecast.compiler.export.session import export
 from enginecast.compiler.prepare.open_model import input_specs
-from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import CaptureError
 
 
@@ -85,15 +82,6 @@ def test_it_is_captured_as_eager_runs_it(
         found = program.module()(x=x)
     expected = expected if isinstance(expected, tuple) else (expected,)
     torch.testing.assert_close(tuple(found.values()), expected)
-
-
-def test_what_a_capture_changes_is_told_by_pass() -> None:
-    for function, names in (
-        (casts_nothing, ["inline-autocast"]),
-        (copies_numbers, ["canonicalize-writes", "functionalize"]),
-    ):
-        runs = captured(Model(function)).runs
-        assert [run.pass_.name for run in runs if run.rewritten] == names
 
 
 def sets(_: Model, x: Tensor) -> Tensor:
@@ -170,14 +158,3 @@ def test_a_program_whose_norm_keeps_what_it_reads_is_refused() -> None:
     program = torch.export.export(module, (torch.randn(3, 8),), strict=False)
     with pytest.raises(CaptureError, match="writes to its own state"):
         describe(program)
-
-
-def test_what_a_norm_keeps_is_state(tmp_path: Path) -> None:
-    module = Statistics(functional.batch_norm, is_state=True)
-    request = ExportRequest(
-        module,
-        tmp_path / "b",
-        example={"x": torch.randn(3, 8)},
-        options=ModelOptions(state="inputs"),
-    )
-    assert export(request).report.verdict.outcome == "verified"

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from exports import Exports, cast
-from models import bert_config, perturb
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertForMaskedLM
 
-from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.weights.checkpoint import INDEX, SINGLE
 
 Damage = Callable[[Path], None]
@@ -133,18 +130,3 @@ def test_weights_that_do_not_fit(
     assert message.startswith(f"error: {folder}/{expected}"), message
     assert "Traceback" not in done.err
     assert not target.parent.exists() or list(target.parent.iterdir()) == []
-
-
-def test_a_head_that_the_class_lacks_or_adds(tmp_path: Path) -> None:
-    """A masked LM's head is left out of the base model; a head that the file lacks is missing."""
-    model = BertForMaskedLM(bert_config())
-    perturb(model)
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
-    pooler = {
-        "bert.pooler.dense.weight": torch.zeros(32, 32),
-        "bert.pooler.dense.bias": torch.zeros(32),
-    }
-    stored(SINGLE, lambda tensors: tensors.update(pooler))(tmp_path)
-    assert "encoder.layer.0.attention.self.query.weight" in open_source(str(tmp_path)).weights()

@@ -21,7 +21,7 @@ from enginecast.capture.sources.huggingface.component_options import ComponentOp
 from enginecast.capture.sources.huggingface.diffusers_folder import STEM, ComponentSource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import EnginecastError, SourceError, UsageError
+from enginecast.errors import EnginecastError, SourceError
 
 TWO_PARTS = {name for name in CONFIGS if name.startswith("vae")}
 OF_VIDEOS = TWO_PARTS - {"vae", "vae-tiny", "vae-dc"}
@@ -98,32 +98,6 @@ def test_shards_and_variants_are_the_same_model(dit: Path, tmp_path: Path) -> No
     assert "--variant fp16" in refused.value.hint
 
 
-def test_eager_keeps_in_fp32_what_from_pretrained_keeps(tmp_path: Path) -> None:
-    folder = save("wan", tmp_path / "wan")
-    expected = diffusers.WanTransformer3DModel.from_pretrained(folder, torch_dtype=torch.float16)
-    found = opened(folder).eager(torch.float16).state_dict()
-    assert {n: t.dtype for n, t in found.items()} == {
-        n: t.dtype for n, t in expected.state_dict().items()
-    }
-    assert {t.dtype for t in found.values()} == {torch.float16, torch.float32}
-
-
-def test_sizes_are_those_of_the_latents(tmp_path: Path) -> None:
-    folder = config_alone("sd15-unet", tmp_path / "unet")
-
-    def sides(**given: Any) -> list[tuple[int, int, int, int]]:
-        options = ComponentOptions(**given)
-        source = open_source(str(folder), random_weights=0, component=options).as_called()
-        dims = named_dims(source.inputs())
-        each = (dims[name] for name in ("height", "width"))
-        return [(dim.size, dim.minimum, dim.maximum, dim.step) for dim in each]
-
-    assert sides(height=512, width=256) == [(64, 4, 256, 2), (32, 4, 256, 2)]
-    assert sides()[0] == (8, 4, 256, 2)  # as the config's sample_size
-    with pytest.raises(UsageError, match="--height 100: unet takes multiples of 16"):
-        sides(height=100)
-
-
 def _rename(key: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / f"{STEM}.safetensors"
@@ -195,16 +169,6 @@ def test_refused_folders(
         opened(folder, **options).weights()
 
 
-def test_a_class_whose_inputs_are_not_known(tmp_path: Path) -> None:
-    folder = tmp_path / "prior"
-    diffusers.PriorTransformer(
-        num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8
-    ).save_pretrained(folder)
-    with pytest.raises(UsageError, match="the inputs of PriorTransformer are not known") as refused:
-        opened(folder).inputs()
-    assert "enginecast.record" in refused.value.hint
-
-
 def test_an_engine_from_a_folder(tmp_path: Path) -> None:
     folder = save("vae-tiny", tmp_path / "vae")
     bundle = export(folder, tmp_path / "engine", options=options(entry="encode", height=8, width=8))
@@ -244,13 +208,3 @@ def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> N
         expected = run_named(source.eager(), inputs, ALL)
     for name, tensor in expected.items():
         torch.testing.assert_close(torch.from_numpy(found[name]), tensor, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype:UserWarning")  # Mochi's
-@pytest.mark.parametrize(("name", "entry"), ENTRIES)
-def test_every_family(name: str, entry: str, tmp_path: Path) -> None:
-    folder = save(name, tmp_path / name)
-    given = ModelOptions(component=small(entry, name))
-    export(folder, tmp_path / "engine", options=given)
-    agrees(folder, tmp_path / "engine", entry, 8, 12)

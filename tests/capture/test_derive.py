@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -97,14 +96,6 @@ def test_text(class_name: str, fields: Mapping[str, object], expected: dict[str,
     assert shapes(class_name, **fields) == expected
 
 
-def test_ids_stay_in_the_vocabulary_wherever_the_config_keeps_it() -> None:
-    assert derived("FSMTModel", src_vocab_size=50, tgt_vocab_size=70)["input_ids"].high == 49
-    assert derived("FSMTModel", tgt_vocab_size=70)["decoder_input_ids"].high == 69
-    assert derived("CanineModel")["input_ids"].high == 0x10FFFF  # it hashes code points
-    clip = derived("CLIPModel", text_config={"vocab_size": 31})
-    assert clip["input_ids"].high == 30
-
-
 @pytest.mark.parametrize(
     ("class_name", "given", "types"),
     [
@@ -125,15 +116,6 @@ def test_what_the_tokenizer_gives_is_an_input(
         0,
         types,
     )
-
-
-def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
-    config = transformers.T5Config(is_encoder_decoder=False)
-    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
-    assert [spec.name for spec in from_facts(ModelFacts(config, arguments))] == [
-        "input_ids",
-        "attention_mask",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -198,24 +180,6 @@ def test_several_modalities(class_name: str, fields: dict[str, object], names: l
     assert list(derived(class_name, **fields)) == names
 
 
-def test_time_series() -> None:
-    past = {"past_values": (BATCH, 32, 7)}
-    assert shapes("PatchTSTModel", context_length=32, num_input_channels=7) == past
-    series = derived(
-        "TimeSeriesTransformerModel",
-        prediction_length=4,
-        context_length=10,
-        lags_sequence=[1, 3],
-        num_time_features=2,
-    )
-    assert {name: sizes(spec) for name, spec in series.items()} == {
-        "past_values": (BATCH, 13),
-        "past_time_features": (BATCH, 13, 2),
-        "past_observed_mask": (BATCH, 13),
-    }
-    assert series["past_observed_mask"].dtype == torch.bool
-
-
 def test_what_cannot_be_derived_is_named_with_what_is_known_of_it() -> None:
     config = transformers.Siglip2VisionConfig()
     with pytest.raises(UsageError) as refused:
@@ -240,16 +204,3 @@ def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
     assert '"pixel_values": torch.zeros([3, 3, 32, 32], dtype=torch.float32)' in refused.value.hint
     with pytest.raises(UsageError, match="forward takes left, right, of which none is known"):
         from_facts(ModelFacts(config, ("left", "right"), "x"))
-
-
-def test_a_documented_shape_is_taken_where_the_config_has_its_sizes() -> None:
-    documented = {"codes": "Tensor of shape (batch_size, width, frames)"}
-    config = PreTrainedConfig(width=8, is_encoder_decoder=False)
-    [spec] = from_facts(ModelFacts(config, ("codes",), "x", ("codes",), shapes=documented))
-    assert sizes(spec) == (BATCH, 8, "rows=1..512")
-    for shape in (
-        "Tensor of shape (batch_size, height_of_it, frames)",
-        "LongTensor of shape (batch_size, width, 3)",
-    ):
-        with pytest.raises(UsageError, match="cannot be derived"):
-            from_facts(ModelFacts(config, ("codes",), "x", ("codes",), shapes={"codes": shape}))

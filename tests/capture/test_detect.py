@@ -1,7 +1,6 @@
 """One finding a line, whoever saw it: the recorder, torch.export, Dynamo."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,12 @@ from control_flow import ROWS, PrintItem, Row
 from exports import cast
 
 from enginecast.capture.control_flow.detect.dynamo import ask_dynamo
-from enginecast.capture.control_flow.detect.findings import Finding, merge
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.reporters import detect
-from enginecast.capture.control_flow.detect.statements import numbers_decide
-from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.explain import Refusal, explain
 
 BY_NAME = {row.name: row for row in ROWS}
-FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("dynamo",))
 
 
 def refusal_of(row: Row) -> Refusal:
@@ -33,25 +28,6 @@ def refusal_of(row: Row) -> Refusal:
 def runs_of(row: Row) -> list[list[Read]]:
     with quiet_torch():
         return record(row.module(), [row.a(), row.b()])
-
-
-def test_findings_of_a_line_are_united() -> None:
-    seen = replace(FINDING, kind="boolean", witnesses=("recorder",), is_blocking=True)
-    found = merge(
-        [
-            replace(FINDING, line=9, kind="item"),
-            replace(FINDING, is_blocking=True, tensor="x.sum() > 0"),
-            replace(seen, values=("True",), decides="unknown"),
-            replace(seen, values=("False",), count=4),
-            replace(seen, values=("True",)),
-            replace(FINDING, kind="refused", decides="unknown", witnesses=("export",)),
-        ]
-    )
-    assert [(f.line, f.kind) for f in found] == [(7, "if"), (9, "item")]
-    assert found[0].witnesses == ("recorder", "export", "dynamo")
-    assert (found[0].values, found[0].count) == (("True", "False"), 6)
-    assert (found[0].tensor, found[0].module) == ("x.sum() > 0", "m")
-    assert found[0].decides == "inputs"
 
 
 @pytest.mark.parametrize(
@@ -81,26 +57,6 @@ def test_a_refusal_and_a_run_agree_on_kind_and_line(name: str, kind: str) -> Non
     run = () if decides in ("shapes", "unknown") else ("recorder",)
     assert blocking[0].witnesses == (*run, "export")
     assert blocking[0].action == "refused"
-
-
-@pytest.mark.parametrize(
-    ("code", "lines"),
-    [
-        ("n = x.sum().item()\nif n > 2:\n    x = x + 1", [2]),
-        ("n = int(x.sum())\nbig = n * 2 > 4\nx = x + 1 if big else x", [3]),
-        ("flag = ready() and bool(x.any())\nwhile not flag:\n    flag = True", [2]),
-        ("y = x[: x.sum().item()]\nif y.dim() > 1:\n    x = x + 1", []),
-        ("n = x.sum().item()\nn = 3\nif x is None:\n    x = n", []),
-    ],
-)
-def test_numbers_are_followed_to_where_they_decide(
-    code: str, lines: list[int], tmp_path: Path
-) -> None:
-    file = tmp_path / "model.py"
-    body = "".join(f"    {line}\n" for line in code.splitlines())
-    file.write_text(f"def forward(self, x):\n{body}    return x\n", encoding="utf-8")
-    found = numbers_decide(SourceLocation(str(file), 2))
-    assert [place.line - 1 for place in found] == lines
 
 
 @pytest.mark.parametrize("name", ["IfElse", "WhileNorm", "EarlyExit", "SliceByItem", "NumpyHop"])

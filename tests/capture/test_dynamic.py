@@ -85,20 +85,6 @@ def test_dimensions_are_tied_by_a_name() -> None:
     assert [dim.name for spec in apart for dim in spec.dims] == ["rows", None, None, "columns"]
 
 
-def test_a_name_that_inputs_share_is_changed_in_all_of_them() -> None:
-    ids, mask = applied(TEXT, "input_ids:1=length:8..64/8")
-    assert ids.dims[1] == mask.dims[1]
-    assert (ids.dims[1].name, ids.dims[1].sizes) == ("length", range(8, 65, 8))
-    ids, mask = applied(TEXT, "input_ids:1=length", "attention_mask:1=length")
-    assert ids.dims[1] == mask.dims[1]
-    assert (ids.dims[1].name, ids.dims[1].maximum) == ("length", 512)
-
-
-def test_a_fixed_size_is_static_in_all_inputs() -> None:
-    ids, mask = applied(TEXT, "input_ids:0=1")
-    assert ids.dims[0] == mask.dims[0] == DimSpec.static(1)
-
-
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -113,20 +99,6 @@ def test_a_fixed_size_is_static_in_all_inputs() -> None:
 def test_options_that_do_not_fit(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         applied(TEXT, *texts)
-    assert message in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["x:0=n"], "n has no range"),
-        (["x:0=n:1..9", "x:1=n"], "the inputs have 4 and 5 in dimensions called n"),
-    ],
-)
-def test_names_that_do_not_fit(texts: list[str], message: str) -> None:
-    dims = (DimSpec.static(4), DimSpec.static(5))
-    with pytest.raises(UsageError) as refused:
-        applied((InputSpec("x", "tensor", torch.float32, dims),), *texts)
     assert message in refused.value.message
 
 

@@ -10,14 +10,12 @@ from models import (
     add_tokenizer,
     t5_config,
     tiny_t5,
-    vit_config,
 )
 from safetensors.torch import save_file
-from torch import nn
 
 from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
-from enginecast.capture.inputs.examples import Case, sample, verification_inputs
+from enginecast.capture.inputs.examples import sample, verification_inputs
 from enginecast.capture.inputs.given import given_prompts, read_inputs
 from enginecast.capture.inputs.specs import (
     DimSpec,
@@ -25,35 +23,10 @@ from enginecast.capture.inputs.specs import (
     from_example,
     with_held_marks,
 )
-from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
-IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
-
-
-def test_image_model_takes_a_dynamic_batch_of_static_images() -> None:
-    (pixels,) = IMAGE
-    assert (pixels.kind, pixels.dtype) == ("image", torch.float32)
-    assert [dim.name for dim in pixels.dims] == ["batch", None, None, None]
-    assert [dim.size for dim in pixels.dims] == [4, 3, 16, 16]  # 3 would be the channels
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_floats_of_an_example_are_captured_in_fp32(dtype: torch.dtype) -> None:
-    (spec,) = from_example({"x": torch.zeros(4, 6, dtype=dtype)})
-    assert spec.dtype == torch.float32
-    assert sample((spec,), {}, seed=0)["x"].dtype == torch.float32
-
-
-def test_an_argument_without_input_is_named() -> None:
-    source = FactorySource("my:factory", nn.Bilinear(4, 4, 2), {"input1": torch.zeros(2, 4)})
-    with pytest.raises(UsageError, match="the input 'input2' of my:factory cannot be derived"):
-        source.inputs()
-    with pytest.raises(UsageError, match="my:factory comes without example inputs"):
-        FactorySource("my:factory", nn.Linear(4, 4), {}).inputs()
 
 
 def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
@@ -61,29 +34,6 @@ def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
     assert inputs["attention_mask"].sum(1).tolist() == [6, 4, 1]
     assert inputs["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0]
     assert inputs["input_ids"][2, 1:].tolist() == [0] * 5
-
-
-def by_name(cases: list[Case]) -> dict[str, dict[str, torch.Tensor]]:
-    return {case.name: case.inputs for case in cases}
-
-
-def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
-    cases = by_name(verification_inputs(TEXT, 0))
-    assert {name: tuple(inputs["input_ids"].shape) for name, inputs in cases.items()} == {
-        "smallest": (1, 1),
-        "ragged masks": (4, 17),
-        "odd sizes": (2, 13),
-        "empty prompt": (2, 9),
-        "long": (2, 64),
-        "smallest batch": (1, 7),
-        "smallest sequence": (3, 1),
-    }
-    assert cases["odd sizes"]["attention_mask"].all()
-    assert cases["empty prompt"]["attention_mask"].sum(1).tolist() == [9, 1]
-    longer = by_name(verification_inputs(TEXT, 0, longest=100))
-    assert longer["long"]["input_ids"].shape == (2, 100)
-    again = by_name(verification_inputs(TEXT, 0))
-    assert all(torch.equal(cases[n]["input_ids"], again[n]["input_ids"]) for n in cases)
 
 
 def test_each_dimension_is_tried_at_its_largest_size_alone_where_that_is_cheap() -> None:
@@ -196,31 +146,3 @@ def test_a_mask_of_features_marks_what_the_example_marks() -> None:
         found = case.inputs["features_mask"]
         assert found.sum(1).tolist() == [3] * len(found)
         assert bool((found <= case.inputs["attention_mask"]).all())
-
-
-class Filled(nn.Module):
-    """Puts features where a mask marks tokens; `count` of them or as many as are marked."""
-
-    def __init__(self, count: int | None) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, input_ids: torch.Tensor, features_mask: torch.Tensor) -> torch.Tensor:
-        embedded = input_ids.float()
-        count = features_mask.sum() if self.count is None else self.count * len(input_ids)
-        embedded[features_mask.bool()] = torch.arange(int(count)).float()
-        return embedded
-
-
-@pytest.mark.parametrize("count", [3, None])
-def test_marks_are_held_where_eager_takes_no_others(count: int | None, tmp_path: Path) -> None:
-    marks = torch.zeros(2, 9, dtype=torch.int64)
-    marks[:, 2:5] = 1
-    given = {"input_ids": torch.arange(18).reshape(2, 9), "features_mask": marks}
-    save_file(given, tmp_path / "inputs.safetensors")
-    source = FactorySource("Filled", Filled(count), {})
-
-    specs = input_specs(source, tmp_path / "inputs.safetensors", ()).specs
-
-    mask = next(spec for spec in specs if spec.name == "features_mask")
-    assert bool(mask.places) == (count is not None)

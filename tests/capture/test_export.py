@@ -1,8 +1,6 @@
 """Captured programs compute what eager computes, bit for bit, from weights of any dtype."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
 from pathlib import Path
 
 import pytest
@@ -173,44 +171,6 @@ def make(module: nn.Module, rows: int = 4) -> FactorySource:
     return FactorySource("test:factory", module, {"x": torch.randn(rows, 6)})
 
 
-def remembering(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
-    """A decorator with a cache of its own, as that of transformers."""
-    remembered = lru_cache(function)
-
-    @wraps(function)
-    def wrapper(size: int) -> Tensor:
-        return remembered(size)
-
-    return wrapper
-
-
-class Cached(nn.Module):
-    """Keeps tensors in caches that all of its kind share."""
-
-    @staticmethod
-    @remembering
-    def grid(size: int) -> Tensor:
-        return torch.arange(size).float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.grid(x.shape[1]) + offsets(x.shape[1])
-
-
-@lru_cache
-def offsets(size: int) -> Tensor:
-    """A tensor that its function keeps."""
-    return torch.ones(size)
-
-
-def test_caches_keep_no_tensor_of_a_trace() -> None:
-    source = make(Cached())
-    captured(source)
-    found = source.eager()(torch.zeros(2, 6))
-
-    assert type(found) is Tensor
-    assert found[0].tolist() == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -224,14 +184,6 @@ def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
         expected = name_result(source.eager()(**case.inputs)).tensors
         actual = result.program.module()(**case.inputs)
         assert all(torch.equal(actual[name], expected[name]) for name in names)
-
-
-def test_a_dimension_that_follows_from_another_is_written_as_an_expression() -> None:
-    class Double(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x, x])
-
-    assert captured(make(Double())).outputs[0].dims == ("2*batch", 6)
 
 
 class Bounded(nn.Module):
@@ -258,18 +210,6 @@ class Writes(nn.Module):
 def test_a_model_that_writes_to_its_state_is_refused(through_view: bool) -> None:
     with pytest.raises(CaptureError, match=r"writes to its own state: .* changes calls"):
         captured(make(Writes(through_view)))
-
-
-def test_an_output_that_is_not_a_tensor_is_named() -> None:
-    class Cache:
-        pass
-
-    class Caches(nn.Module):
-        def forward(self, x: Tensor) -> object:
-            return {"y": x, "past": [x, Cache()]}
-
-    with pytest.raises(CaptureError, match=r"returns a Cache as past\.1"):
-        captured(make(Caches()))
 
 
 def test_weights_of_another_model_are_refused(

@@ -152,53 +152,6 @@ def test_what_the_first_calls_gave_is_not_computed_again() -> None:
     assert called[4:] == [6]  # another module
 
 
-def called_before(forward: Forward) -> tuple[Model, CalledInTurn, list[int]]:
-    """A model that was called on one row, and is then on a batch with that row."""
-    called: list[int] = []
-    note = called.append
-
-    def run(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        note(len(given["x"]))
-        return {"y": module(given["x"])}
-
-    model, row = Model(forward), {"x": X[:1]}
-    before = run(model, row)
-    return model, CalledInTurn(run, row, [{"x": X}], before=before, by=model), called
-
-
-def test_a_first_call_that_is_another_one_is_refused() -> None:
-    factors = map(float, [1, *[2] * 20])  # does not say how much is left
-    model, call, _ = called_before(lambda _, x: x * next(factors))
-    with pytest.raises(CaptureError, match="two calls with equal inputs give different values"):
-        call(model, {"x": X[:1]})
-
-
-def called_anew(forward: Forward) -> tuple[CalledInTurn, Model, list[int]]:
-    """As `called_before`, and another module of the same model is called now."""
-    _, call, called = called_before(forward)
-    called.clear()
-    return call, Model(forward), called
-
-
-def differs_once_set_up(model: nn.Module, x: Tensor) -> Tensor:
-    found = x * 3 if hasattr(model, "ready") else x * 2
-    model.ready = True  # type: ignore[assignment]
-    return found
-
-
-def differs_from_the_third_call_on(model: nn.Module, x: Tensor) -> Tensor:
-    calls = getattr(model, "calls", 0) + 1
-    model.calls = calls  # type: ignore[assignment]
-    return x * 3 if calls > 2 else x * 2
-
-
-@pytest.mark.parametrize("forward", [differs_once_set_up, differs_from_the_third_call_on])
-def test_what_calls_change_is_followed_where_the_result_depends_on_it(forward: Forward) -> None:
-    call, model, _ = called_anew(forward)
-    with pytest.raises(CaptureError, match=r"ready|calls"):
-        call(model, {"x": X[:1]})
-
-
 @pytest.mark.parametrize(
     ("forward", "op"),
     [

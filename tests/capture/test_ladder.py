@@ -9,9 +9,8 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.cover.branches import cover
 from enginecast.capture.control_flow.detect import recorder
-from enginecast.capture.inputs.examples import Case, example_sizes, sample
+from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.attempt import Fallback, RefusedError
@@ -148,82 +147,9 @@ def test_a_branch_on_sizes_is_rewritten_for_all_of_them() -> None:
     assert found.notes == ()
 
 
-class Counted(nn.Module):
-    """The first test is true for every size that torch expects of a dimension that varies."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] > 1:
-            x = x - x.mean(0)
-        if x.shape[0] > 3:
-            x = x + 0.5
-        return x
-
-
-class CountedAndRead(nn.Module):
-    """Likewise, beside a test that reads values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            x = x * 2
-        return x if x.shape[0] == 1 else x + 0.5
-
-
-@pytest.mark.parametrize("module", [Counted(), CountedAndRead()], ids=["sizes", "values"])
-@pytest.mark.slow
-def test_a_branch_on_sizes_is_rewritten_for_one_too(module: nn.Module) -> None:
-    found = captured(module, {"x": torch.ones(4, 2)}, "rewrite")
-    assert ranges_of(found.inputs) == {"batch": (1, 64)}
-    program = found.program.module()
-    for size in (1, 2, 3, 4, 9):
-        x = torch.arange(2.0 * size).reshape(size, 2)
-        assert torch.equal(program(x=x)["output_0"], module(x))
-
-
-class OneLine(nn.Module):
-    """A test that one size answers, and on its line another that is an operator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        # fmt: off
-        if x.shape[1] == 2: return x * 2 if x.shape[0] > 8 else x + 1  # noqa: E701
-        # fmt: on
-        return x
-
-
-def test_two_tests_on_a_line_are_told_apart() -> None:
-    module, example = OneLine(), {"x": torch.ones(4, 2)}
-    found = captured(module, example, "rewrite")
-    cases = [Case("small", example), Case("large", {"x": torch.ones(9, 2)})]
-    paths = (module, found.inputs, cases, found.branches, 0)
-    assert cover(*paths, found.settled).unverified == ()
-    assert [each.seen for each in cover(*paths).unverified] == ["`x.shape[1] == 2` was always True"]
-
-
 @pytest.mark.parametrize("name", ["AssertValue", "NumpyHop"])
 def test_strict_takes_what_else_is_refused(name: str) -> None:
     assert taken(row(name)) == [("export", "refused"), ("strict", "taken")]
-
-
-class AnsweredAndRewritten(Flags):
-    """A read of weights that is answered, beside one of inputs that is rewritten."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.flags[0] > 0:
-            x = x * 2
-        for _ in range(int(self.flags[0])):
-            x = x + 1 if x.sum() > 0 else x - 1
-        return x
-
-
-def test_answers_are_given_within_rewritten_code() -> None:
-    module = AnsweredAndRewritten()
-    found = captured(module, {"x": torch.ones(3, 2)}, "rewrite")
-    assert taken(found)[-1] == ("rewrite", "taken")
-    lines, first = inspect.getsourcelines(AnsweredAndRewritten.forward)
-    [ternary] = [first + i for i, line in enumerate(lines) if "else x - 1" in line]
-    assert [line for _, line in found.branches] == [ternary]
-    program = found.program.module()
-    for x in (torch.ones(3, 2), -torch.ones(5, 2)):
-        assert torch.equal(program(x=x)["output_0"], module(x))
 
 
 class Endless(nn.Module):

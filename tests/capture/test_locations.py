@@ -142,19 +142,3 @@ def test_an_installed_package_and_a_users_model(
     models.mkdir()
     (models / "mine.py").touch()
     assert arrange(tmp_path, models) == ["user", "installed", "python"]
-
-
-EDITABLE = json.dumps({"url": "file:///src", "dir_info": {"editable": True}})
-
-
-@pytest.mark.parametrize("how", ["link", "pth"])
-def test_an_editable_package_is_the_users(how: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").touch()
-    site = environment(tmp_path / "env")
-    source = package(tmp_path / "src", direct_url=EDITABLE)
-    (source / "theirs-1.0.dist-info").rename(site / "theirs-1.0.dist-info")
-    if how == "link":
-        (site / "theirs").symlink_to(source / "theirs")
-    else:
-        (site / "theirs.pth").write_text(f"{source}\n")
-    assert origins(tmp_path / "env", tmp_path) == ["user", "user", "python"]

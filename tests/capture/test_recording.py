@@ -1,16 +1,13 @@
 """Recorded calls of components: what is kept, which dimensions vary, what is refused."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import enginecast
 from enginecast.capture.sources.calls.recording import Calls, record
-from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import UsageError
 
 
@@ -201,27 +198,3 @@ def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
         calls["transformer"].require(pipe.components["vae"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a int has no components to record"), record(3):
         pass
-
-
-def test_recordings_that_are_not_of_one_component_are_refused() -> None:
-    pipe, calls = recorded(2)
-    module: Any = pipe.components["transformer"]
-    with pytest.raises(UsageError, match=r"got a recording of transformer, vae\.decode") as refused:
-        open_source(module, example=calls)
-    assert 'calls["transformer"]' in refused.value.hint
-    both: Any = [calls["transformer"], calls["transformer"]]
-    with pytest.raises(UsageError, match="example: got 2 recordings, expected one") as refused:
-        open_source(module, example=both)
-    assert "one `with enginecast.record" in refused.value.hint
-
-
-def test_a_method_is_an_engine(tmp_path: Path) -> None:
-    pipe, calls = recorded(2, rows=1)
-    decoder = pipe.components["vae"]
-    assert isinstance(decoder, Decoder)
-    bundle = enginecast.compile(decoder, tmp_path / "engine", example=calls["vae.decode"])
-    assert bundle.manifest.symbols == {"batch": (1, 64)}
-    z = torch.randn(3, 4, 4)
-    with enginecast.load(bundle.root) as engine:
-        found = engine.run({"z": z.numpy()})["output_0"]
-    torch.testing.assert_close(torch.from_numpy(found), decoder.decode(z)[0])

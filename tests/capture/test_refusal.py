@@ -2,27 +2,20 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models import llama_config
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import pack_padded_sequence
-from transformers import LlamaModel
 
-from enginecast.capture.inputs.derive.from_facts import from_facts
-from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.refusals.explain import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.attempt import Attempt
-from enginecast.capture.tracing.captured import capture
 from enginecast.capture.tracing.torch_export import trace
 from enginecast.errors import CaptureError
 
@@ -237,22 +230,6 @@ def test_the_reason_is_not_what_torch_says_of_itself(
     assert not {"torch._check", "Example", "--inputs"} & {*refusal.hint.split()}
     for internal in ("Symbol", "symbol", "u0", "swap", "Fake"):
         assert internal not in refusal.in_full
-
-
-@pytest.mark.slow
-def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
-    config = llama_config()
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    LlamaModel(config).save_pretrained(tmp_path)
-    source = open_source(str(tmp_path))
-    specs = from_facts(ModelFacts(config, source.forward_arguments))
-    with pytest.raises(CaptureError) as caught:
-        capture(source, specs, sample(specs, example_sizes(specs), 0))
-    assert caught.value.__cause__ is not None
-    refusal = explain(caught.value.__cause__)
-    assert refusal.kind == "data-dependent-branch"
-    assert Path(refusal.file).name == "modeling_rope_utils.py"
-    assert "seq_len > " in refusal.code
 
 
 @pytest.mark.parametrize(

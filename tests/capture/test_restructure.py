@@ -148,48 +148,8 @@ def test_what_cannot_be_rewritten_is_refused_at_its_line(make: type[branching.Co
     assert MARK in text[int(line) - 1] or MARK in text[int(line)]
 
 
-def test_traces_of_a_program_name_the_lines_of_the_user() -> None:
-    row = NAMED["IfElse"]
-    module = row.module()
-    program = exported(module, restructure(module), row.a())
-    nodes = [
-        node
-        for graph in program.graph_module.modules()
-        if isinstance(graph, torch.fx.GraphModule)
-        for node in graph.graph.nodes
-        if node.op == "call_function" and "stack_trace" in node.meta
-    ]
-    lines = {
-        int(number)
-        for node in nodes
-        for number in re.findall(
-            rf'"{re.escape(row.file)}", line (\d+), in forward', node.meta["stack_trace"]
-        )
-    }
-    assert lines == {row.line, row.line + 1, row.line + 3, row.line + 4, row.line + 5}
-
-
 def test_an_assertion_fails_at_run_time_as_in_eager() -> None:
     module = branching.RaiseOnValue()
     program = exported(module, restructure(module), x(3, 1, 0))
     with pytest.raises(RuntimeError, match=r"if not x.max\(\) < 100"):
         program.module()(x=torch.full((2, 4), 200.0))
-
-
-class Tries(nn.Module):
-    """What is caught depends on every operation, so nothing in it is touched."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        try:
-            scale = 1 / int(x.sum() > 0)
-        except ZeroDivisionError:
-            scale = 0.5
-        return x * scale
-
-
-def test_what_stands_in_a_try_is_left_alone() -> None:
-    module = Tries()
-    rewritten = restructure(module)
-    assert rewritten.sites == ()
-    with pytest.raises(torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode):
-        exported(module, rewritten, x(3, 1, 0))

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.converters.restructure import functions_at
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.outputs.flatten import ALL
-from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.tracing import ladder
 from enginecast.capture.tracing.attempt import Attempt, RefusedError
@@ -82,31 +80,6 @@ def test_the_search_ends_and_says_what_was_not_looked_at(
         climb(model)
     assert "two_places.py:12" in str(error.value)
     assert "rewritten 1 time," in str(error.value)
-
-
-def test_functions_that_others_of_a_package_call_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "installed_one"
-    package.mkdir()
-    (tmp_path / "installed_one.dist-info").mkdir()
-    (package / "__init__.py").write_text("")
-    inner = "def branch(x):\n    if x.sum() > 0:\n        return x + 1\n    return x\n"
-    (package / "inner.py").write_text(inner)
-    outer = "from installed_one import inner\n\n\ndef through(x):\n    return inner.branch(x)\n"
-    (package / "outer.py").write_text(outer)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        "enginecast.capture.control_flow.converters.restructure.is_user_code",
-        lambda file: "installed_one" not in file,
-    )
-    users = "from torch import nn\n\nfrom installed_one import outer\n\n\nclass Model(nn.Module):\n"
-    users += "    def forward(self, x):\n        return outer.through(x)\n"
-    (tmp_path / "users_own.py").write_text(users)
-    import users_own  # type: ignore[import-not-found]
-
-    place = SourceLocation(str(package / "inner.py"), 2)
-    assert [f.__name__ for f in functions_at(users_own.Model(), [place])] == ["branch"]
 
 
 @torch.jit.script_if_tracing  # type: ignore[untyped-decorator]

@@ -52,14 +52,6 @@ def test_weights_keep_the_dtypes_of_the_file(tmp_path: Path, dtype: torch.dtype)
     assert kinds == ({dtype, torch.float32} if dtype == torch.float16 else {dtype})
 
 
-def test_tied_weights_share_one_tensor_and_all_names_are_there(t5: Path) -> None:
-    source = open_source(str(t5))
-    weights = source.weights()
-    assert list(weights) == list(source.empty().state_dict())
-    shared = weights["shared.weight"]
-    assert weights["encoder.embed_tokens.weight"].data_ptr() == shared.data_ptr()
-
-
 @pytest.mark.parametrize(
     ("dtype", "wo"),
     [

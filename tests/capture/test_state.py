@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import capture
 from enginecast.compiler.export.session import export
 from enginecast.compiler.prepare.program import prepare
@@ -187,34 +186,6 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
     assert place(Overwrites) in note
 
 
-class Clears(nn.Module):
-    total: Tensor
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.ones(X.shape))
-        self.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.total.zero_()
-        self.total[:, 0].add_(x[:, 0])
-        self.seen.fill_(2)
-        self.seen[0] += 1
-        return self.total * self.seen.sum() + x
-
-
-@pytest.mark.slow
-def test_a_buffer_that_is_cleared_first_is_computed() -> None:
-    specs = from_example({"x": X})
-    found = capture(FactorySource("model", Clears(), {}), specs, {"x": torch.zeros(X.shape)})
-    notes = [note.split()[5] for note in found.notes if "overwrites" in note]
-    assert notes == ["total", "seen"]
-    module = found.program.module()
-    for x in (X, X * 2):  # the second call must not see the first one's total
-        assert torch.equal(module(x=x)["output_0"], Clears()(x))
-
-
 def test_an_input_that_is_written_into_is_reported_and_verified(tmp_path: Path) -> None:
     example = {"x": X.clone()}
     module = WritesIntoInput()
@@ -265,26 +236,3 @@ def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
         assert tensor.dtype == state[name].dtype
         assert torch.equal(tensor, state[name])
         assert tensor._version == versions[name], name
-
-
-class Holds(nn.Module):
-    n: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("n", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.n.add_(1)
-        return x + self.n
-
-
-def test_a_program_that_was_given_and_writes_to_its_state_is_refused(tmp_path: Path) -> None:
-    program = torch.export.export(Holds(), (X,), strict=False)
-    torch.export.save(program, tmp_path / "holds.pt2")
-    source = open_source(str(tmp_path / "holds.pt2"), allow_code=True)
-    with pytest.raises(CaptureError, match="writes to its own state"):
-        prepare(source, ModelOptions(), Steps())
-    given = source.given_program()
-    assert given is not None
-    assert not given.state_dict["n"].any()

@@ -22,7 +22,7 @@ from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.export.session import ExportSession
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, LoweringError, MissingError
+from enginecast.errors import CaptureError, LoweringError
 from enginecast.exporters.onnx.script import lower_script_to_onnx
 from enginecast.exporters.target import ScriptRequest
 from enginecast.exporters.torchscript.lower import (
@@ -68,14 +68,6 @@ class Outer(nn.Module):
     def forward(self, x: Tensor, **_: object) -> dict[str, Tensor]:
         hidden = self.leaf(x)
         return {"narrow": self.last(hidden), "hidden": hidden}
-
-
-class Closed(nn.Module):
-    def forward(self, x: Tensor, **_: object) -> Tensor:
-        return x * 2 if x.sum() > 0 else x - 1
-
-
-CLOSED = SourceLocation(__file__, Closed.forward.__code__.co_firstlineno + 1)
 
 
 def outer() -> Outer:
@@ -144,31 +136,11 @@ def test_what_cannot_be_scripted_is_refused_with_module_line_and_reason(name: st
     assert f"{row.file}:{row.line}" in refused.value.message
 
 
-def test_an_optional_place_that_cannot_be_scripted_is_traced_and_reported() -> None:
-    module = Closed().eval()
-    with pytest.raises(UnscriptableError, match="variable number of arguments"):
-        hybrid(module, both_paths()[0], [CLOSED])
-    found = hybrid(module, both_paths()[0], optional=[CLOSED])
-    assert found.unscripted == (CLOSED,)
-    assert any(f":{CLOSED[1]} is traced" in note for note in found.notes)
-    assert " at 0x" not in "".join(found.notes)
-
-
 @pytest.mark.parametrize("name", ["BufferCounter", "KvCache"])
 def test_a_model_that_keeps_state_is_refused(name: str) -> None:
     row = BY_NAME[name]
     with pytest.raises(CaptureError, match="writes into the buffer"):
         hybrid(row.module(), row.a())
-
-
-@pytest.mark.parametrize("lacking", ["script", "trace"])
-def test_a_torch_without_torchscript_is_missing_it(
-    lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch.jit, lacking)
-    with pytest.raises(MissingError, match=f"no torch.jit.{lacking}") as missing:
-        hybrid(outer(), both_paths()[0])
-    assert "pip install 'torch>=2.11,<2." in missing.value.hint
 
 
 def lower(row: Row, folder: Path, varying: str = "batch") -> None:

@@ -5,34 +5,6 @@ import sys
 import pytest
 from exports import Exports, cast
 
-from enginecast.bench.timing import interleaved, ratio
-
-
-class Slow:
-    """Calls that take the seconds that they are told, on a clock of their own."""
-
-    def __init__(self, **seconds: float) -> None:
-        self.seconds = seconds
-        self.called: list[str] = []
-
-    def calls(self) -> dict[str, object]:
-        return {name: (lambda name=name: self.called.append(name)) for name in self.seconds}
-
-    def clock(self, call: object, times: int) -> float:
-        assert callable(call)
-        for _ in range(times):
-            call()
-        return self.seconds[self.called[-1]] * times
-
-
-def test_each_is_timed_once_a_round_and_the_order_turns() -> None:
-    slow = Slow(one=0.004, two=0.002)
-    found = interleaved(slow.calls(), rounds=4, clock=slow.clock)  # type: ignore[arg-type]
-    assert slow.called[-8:] == ["one", "two", "two", "one", "one", "two", "two", "one"]
-    assert found["one"].wall == pytest.approx([4.0] * 4)
-    assert found["two"].median == pytest.approx(2.0)
-    assert ratio(found["one"], found["two"]) == pytest.approx(2.0)
-
 
 def test_an_engine_beside_its_peers(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
     folder = exports("bert").folder

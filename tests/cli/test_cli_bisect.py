@@ -1,6 +1,5 @@
 """`enginecast bisect`, culprits in rejected exports, and `export --drop-guilty`."""
 
-import json
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -48,24 +47,6 @@ def test_a_culprit_is_named_on_stdout_and_the_exit_code_is_1(t5: str, capsys: Ca
     assert line.endswith("(arises here)")
     assert "'touch-linears' promises 'reordered'" in done.err
     assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in done.err
-
-
-@pytest.mark.slow
-def test_json_names_pass_site_and_modules(t5: str, capsys: Capture) -> None:
-    done = cast(capsys, "bisect", t5, "--pipeline", TWO, "--json")
-    assert done.code == 1
-    found = done.json
-    assert found["guilty"]
-    (culprit,) = found["culprits"]
-    assert (culprit["pass"], culprit["position"]) == ("touch-linears", 1)
-    assert [site["module"] for site in culprit["sites"]] == [
-        "encoder.block.0.layer.0.SelfAttention.o",
-        LATE,
-    ]
-    assert all(site["source"].startswith("modeling_t5.py:") for site in culprit["sites"])
-    assert (found["left_out"], found["drop_guilty_helps"]) == (2, True)
-    assert {m["module"] for m in found["modules"] if m["arises_here"]} >= {LATE}
-    assert [p["name"] for p in found["passes"] if p["failure"]] == ["touch-linears"]
 
 
 def test_a_model_that_is_fine_is_said_to_be(exports: Exports, capsys: Capture) -> None:
@@ -145,20 +126,6 @@ def make():
 
 def export(capsys: Capture, t5: str, output: Path, *arguments: str) -> Ran:
     return cast(capsys, "export", t5, "-o", output, *arguments)
-
-
-@pytest.mark.slow
-def test_a_rejected_export_names_the_culprit(t5: str, tmp_path: Path, capsys: Capture) -> None:
-    done = export(capsys, t5, tmp_path / "b", "--pipeline", ONE, "--json")
-    assert done.code == 1
-    reasons = done.json["verdict"]["reasons"]
-    assert any(reason.startswith(f"pass touch-linears, site {LATE}, ") for reason in reasons)
-    assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in reasons
-    assert done.json["bisection"]["culprits"][0]["sites"][0]["module"] == LATE
-    page = (tmp_path / "b.rejected" / "report.html").read_text()
-    assert f"site {LATE}" in page
-    report = json.loads((tmp_path / "b.rejected" / "report.json").read_text())
-    assert any(f"site {LATE}" in reason for reason in report["verdict"]["reasons"])
 
 
 @pytest.mark.slow

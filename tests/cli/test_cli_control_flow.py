@@ -165,15 +165,6 @@ def test_a_plan_of_a_program_that_fails_shows_what_decides(
     assert any(row["code"].startswith("scale = 12 //") for row in ran.json["control_flow"])
 
 
-def test_why_a_line_was_not_rewritten(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:tries", "-o", "bundle", "--fallback", "rewrite")
-    assert ran.code == 2
-    (reported,) = [line for line in ran.err.splitlines() if line.startswith("then rewrite refused")]
-    assert f"{place('tries')}: a Python branch" in reported
-    assert reported.endswith("this if was not rewritten: it stands in a try statement")
-    assert left(folder) == []
-
-
 def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:secret", "-o", "bundle")
     assert ran.code == 1

@@ -320,21 +320,6 @@ def folder_with_bundle(exports: Exports, target: Path) -> None:
         (target / file.name).write_bytes(file.read_bytes())
 
 
-@pytest.mark.slow
-def test_a_bf16_engine_on_a_cpu_says_what_to_do(
-    exports: Exports, tmp_path: Path, capsys: Capture
-) -> None:
-    inputs = tmp_path / "in.safetensors"
-    ids = np.ones((1, 3), np.int64)
-    save_file({"input_ids": ids, "attention_mask": ids}, inputs)
-    bundle = exports("t5-relu-shards-bf16", "bf16").folder
-    output = tmp_path / "o.safetensors"
-    message = refused(capsys, 3, "run", bundle, "--inputs", inputs, "-o", output)
-    assert "no bf16 kernels" in message
-    assert "--precision fp32 or fp16" in message
-    assert "no bf16 kernels" in refused(capsys, 3, "verify", bundle)
-
-
 def test_a_bundle_without_reference_wants_the_model(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import typer
-from cache_shards import made
 from exports import cast
 
 from enginecast.cli.app import app
@@ -153,20 +152,6 @@ def test_bad_files_are_one_error(config: Path, text: str, message: str, capsys: 
     assert (done.code, done.out) == (2, "")
     assert message.lower() in done.err.lower()
     assert "Traceback" not in done.err
-
-
-def test_a_file_that_is_not_there(config: Path, capsys: Capture) -> None:
-    done = cast(capsys, "doctor", "--config", config)
-    assert (done.code, "No such file or directory" in done.err) == (2, True)
-    config.write_bytes(b"\xff")
-    assert cast(capsys, "doctor", "--config", config).code == 2
-
-
-def test_a_table_within_a_table(config: Path, tmp_path: Path, capsys: Capture) -> None:
-    config.write_text("[cache.info]\njson = true\n")
-    made(tmp_path / "cache")
-    done = cast(capsys, "cache", "info", tmp_path / "cache", "--config", config)
-    assert done.json["encoders"]
 
 
 def test_quiet_leaves_results_and_errors(tmp_path: Path, capsys: Capture) -> None:

@@ -13,7 +13,7 @@ from exports import Exports, cast
 
 from enginecast.bench import tune
 from enginecast.bench.timing import Times
-from enginecast.errors import EnginecastWarning, UsageError
+from enginecast.errors import EnginecastWarning
 from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
@@ -163,15 +163,6 @@ def test_what_does_not_fit_is_ignored_and_said_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(bundle).close()
-
-
-@pytest.mark.slow
-def test_an_engine_that_runs_elsewhere_has_nothing_to_tune(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "on_cpu", lambda engine: False)
-    with pytest.raises(UsageError, match="has nothing to tune"):
-        tune.tune_bundle(bundle)
 
 
 def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> None:

@@ -164,35 +164,6 @@ def test_an_automatic_range_is_narrowed_and_another_one_refused(tmp_path: Path) 
             exported(size)
 
 
-def test_a_small_model_is_run_by_one_thread_and_the_callers_are_kept(tmp_path: Path) -> None:
-    seen = set()
-
-    class Noting(Small):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.add(torch.get_num_threads())
-            return super().forward(x)
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        enginecast.compile(Noting(), tmp_path / "bundle", example=example())
-        assert seen == {1}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_compile_leaves_the_module_as_it_was(tmp_path: Path) -> None:
-    module = Small().train()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    enginecast.compile(module, tmp_path / "bundle", example=example(), precision="fp16")
-    after = module.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    assert module.training
-
-
 def test_a_rejected_export_raises_and_keeps_the_report(tmp_path: Path) -> None:
     module = Small()
     nn.init.constant_(module.linear.weight, 3e4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoder_decoders import MODELS, encoder_decoder, small_one
+from encoder_decoders import encoder_decoder, small_one
 from exports import cast
 from generating import export
 from transformers import (
@@ -18,7 +18,6 @@ from transformers import (
 )
 
 import enginecast
-from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.generation.encoder_decoder import (
     CrossDecoderSource,
@@ -28,7 +27,7 @@ from enginecast.capture.sources.generation.encoder_decoder import (
 from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
-from enginecast.errors import BundleError, InputError, UsageError, VerificationError
+from enginecast.errors import BundleError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
@@ -44,14 +43,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(bundle: Path) -> Iterator[Engine]:
     with enginecast.load(bundle) as engine:
         yield engine
-
-
-def texts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Three texts, padded on the right."""
-    ids = torch.randint(3, 99, (3, 9), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[1, 6:], mask[2, 2:] = 0, 0
-    return ids * mask, mask
 
 
 @pytest.fixture(scope="module")
@@ -83,56 +74,6 @@ def test_from_the_command_line_to_the_tokens_of_transformers(small: Path) -> Non
         )
         other = generate(engine, prompts, **options)  # padding is read
     assert (other[1] != wanted[1].numpy()).any()
-
-
-@pytest.mark.slow
-def test_commands_know_which_part_of_the_model_a_bundle_is(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = small.with_name("model")
-    for folder in (small, small / "encoder"):
-        given = ["--model", model, "--against", "eager", "--rounds", 3]
-        found = cast(capsys, "bench", folder, *given, "--json").json
-        assert (list(found["rows"]), found["absent"], found["notes"]) == (
-            ["eager", "engine"],
-            [],
-            [],
-        )
-        assert found["rows"]["eager"]["relative_error"] < 1e-4
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_is_refused(engine: Engine) -> None:
-    ids, _ = texts()
-    with pytest.raises(InputError, match=r"expected rows that begin with 1, .* got \[5, 5, 5\]"):
-        generate(engine, ids, decoder_input_ids=torch.full((3, 2), 5))
-    with pytest.raises(InputError, match="decoder_input_ids: expected 3 rows, got 2"):
-        generate(engine, ids, decoder_input_ids=torch.full((2, 2), 1))
-    with pytest.raises(InputError, match="expected input_ids, which the encoder reads"):
-        generate(engine, {"input_features": ids})
-    with pytest.raises(InputError, match="leave room for 97 new tokens"):
-        generate(engine, ids, max_new_tokens=97)
-    with pytest.raises(UsageError, match="expected prompts once, as input_ids"):
-        Generator(engine).generate(ids, input_ids=ids)
-    with pytest.raises(UsageError, match="num_beams=4 is not heeded"):
-        Generator(engine).generate(ids, num_beams=4)
-
-
-@pytest.mark.slow
-def test_the_encoder_is_a_bundle_in_the_bundle(bundle: Path, engine: Engine) -> None:
-    part = open_bundle(bundle).parts["encoder"]
-    assert engine.manifest.parts[0].sha256 == part.sha256
-    assert engine.parts["encoder"].verdict.outcome == "verified"
-    stored = {file.name for file in part.manifest.files}
-    assert {"engine.onnx", "weights.safetensors", "reference.safetensors"} <= stored
-    ids, mask = (tensor.numpy() for tensor in texts())
-    with enginecast.load(bundle / "encoder") as encoder:
-        found = encoder.run({"input_ids": ids, "attention_mask": mask})
-    assert set(found) <= {spec.name for spec in engine.inputs}
-    assert found["cross_key_values_1_value"].shape == (3, 4, 9, 8)
-    engine.close()
-    with pytest.raises(UsageError, match="is closed"):
-        engine.parts["encoder"].run({"input_ids": ids, "attention_mask": mask})
 
 
 @pytest.mark.slow
@@ -212,33 +153,6 @@ def test_a_folder_is_loaded_whole(tmp_path: Path) -> None:
     assert isinstance(other, CrossDecoderSource)
     assert other.start_ids == (4,)
     assert other.fingerprint() != before
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_cases_have_sizes_that_belong_together(name: str) -> None:
-    source = as_generating(take_module(encoder_decoder(name), {}), "text-generation")
-    specs = source.inputs()
-    lengths = set()
-    for case in verification_inputs(specs, 0, parameters=1000):
-        past = case.inputs["past_key_values_0_key"].shape[2]
-        sequence = case.inputs["decoder_input_ids"].shape[1]
-        assert case.inputs["decoder_attention_mask"].shape[1] == past + sequence
-        length = case.inputs["cross_key_values_0_key"].shape[2]
-        if name != "whisper":
-            mask = case.inputs["encoder_attention_mask"]
-            assert mask.shape[1] == length
-            assert mask.any(1).all()
-        lengths.add(length)
-    assert (lengths == {20}) == (name == "whisper")
-
-
-def test_models_that_do_not_come_apart_are_refused() -> None:
-    model = encoder_decoder("bart").get_encoder()
-    with pytest.raises(UsageError, match="expected a model of transformers with generate"):
-        as_generating(take_module(model, {}), "text-generation")
-    model = encoder_decoder("bart")
-    with pytest.raises(UsageError, match="comes with example inputs"):
-        as_generating(take_module(model, {"input_ids": torch.ones(1, 2)}), "text-generation")
 
 
 PLACES = {

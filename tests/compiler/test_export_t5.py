@@ -61,26 +61,6 @@ def test_engines_agree_with_eager_within_its_own_error(
     assert output.name == "last_hidden_state"
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "layers"),
-    [
-        ("t5-wo-in-fp32", "fp16", 2),
-        pytest.param("t5-4", "fp32", 4, marks=pytest.mark.slow),
-        pytest.param("t5-4-wo-in-fp32", "fp16", 4, marks=pytest.mark.slow),
-    ],
-)
-def test_layers_fuse_completely(exports: Exports, name: str, precision: str, layers: int) -> None:
-    assert exports(name, precision).nodes <= 52 + 12 * layers
-    found = fusions(exports, name, precision)
-    counts = {k: (f.expected, f.program, f.engine, f.runtime) for k, f in found.items()}
-    assert counts == {
-        "rms-norm": (2 * layers + 1,) * 4,
-        "residual+norm": (2 * layers,) * 4,
-        "attention": (layers,) * 4,
-    }
-    assert all(not f.missing for f in found.values())
-
-
 def test_a_bf16_engine_that_cannot_run_here_says_so(exports: Exports) -> None:
     done = exports("t5-relu-shards-bf16", "bf16")
     assert done.report.verdict.engine == "not run on target"

@@ -13,7 +13,7 @@ import transformers
 from decoders import decoder
 from doc_examples import run_example
 from exports import cast
-from generating import TASK, Change, Feeds, export, feed_otherwise
+from generating import TASK, Change, export, feed_otherwise
 from mutations import edit_graph, outcome
 from transformers import (
     GenerationConfig,
@@ -29,7 +29,6 @@ import enginecast
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.sources.generation import decoder as decoder_source
 from enginecast.capture.sources.generation.decoder import as_decoder
-from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import (
     EnginecastWarning,
@@ -110,15 +109,6 @@ def test_a_static_cache_gives_the_same_tokens(engine: Engine) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_rows_end_by_themselves(engine: Engine) -> None:
-    ids, mask = prompts()
-    options = MANY_ENDS
-    found = generate(engine, ids.numpy(), mask.numpy(), **options)[:, ids.shape[1] :]
-    ends = [int(np.isin(row, options["eos_token_id"]).argmax()) for row in found]
-    assert len(set(ends)) > 1
-    assert all((row[end + 1 :] == 0).all() for row, end in zip(found, ends, strict=True))
-
-
 def test_drawing_follows_the_seed_and_the_probabilities(engine: Engine) -> None:
     ids, mask = (tensor.numpy() for tensor in prompts())
     options: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 8}
@@ -157,39 +147,6 @@ def test_the_filters_are_those_of_transformers(seed: int) -> None:
         wanted = filtered(known[rows], scores[rows].clone()).numpy()
         np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-OWN = GenerationConfig(
-    eos_token_id=[2, *range(5, 30)],
-    pad_token_id=3,
-    do_sample=True,
-    temperature=0.5,
-    top_k=9,
-    repetition_penalty=1.5,
-    suppress_tokens=[7],
-    bad_words_ids=[[7, 8]],
-)
-
-
-def test_the_generation_config_of_a_folder_is_read(tmp_path: Path) -> None:
-    model = decoder("llama")
-    model.save_pretrained(tmp_path)
-    OWN.save_pretrained(tmp_path)
-    source = as_decoder(open_folder(tmp_path, None), "text-generation")
-    assert source.endings == (2, *range(5, 30))
-    assert source.own_padding == 3
-    assert source.settings["repetition_penalty"] == 1.5
-    assert source.settings["top_k"] == 9
-    assert source.ids_of("suppress_tokens") == (7,)
-    assert not_heeded(source.generation_config) == ("bad_words_ids",)
-    before = source.fingerprint()
-    (tmp_path / "generation_config.json").unlink()
-    alone = as_decoder(open_folder(tmp_path, None), "text-generation")
-    assert (alone.endings, alone.own_padding) == ((2,), 0)
-    assert alone.fingerprint() != before
-    (tmp_path / "generation_config.json").write_text("[")
-    with pytest.raises(SourceError, match=r"generation_config\.json cannot be used"):
-        as_decoder(open_folder(tmp_path, None), "text-generation").endings  # noqa: B018
 
 
 def test_generate_heeds_what_the_model_asks_for(
@@ -232,27 +189,6 @@ def test_generate_heeds_what_the_model_asks_for(
     quiet: dict[str, Any] = {"max_new_tokens": 12, "ignore": ("bad_words_ids",)}
     found = generate(engine, ids.numpy(), mask.numpy(), **quiet)
     assert (found == wanted.numpy()).all()
-
-
-def test_all_tokens_are_read_again_where_the_cache_is_dropped(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids, mask = (tensor.numpy() for tensor in prompts())
-    wanted = generate(engine, ids, mask, max_new_tokens=6)
-    manifest = engine.manifest
-    assert manifest.generation is not None
-    dropped = msgspec.structs.replace(manifest.generation, restarts=(8,))
-    changed = msgspec.structs.replace(manifest, generation=dropped)
-    monkeypatch.setattr(type(engine), "manifest", changed)
-    run, sizes = engine.run, []
-
-    def watched(feeds: Feeds, **options: Any) -> Any:
-        sizes.append((feeds["past_key_values_0_key"].shape[2], feeds["input_ids"].shape[1]))
-        return run(feeds, **options)
-
-    monkeypatch.setattr(engine, "run", watched)
-    assert (generate(engine, ids, mask, max_new_tokens=6) == wanted).all()
-    assert sizes == [(0, 6), (6, 1), (7, 1), (0, 9), (9, 1), (10, 1)]
 
 
 def test_what_is_not_heeded_is_refused(engine: Engine) -> None:
@@ -340,20 +276,6 @@ def test_verify_follows_again(bundle: Path, capsys: pytest.CaptureFixture[str]) 
     assert cast(capsys, "verify", bundle, "--json").json["outcome"] == "verified"
     found = cast(capsys, "inspect", bundle, "--json").json
     assert found["generation"]["checked"]["steps"] == 64
-
-
-def test_a_token_that_is_no_tie_fails(engine: Engine) -> None:
-    model = read_continued(engine.folder)
-    second = model.best[1][0][1]
-    wrong = msgspec.structs.replace(
-        model,
-        tokens=[[second, *row[1:]] if n == 1 else row for n, row in enumerate(model.tokens)],
-    )
-    [first, *_] = follow(engine, wrong).failures
-    assert f"the model generates {second}" in first
-    slack = [[1e3 for _ in row] for row in model.slack]
-    tied = follow(engine, msgspec.structs.replace(wrong, slack=slack))
-    assert tied.ties >= 1
 
 
 def refused(model: Any, kind: type[Exception], text: str, **more: Any) -> None:

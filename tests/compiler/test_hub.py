@@ -15,10 +15,9 @@ import pytest
 from exports import Exports, cast
 from models import add_tokenizer, tiny_bert
 
-import enginecast
 from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
 from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import BundleError, MissingError, SourceError
+from enginecast.errors import BundleError, SourceError
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 
@@ -145,27 +144,6 @@ def test_a_bundle_is_downloaded_on_request_alone(
     with pytest.raises(BundleError, match="it does not exist") as caught:
         load(NAME)
     assert "download=True" in caught.value.hint
-
-
-def test_python_asks_the_hub_on_request_alone(exports: Exports, tmp_path: Path) -> None:
-    """Here it may not be asked at all: HF_HUB_OFFLINE is set."""
-    for download, error in ((False, SourceError), (True, MissingError)):
-        with pytest.raises(error, match=NAME):
-            enginecast.export(NAME, tmp_path / "bundle", download=download)
-        with pytest.raises(error, match=NAME):
-            enginecast.verify(exports("t5").folder, model=NAME, download=download)
-
-
-@pytest.mark.slow
-def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    done = run(tmp_path, endpoint, "inspect", "maker/other", "--download")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"error: maker/other: {endpoint}: no such model, or a private one\n" in done.stderr
-    del hub.files["model.safetensors"]
-    done = run(tmp_path, endpoint, "inspect", NAME, "--download")
-    assert done.returncode == 2
-    assert "has its config, but no safetensors weights" in done.stderr
 
 
 @pytest.mark.slow

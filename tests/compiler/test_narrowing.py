@@ -1,9 +1,6 @@
 """Dimensions that nobody asked for are narrowed to what the model's code takes."""
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +15,6 @@ from enginecast.capture.inputs.narrowing import narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError, OtherSizes
-from enginecast.compiler.prepare.program import prepare
-from enginecast.compiler.ranges.sizes import refuse_asked
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, VerificationError
 
 pytestmark = pytest.mark.all_sizes
@@ -121,30 +113,6 @@ def test_guards_are_read(guard: str, expected: tuple[int, int]) -> None:
     assert dim.name == (None if expected[0] == expected[1] else "rows")
 
 
-class RowLoop(nn.Module):
-    """Unrolls a loop over the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = torch.zeros_like(x[0])
-        for row in range(x.shape[0]):
-            state = torch.tanh(state + x[row])
-        return state
-
-
-def test_the_example_of_a_factory_is_verified_on_and_gives_a_fixed_size() -> None:
-    example = {"x": torch.randn(3, 5)}
-    steps = Steps()
-    plain = ModelOptions(fallback="none")
-    prepared = prepare(FactorySource("loop", RowLoop(), example), plain, steps)
-    assert prepared.captured.inputs[0].dims[0] == DimSpec.static(3)
-    [case] = [case for case in prepared.cases if case.name == "example inputs"]
-    assert torch.equal(case.inputs["x"], example["x"])
-    other = ModelOptions(dynamic=("x:0=7",), fallback="none")
-    prepared = prepare(FactorySource("loop", RowLoop(), example), other, steps)
-    assert "example inputs" not in [case.name for case in prepared.cases]
-    assert any("the example inputs have 3 in dimension 0 of x" in line for line in steps.lines)
-
-
 class TellsSizes(nn.Module):
     """A size that varies is not an int."""
 
@@ -165,19 +133,3 @@ def test_what_fails_in_other_sizes_has_those_of_the_example(
     np.testing.assert_allclose(found, module(x), rtol=1e-6)
     with pytest.raises(VerificationError):
         enginecast.compile(module, tmp_path / "c", example={"x": x}, dynamic=["x:0=1..8"])
-
-
-@pytest.mark.parametrize(
-    ("size", "asked", "error"),
-    [(20, False, None), (8, False, FrozenDimensionError), (20, True, CaptureError)],
-)
-def test_a_range_is_narrowed_as_long_as_it_has_the_size_that_was_given(
-    size: int, asked: bool, error: type[CaptureError] | None
-) -> None:
-    """The trace has 10, so that no two dimensions look alike."""
-    dim = DimSpec("width", 10, 2, 64, asked=asked, given=8)
-    captured: Any = SimpleNamespace(inputs=(InputSpec("x", "tensor", torch.float32, (dim,)),))
-    context: Any = nullcontext() if error is None else pytest.raises(error)
-    with context as caught:
-        refuse_asked(captured, OtherSizes("model.py:3", {"width": size}), ["width"], "it differs")
-    assert error is None or type(caught.value) is error

@@ -1,8 +1,6 @@
 """Sizes that torch.export does not vouch for by itself: parts, and sizes that do not fit."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import sympy  # type: ignore[import-untyped] # it has no stubs
@@ -14,12 +12,11 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.sizes.shapes import OtherSizes, printed
+from enginecast.capture.tracing.sizes.shapes import printed
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.sizes import judge_sizes
 from enginecast.errors import CaptureError
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager.outputs import reference_program
 
 pytestmark = pytest.mark.all_sizes
 
@@ -71,32 +68,10 @@ def test_conditions_with_floats_are_read_without_torch() -> None:
         assert not holds(condition, {"n": 64})
 
 
-def test_a_default_range_needs_no_narrowing_for_a_part() -> None:
-    found = captured(Called(PARTS["tail"]), x=torch.randn(20, 4))
-    assert not found.notes
-    assert found.inputs[0].dims[0].minimum == 1
-
-
 def test_a_path_of_size_one_is_not_lost() -> None:
     module = Called(lambda x: x * 2 if x.shape[0] // 2 == 1 else x * 3)
     with pytest.raises(Exception, match="does not take all sizes"):
         captured(module, "x:0=2..64", x=torch.randn(20, 4))
-
-
-@pytest.mark.parametrize("factor", [2, 3])
-def test_another_path_is_computed_in_fp64_only_where_it_differs(
-    monkeypatch: pytest.MonkeyPatch, factor: int
-) -> None:
-    x = torch.randn(20, 4)
-    found = captured(Called(lambda x: x * 2), x=x)
-    found = replace(found, other_sizes=(OtherSizes("", {"batch": 21}, "batch < 21"),))
-    made = Mock(wraps=reference_program)
-    monkeypatch.setattr("enginecast.compiler.ranges.sizes.reference_program", made)
-    module = Called(lambda x: x * 2 if x.shape[0] < 21 else x * factor)
-    settled = judge_sizes(open_source(module, example={"x": x}), found, ALL)
-    differs = factor != 2
-    assert made.called == differs
-    assert settled.inputs[0].dims[0].maximum == (20 if differs else 64)
 
 
 class Printed(nn.Module):

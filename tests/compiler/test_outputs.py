@@ -128,32 +128,6 @@ def test_forms_export_and_verify(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(outputs[output], wanted.detach(), rtol=1e-5, atol=1e-6)
 
 
-class Numbers(nn.Module):
-    """Returns numbers of Python: constants, sizes, what sizes decide, and a value."""
-
-    def forward(self, x: Tensor) -> dict[str, object]:
-        rows, length = x.shape
-        constants = {"int": 3, "float": 0.5, "bool": True}
-        return {"y": x, "shape": x.shape, "wide": rows > length, "sum": x.sum().item(), **constants}
-
-
-def test_plain_numbers_are_outputs_without_dimensions(tmp_path: Path) -> None:
-    dynamic = ("x:0=1..8", "x:1=1..8")
-    bundle = enginecast.compile(
-        Numbers(), tmp_path / "b", example={"x": torch.ones(2, 4)}, dynamic=dynamic
-    )
-    [note] = bundle.manifest.notes
-    assert note.startswith("the model returns plain numbers as shape.0, shape.1, wide, sum, int, ")
-    with enginecast.load(bundle.root) as engine:
-        for shape in ((5, 3), (2, 6)):
-            found = engine.run({"x": np.full(shape, 0.5, dtype=np.float32)})
-            del found["y"]
-            assert [value.shape for value in found.values()] == [()] * 7
-            assert [value.item() for value in found.values()] == [
-                *(*shape, shape[0] > shape[1], shape[0] * shape[1] / 2, 3, 0.5, True)
-            ]
-
-
 def test_complex_outputs_are_pairs(tmp_path: Path) -> None:
     module = Returns(lambda x, mask, h, y: {"y": y, "turned": torch.complex(y, y * 2).conj()})
     bundle = enginecast.compile(module, tmp_path / "b", example=example())
@@ -185,11 +159,6 @@ def test_what_is_not_a_tensor_is_refused_with_the_way_out(name: str) -> None:
     assert way_out in ("Leave it out: --outputs y.", "Leave it out: --outputs logits.")
     kept = way_out.split()[-1].rstrip(".")
     assert prepared(Returns(form), kept).output_names == (kept,)
-
-
-def test_a_model_without_any_tensor_is_refused() -> None:
-    with pytest.raises(CaptureError, match="the model returns no tensor"):
-        prepared(Returns(lambda x, mask, h, y: {"none": None, "empty": ()}))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from exports import Exports, cast
 from family_models import FAMILIES
 from safetensors.numpy import save_file
 
-from enginecast.passes.presets import preset
 from enginecast.runtime.load import load
 
 PIXELS = "pixel_values"
@@ -170,19 +169,3 @@ def test_bad_calibration_is_refused(
 def made(family: str, folder: Path) -> Path:
     (found,) = [each for each in FAMILIES if each.name == family]
     return found.make(folder / "model")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit"])
-def test_native_fp8_is_emulated_and_runs_as_quantize_and_dequantize(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = "plan-fp8{arch=sm90 target=onnxruntime min_gain=0},fp8-matmul"
-    pipeline = preset("fp16") + "," + plan
-    options = ("--pipeline", pipeline, "--json")
-    done = cast(capsys, "export", made(family, tmp_path), "-o", tmp_path / "bundle", *options)
-    assert done.code == 0, done.out[-2000:] + done.err[-2000:]
-    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
-    assert done.json["outcome"] == "verified-by-emulation"
-    assert done.json["ops"]["QuantizeLinear"] > 0
-    assert any(x["choice"] == "w8a8-static" for x in plan_of(tmp_path / "bundle")["layers"])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import enginecast
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.script_file import open_script_file, sniff
+from enginecast.capture.sources.script_file import sniff
 from enginecast.cli.app import app
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, SourceError, UsageError, VerificationError
@@ -109,12 +109,6 @@ def test_what_a_script_keeps_is_seen(
             str(tmp_path / "counts.pt"), tmp_path / "bundle", target="torchscript", options=options
         )
     assert not (tmp_path / "bundle").exists()
-
-
-def test_a_frozen_script_is_refused_by_name(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.freeze(torch.jit.script(Branch().eval())), tmp_path / "frozen.pt")
-    with pytest.raises(SourceError, match="is frozen: its weights are constants"):
-        open_script_file(tmp_path / "frozen.pt", allow_code=True)
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -220,17 +214,6 @@ def test_a_script_with_branches_is_not_converted_unwatched(
     assert done.code == 0
     assert "(accepted)" in done.out
     assert (tmp_path / "b" / "model.ts.pt").exists()
-
-
-def test_a_traced_module_becomes_an_onnx_engine(folder: Path, tmp_path: Path) -> None:
-    inputs = ("--inputs", str(folder / "plain.safetensors"), "--allow-code")
-    run("export", str(folder / "plain.pt"), "-o", str(tmp_path / "b"), *inputs, "--threads", "1")
-    assert (tmp_path / "b" / "engine.onnx").exists()
-    eager = torch.jit.load(folder / "plain.pt")
-    with load(tmp_path / "b", threads=1) as engine:
-        x = torch.randn(7, 8)
-        found = torch.from_numpy(engine.run({"x": x.numpy()})["output_0"])
-    torch.testing.assert_close(found, eager(x))
 
 
 def test_targets_of_programs_refuse_a_script(folder: Path, tmp_path: Path) -> None:

@@ -200,14 +200,6 @@ def test_a_trace_that_bakes_a_branch_is_rejected(
     assert Path("closed.bundle.rejected/report.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["ForShape", "AppendStack"])
-def test_a_loop_over_a_shape_is_rejected_though_nothing_warns(name: str, tmp_path: Path) -> None:
-    done = made_of(name, tmp_path / "loop.bundle")
-    assert done.bundle is None
-    assert "the tracer warns" not in (done.folder / "build.log").read_text(encoding="utf-8")
-    assert any("engine does not run" in reason for reason in done.report.verdict.reasons)
-
-
 def test_a_branch_on_a_shape_is_scripted_when_its_trace_is_wrong(tmp_path: Path) -> None:
     done = made_of("IfShape", tmp_path / "shape.bundle")
     assert done.report.verdict.outcome == "verified"
@@ -238,31 +230,6 @@ def test_a_size_at_which_the_code_does_otherwise_is_found(
     assert done.report.verdict.outcome == outcome
     if outcome == "rejected":
         assert any("case 'x_1 9" in reason for reason in done.report.verdict.reasons)
-
-
-class AsksScripting(nn.Module):
-    """Computes a size from a factor in fp32 as a script, as torchvision's detectors do."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            size = int(torch.floor(torch.tensor(x.shape[1], dtype=torch.float32) * 0.7).item())
-        else:
-            size = int(x.shape[1] * 0.7)
-        if bool(x.sum() > 0):
-            return x[:, :size]
-        return x[:, :size] - 1
-
-
-def test_where_code_is_told_that_it_is_torchscript_sizes_do_not_vary(tmp_path: Path) -> None:
-    example = {"x": torch.linspace(-1, 1, 80).reshape(2, 40)}
-    request = ExportRequest(AsksScripting(), tmp_path / "b", "torchscript", example=example)
-    options = ModelOptions(dynamic=("x:1=20..80",))
-    with pytest.raises(CaptureError, match=r":\d+ asks whether it is TorchScript.* x_1, only"):
-        export(replace(request, options=options))
-    done = export(request)
-    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
-    assert manifest_of(done.folder).inputs[0].shape == (2, 40)
-    assert re.search(r"batch is fixed at 2.*:\d+ asks whether it is TorchScript", text_of(done))
 
 
 class Never(nn.Module):
@@ -354,26 +321,3 @@ def test_what_neither_takes_is_refused_at_its_line(
     assert re.search(rf"branching_model\.py:{HERE}\b", done.err)
     assert "TorchScript does not help: neither the model itself (Closed)" in done.err
     assert not Path("refused.bundle").exists()
-
-
-class ReadsFirst(nn.Module):
-    """A branch on what was read a line earlier."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        samples = x.numpy()
-        return x * 2 if samples.max() > 8.0 else x
-
-
-def test_a_read_that_is_not_scripted_is_unverified(tmp_path: Path) -> None:
-    request = ExportRequest(
-        ReadsFirst().eval(),
-        tmp_path / "engine",
-        target="torchscript",
-        example={"x": torch.ones(2, 3)},
-    )
-    verdict = export(request).report.verdict
-    assert verdict.outcome == "rejected"
-    assert verdict.reasons[0].startswith("unverified branch: ")
-    assert "the trace fixes what 'samples = x.numpy()' reads" in verdict.reasons[0]
-    allowed = ModelOptions(allow_unverified_branches=True)
-    assert export(replace(request, options=allowed)).bundle is not None

@@ -16,10 +16,8 @@ from torch import Tensor
 from enginecast.cache.encoders.open_encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT
-from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING, SentenceSource
+from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.export.session import export
-from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import SourceError
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import open_tokenizer
@@ -240,47 +238,6 @@ def change(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
-        {"module_output_name": "scores"},
-        {"config_args": {"num_hidden_layers": 1}},
-    ],
-)
-def test_settings_of_the_transformer_that_are_not_known(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
-    file = folder / "sentence_bert_config.json"
-    file.write_text(json.dumps(settings))
-    source = open_source(str(folder))
-    assert not isinstance(source, SentenceSource)
-    assert f"Transformer with {next(iter(settings))} is not known" in source.notes[0]
-    file.write_text('{"transformer_task": "feature-extraction", "model_args": {"dtype": "auto"}}')
-    assert isinstance(open_source(str(folder)), SentenceSource)
-
-
-@pytest.mark.slow
-def test_an_engine_pads_where_the_tokenizer_pads(tmp_path: Path) -> None:
-    """Positions are counted from the first column, so that padding on the left moves them."""
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"padding_side": "left"}))
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a b c\nd\n")
-    options = ModelOptions(prompts=prompts)
-    done = export(ExportRequest(str(folder), tmp_path / "b", options=options))
-    assert done.bundle is not None, done.report.verdict.reasons
-    with load(tmp_path / "b") as engine:
-        found = engine.encode(["a b c d", "a"])
-    ids, mask = torch.tensor([[2, 3, 4, 5, 1], [0, 0, 0, 2, 1]]), torch.ones(2, 5).long()
-    mask[1, :3] = 0
-    np.testing.assert_array_equal(found["attention_mask"], mask.numpy())
-    with torch.no_grad():
-        wanted = open_source(str(folder)).eager()(input_ids=ids, attention_mask=mask)
-    np.testing.assert_allclose(found[EMBEDDING], wanted[EMBEDDING].numpy(), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) -> None:
     """Though tokenizer.json says otherwise: the other file comes before it."""
@@ -293,20 +250,6 @@ def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) 
     open_source(str(folder)).write_beside(tmp_path / "b")
     cut = open_tokenizer(tmp_path / "b" / "tokenizer.json", 3).encode("a b c d").ids
     assert cut == ([*whole[2:4], whole[-1]] if side == "left" else [*whole[:2], whole[-1]])
-
-
-def test_embeddings_are_as_short_as_the_folder_says(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
-    whole, _ = embedded(folder)
-    before = open_source(str(folder)).fingerprint()
-    file = folder / "config_sentence_transformers.json"
-    file.write_text(json.dumps({"truncate_dim": 8}))
-    short, _ = embedded(folder)
-    assert torch.equal(short, whole[:, :8])
-    assert open_source(str(folder)).fingerprint() != before
-    file.write_text(json.dumps({"truncate_dim": 0}))
-    with pytest.raises(SourceError, match="truncate_dim: expected `int` >= 1, got 0"):
-        open_source(str(folder))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.sources import stateful
-from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.stateful import with_state
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
 from enginecast.runtime import Stepper
@@ -114,13 +112,6 @@ def test_calls_in_turn_are_those_of_the_module(engine: Engine) -> None:
     follow(engine, seeded(lambda: Outer(Stream())), calls, "y")
 
 
-def test_steps_take_tensors_and_positions(engine: Engine) -> None:
-    x = torch.ones(1, 4, 9)
-    found, wanted = Stepper(engine)(x), Stepper(engine)(x=x.numpy())
-    assert torch.equal(found["y"], torch.from_numpy(wanted["y"]))
-    assert "\n" not in repr(Stepper(engine))
-
-
 def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
     stepper = Stepper(engine)
     x = np.ones((1, 4, 9), np.float32)
@@ -214,75 +205,3 @@ def test_without_the_option_the_refusal_names_it(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="writes to its own state") as caught:
         enginecast.compile(BufferCounter(), tmp_path / "bundle", example={"x": torch.randn(2, 3)})
     assert "--state inputs" in caught.value.hint
-
-
-class Given(nn.Module):
-    """Buffers by name, and what forward does with them."""
-
-    def __init__(self, step: Callable[[Any, Tensor], Any], **buffers: Tensor | None) -> None:
-        super().__init__()
-        self.step = step
-        self.inner, self.other = nn.Module(), nn.Module()
-        for name, tensor in buffers.items():
-            module, _, key = name.rpartition("__")
-            self.get_submodule(module).register_buffer(key, tensor)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.step(self, x)
-
-
-def _parts(m: Any, x: Tensor) -> Any:
-    m.inner.h = m.inner.h + x
-    return x + m.other.h
-
-
-def _names_its_output(m: Any, x: Tensor) -> Any:
-    m.h += x
-    return {"next_h": x, "y": m.h}
-
-
-def _makes(m: Any, x: Tensor) -> Any:
-    m.h = x if m.h is None else m.h + x
-    return m.h
-
-
-def _writes_to_a_view(m: Any, x: Tensor) -> Any:
-    m.h += x
-    return x + m.first
-
-
-def _turns(m: Any, x: Tensor) -> Any:
-    m.h *= 1j
-    return x + m.h.real
-
-
-def _sets_data(m: Any, x: Tensor) -> Any:
-    m.h.data = m.h.data + x
-    return m.h + x
-
-
-def test_buffers_that_are_not_state_of_their_own_are_refused(tmp_path: Path) -> None:
-    one = torch.zeros(4)
-    for step, buffers, text in (
-        (
-            _parts,
-            {"inner__h": one, "other__h": one},
-            "are the same buffer, and forward replaces only",
-        ),
-        (_names_its_output, {"h": torch.zeros(4)}, "would be the output 'next_h', which forward"),
-        (_makes, {"h": None}, "makes the buffer h, which was None before"),
-        (_turns, {"h": torch.ones(4, dtype=torch.complex64)}, "engines take no complex state"),
-        (_writes_to_a_view, {"h": one, "first": one[:1]}, "shares its memory with first"),
-    ):
-        with pytest.raises(SourceError, match=text):
-            export(Given(step, **buffers), tmp_path / "bundle", {"x": torch.randn(4)})
-    with pytest.raises(CaptureError, match="sets the data of a tensor"):
-        export(Given(_sets_data, h=torch.zeros(4)), tmp_path / "bundle", {"x": torch.randn(4)})
-
-
-def test_a_torchscript_module_with_state_is_refused(tmp_path: Path) -> None:
-    module = torch.jit.script(BufferCounter())
-    torch.jit.save(module, tmp_path / "counter.pt")
-    source = open_source(str(tmp_path / "counter.pt"), allow_code=True)
-    with pytest.raises(UsageError, match="which is a TorchScript module"):
-        with_state(source, [{"x": torch.ones(2)}] * 2)

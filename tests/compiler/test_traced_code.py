@@ -42,19 +42,6 @@ class Typed(nn.Module):
         return x + 1
 
 
-class Fast(nn.Module):
-    """Other operators in eager, of torch's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x) * torch.tensor([2.0])
-        return out
-
-
 class AsksForModes(nn.Module):
     """In eager there is none; enginecast's own comparison is one."""
 
@@ -89,32 +76,6 @@ def test_other_operators_on_real_tensors_are_an_unverified_branch(
     with pytest.raises(VerificationError, match=r"unverified branch: .*test_traced_code.py:\d+"):
         export(make().eval(), tmp_path / "out", example={"x": torch.randn(3, 4)})
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_operators_that_torch_itself_takes_in_eager_reject_nothing(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    export(Fast().eval(), tmp_path / "out", example={"x": torch.randn(2, 5, 8)})
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
-        self.linear = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.cells(x)[0]
-        with torch.inference_mode():
-            weights = self.linear(found)
-        result: Tensor = found.sum(-1, keepdim=True) * weights
-        return result
-
-
-@pytest.mark.filterwarnings("ignore:The tensor attribute")
-@pytest.mark.slow
-def test_recurrent_layers_and_inference_mode_reject_nothing(tmp_path: Path) -> None:
-    export(Recurrent().eval(), tmp_path / "engine", example={"x": torch.randn(2, 5, 8)})
 
 
 class OneHot(nn.Module):

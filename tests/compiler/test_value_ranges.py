@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
@@ -69,13 +68,6 @@ def test_a_number_that_nothing_bounds_is_free_and_said_aloud() -> None:
     assert cases["highest integers"] == [1000]
 
 
-def test_values_that_were_asked_for() -> None:
-    timestep = torch.tensor([500, 500])
-    found = prepared(Step(), ("timestep=0..999",), x=X, timestep=timestep)
-    assert limits(found) == {"timestep": (0, 999)}
-    assert not found.captured.notes
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -103,17 +95,6 @@ def test_an_engine_takes_other_values_than_the_example(tmp_path: Path) -> None:
             np.testing.assert_allclose(got, module(X, timestep), rtol=1e-5, atol=1e-4)
         with pytest.raises(InputError, match=r"expected values in 0\.\.999, got 1000"):
             engine.run({"x": X.numpy(), "timestep": np.array([1000, 7])})
-
-
-def test_an_unsigned_input_ends_with_its_dtype() -> None:
-    class Image(nn.Module):
-        def forward(self, pixels: Tensor) -> Tensor:
-            return pixels.float() / 255
-
-    found = prepared(Image(), pixels=torch.full((2, 6), 9, dtype=torch.uint8))
-    [spec] = found.inputs
-    assert isinstance(spec, InputSpec)
-    assert limits(found) == {"pixels": (0, 255)}
 
 
 def step() -> tuple[nn.Module, dict[str, Tensor]]:

@@ -59,32 +59,6 @@ def test_paths_may_return_other_strides_in_sizes_that_vary(make: type[nn.Module]
             check(found, module, x=sign * torch.rand(2, length, 4))
 
 
-class Refined(nn.Module):
-    """The core of a U-Net that computes again where it is not sure."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.again = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        small = functional.max_pool2d(self.down(image), 2)
-        scores = functional.interpolate(small, scale_factor=2, mode="bilinear")
-        if scores.mean() > 0:
-            scores = (scores + self.again(scores)).to(memory_format=torch.channels_last)
-        return scores
-
-
-@pytest.mark.slow
-def test_paths_may_return_images_of_any_layout(tmp_path: Path) -> None:
-    module = Refined().eval()
-    example = {"image": torch.randn(2, 3, 8, 12)}
-    options = ModelOptions(dynamic=("image:2=8..32/4", "image:3=8..32/4"))
-    done = export(ExportRequest(module, tmp_path / "bundle", example=example, options=options))
-    assert done.report.verdict.outcome == "verified"
-    assert done.ops["If"] == 1
-    assert any("both paths verified" in note for note in done.report.notes)
-
-
 class Dtypes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.amax(-1)
@@ -162,17 +136,3 @@ def test_lengths_that_follow_from_others(name: str) -> None:
     found = captured(module, "x:1=1..64", x=torch.randn(2, 5, 4))
     for length in LENGTHS:
         check(found, module, x=torch.randn(2, length, 4))
-
-
-class Attends(nn.Module):
-    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        keys = torch.cat([cache, x], 1)
-        return functional.scaled_dot_product_attention(x, keys, keys), keys
-
-
-@pytest.mark.parametrize("first", [0, 5])
-def test_a_cache_may_begin_empty(first: int) -> None:
-    example = {"x": torch.randn(2, 3, 4), "cache": torch.randn(2, first, 4)}
-    found = captured(Attends(), "cache:1=p:0..32", **example)
-    for size in (0, 1, 32):
-        check(found, Attends(), x=torch.randn(2, 3, 4), cache=torch.randn(2, size, 4))

@@ -1,7 +1,6 @@
 """`--target aotinductor`: one engine that is compiled once, and what is refused of it."""
 
 import shutil
-import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -114,26 +113,6 @@ def test_several_shapes_are_right(made: Export, shape: tuple[int, int]) -> None:
     keep = given["attention_mask"] != 0
     error = np.linalg.norm((found - wanted.numpy())[keep]) / np.linalg.norm(wanted.numpy()[keep])
     assert 1e-4 < error < 0.05
-
-
-def test_threads_of_python_get_their_own_results(made: Export) -> None:
-    shapes = [(1, 3), (4, 9), (2, 33), (3, 7)]
-    with enginecast.load(made.folder, allow_code=True, threads=1) as engine:
-        alone = [engine.run(feeds(*shape))["last_hidden_state"] for shape in shapes]
-        wrong: list[tuple[int, int]] = []
-
-        def work(index: int) -> None:
-            for _ in range(5):
-                found = engine.run(feeds(*shapes[index]))["last_hidden_state"]
-                if not np.array_equal(found, alone[index]):
-                    wrong.append(shapes[index])
-
-        workers = [threading.Thread(target=work, args=(i,)) for i in range(len(shapes))]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    assert wrong == []
 
 
 def test_it_is_code_and_needs_leave_to_run(

@@ -128,21 +128,3 @@ def test_data_dependent_models_take_both_paths(exports: Exports, tmp_path: Path,
                 wanted = row.module()(**inputs)
             (got,) = found.values()
             torch.testing.assert_close(torch.from_numpy(got), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
-    found = []
-    threads = torch.get_num_threads()
-    try:
-        for count, name in ((1, "one"), (2, "two")):
-            torch.set_num_threads(count)
-            (tmp_path / name).mkdir()
-            program = captured(Weights(), torch.randn(3, 7, 64), dynamic=TOKENS)
-            program, _ = rewritten(program, lowering("cpu"))
-            request = LoweringRequest(program, tmp_path / name, ["a", "b", "c", "d", "e"])
-            lower_to_aotinductor(request)
-            files = (PACKAGE_FILE, WEIGHTS_FILE)
-            found.append([(tmp_path / name / file).read_bytes() for file in files])
-    finally:
-        torch.set_num_threads(threads)
-    assert found[0] == found[1]

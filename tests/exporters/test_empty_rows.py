@@ -10,20 +10,6 @@ import torch
 from lowering import lower, run
 from programs import captured, count, rewritten
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-OPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "place of the largest": lambda rows: rows.argmax(-1),
-    "place of the least": lambda rows: rows.argmin(-1, keepdim=True),
-    "place of the largest integer": lambda rows: rows.long().argmax(-1),
-    "one of eight": lambda rows: F.one_hot(rows.argmax(-1), 8),
-    "largest": lambda rows: rows.max(-1)[0],
-    "median": lambda rows: rows.median(-1)[0],
-    "repeated columns": lambda rows: rows.repeat_interleave(2, -1),
-    "repeated rows": lambda rows: rows.repeat_interleave(2, 0),
-    "groups": lambda rows: F.group_norm(rows, 2),
-    "groups of pixels": lambda rows: F.group_norm(rows.view(-1, 2, 2, 2), 2),
-}
 
 
 class Chosen(nn.Module):
@@ -42,16 +28,6 @@ SOME = torch.eye(8)[:3] * torch.tensor([[9.0], [1], [9]])
 
 def drawn() -> Tensor:
     return torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) + 2
-
-
-@pytest.mark.slow
-def test_no_rows(tmp_path: Path) -> None:
-    net = Chosen(*OPS.values())
-    lower(captured(net, drawn()), tmp_path, [f"out_{name}" for name in OPS])
-    for x in (NONE, SOME, drawn()):
-        for name, found, wanted in zip(OPS, run(tmp_path, x), net(x), strict=True):
-            assert found.shape == wanted.shape, name
-            torch.testing.assert_close(found, wanted)
 
 
 def heads(rows: Tensor) -> Tensor:

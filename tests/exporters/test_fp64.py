@@ -35,25 +35,6 @@ def test_a_model_that_needs_fp64_is_not_converted(
     assert not (tmp_path / "bundle").exists()
 
 
-class Widens(nn.Module):
-    """A layer in fp64 among others, whose code casts what goes into it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.wide = nn.Linear(6, 6), nn.Linear(6, 6, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.wide(self.first(x).double())
-        return found.float()
-
-
-def test_a_layer_in_fp64_among_others_stays_so_in_eager(tmp_path: Path) -> None:
-    steps = Steps()
-    export(Widens(), tmp_path / "bundle", example={"x": torch.randn(3, 6)}, steps=steps)
-    assert (tmp_path / "bundle" / "manifest.json").exists()
-    assert not any("computes in fp64" in line for line in steps.lines)
-
-
 class Sensitive(nn.Module):
     """Wholly in fp64, by buffers and parameters; inputs in fp32 are cast or promoted."""
 

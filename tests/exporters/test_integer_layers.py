@@ -197,48 +197,6 @@ def test_a_sum_of_integers_and_of_what_is_rounded_for_it() -> None:
     assert relative_error(found, simulated) < error / 4
 
 
-class Joined(nn.Module):
-    """A skip and an upsampled branch, joined; what is joined is joined again with floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, 2, 1)
-        self.up, self.both = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(24, 8, 3, padding=1)
-        self.last, self.head = nn.Conv2d(32, 8, 3), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = self.stem(x).relu()
-        joined = torch.cat([kept, self.up(self.down(kept).relu()) * 1], 1)
-        found = self.both(joined).relu()
-        again = torch.cat([functional.max_pool2d(found, 2), functional.max_pool2d(joined, 2)], 1)
-        last: Tensor = self.head(self.last(again).tanh().mean((2, 3)))
-        return last
-
-
-def test_a_concatenation_of_integers(tmp_path: Path) -> None:
-    """Parts that floats give, and a stronger one, take the scale of the whole."""
-    module = loud(Joined)
-    module.get_parameter("both.weight").data.mul_(3)
-    before = captured(module, PIXELS, dynamic={0: SIZES[0]})
-    context = calibrated(before, PIXELS)
-    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
-    plan = plan_of(after)
-    assert plan is not None
-    joins = [node for node in after.graph.nodes if node.target is aten.cat.default]
-    integers = [node for node in joins if node.meta["val"].dtype == torch.uint8]
-    assert len(integers) == 2
-    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
-    (simulated,) = simulate(before, plan, context.calibration)[0].values()
-    error = relative_error(found, exact)
-    assert 1e-4 < error < 0.05
-    assert relative_error(found, simulated) < error / 3
-    lowered = lower(after, tmp_path)
-    assert lowered.ops["Concat"] >= 2
-    other = torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(4))
-    (ran,) = run(tmp_path, other)
-    assert relative_error(ran, outputs(after, other)[0]) < error / 3
-
-
 def one(function: Callable[[Any, Tensor], Any], **layers: nn.Module) -> nn.Module:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -284,38 +242,6 @@ def test_forms(form: str, tmp_path: Path) -> None:
     assert 1e-4 < error < 0.03
     # Beside the rounding itself, what meets another one.
     assert relative_error(found, wanted) < error / 4
-
-
-@pytest.mark.parametrize("function", ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
-def test_a_transposed_convolution_adds_up_the_same_integers(function: str) -> None:
-    """Its result, to the last bit, is what the sums of whole numbers give."""
-    dims = int(function[-2])
-    drawn = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (6, 2, 5, 4, 3)[: 2 + dims], generator=drawn).float()
-    weight[0] = 127
-    weight[:, :, 0] = 127  # so that the scale of each channel is 1
-    x = torch.randint(0, 256, (2, 6, 5, 6, 4)[: 2 + dims], generator=drawn).float()
-    x.view(-1)[:2] = torch.tensor([0.0, 255.0])
-    operator = getattr(functional, function)
-    how = {"stride": 2, "padding": 1, "groups": 3, "dilation": 1, "output_padding": 1}
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        found: Tensor = operator(x.relu(), net.weight, None, **how) * 1.0
-        return found
-
-    module = one(forward, weight=nn.Identity())
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    program = captured(module.eval(), x)
-    plan = "plan-int8{integers=true any_cpu=false max_error=0.3}"
-    after, _ = rewritten(program, f"{plan},int8-matmul", calibrated(program, x))
-    (conv,) = [n for n in after.graph.nodes if n.target is own.quantized_conv.default]
-    sums = operator(x.double(), weight.double(), None, **how)
-    scale = dict(after.named_buffers()) | after.constants | dict(after.named_parameters())
-    y_scale = next(v for n, v in scale.items() if "value_scale" in n and float(v.max()) != 1.0)
-    assert isinstance(y_scale, Tensor)
-    zero = conv.args[11]
-    steps = (sums.float() / y_scale).round().clamp(-zero, 255 - zero)
-    assert torch.equal(outputs(after, x)[0], steps * y_scale)
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
@@ -476,28 +402,6 @@ def speaker(
     shape = (8, 4, 24) if first else (4, 8, 24)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(6))
     return loud(lambda: Speaker(units, layers, bias, first)), x
-
-
-@pytest.mark.parametrize(
-    ("layers", "bias", "first"),
-    [(1, False, False), pytest.param(2, True, True, marks=pytest.mark.slow)],
-)
-def test_a_gru_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
-    module, x = speaker(512, layers, bias, first)
-    program = captured(module, x)
-    context = calibrated(program, x)
-    after, _ = rewritten(program, f"{PLAN},int8-matmul", context)
-    plan = plan_of(after)
-    assert plan is not None
-    assert {p.module: p.choice for p in plan.layers}["cells"] == "w8a8-dynamic"
-    ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.quantized_gru.default) == layers**2
-    assert aten.gru.input not in ops
-    exact, found = outputs(program, x)[0], outputs(after, x)[0]
-    (simulated,) = simulate(program, plan, context.calibration)[0].values()
-    check_error(found, exact, simulated)
-    ran = run_exported(module, x, tmp_path / "b")
-    assert relative_error(ran, found) < relative_error(found, exact) / 4
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lowering import error, lower, noise, run
 from programs import Function, captured, count, outputs, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.nn import functional as F
 
-from enginecast.api import compile as export
 from enginecast.exporters.target import Artifact
-from enginecast.passes.ir.edit import aten, shape_of
+from enginecast.passes.ir.edit import shape_of
 from enginecast.passes.ir.match import is_call
-from enginecast.runtime.load import load
 
 HEADS, SIZE = 4, 8
 BATCH, TOKENS = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=32)
@@ -49,23 +45,6 @@ def test_linear_is_a_matmul(shape: tuple[int, ...], *, bias: bool) -> None:
     assert (count(after, "matmul"), count(after, "add")) == (1, int(bias))
     wanted = outputs(program, x)[0]
     assert error(outputs(after, x)[0], wanted) <= 4 * noise(wanted, wanted)
-
-
-def test_engine_of_linears_holds_their_transposes(tmp_path: Path) -> None:
-    class Linears(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain, self.biased = nn.Linear(6, 5, bias=False), nn.Linear(6, 5)
-
-        def forward(self, *x: Tensor) -> list[Tensor]:
-            return [linear(value) for value in x for linear in (self.plain, self.biased)]
-
-    inputs = [torch.randn(shape) for shape in ((6,), (3, 6), (2, 3, 6))]
-    program = captured(Linears(), *inputs)
-    lowered = lower(program, tmp_path, [f"out{index}" for index in range(6)])
-    assert lowered.ops == {"MatMul": 6, "Add": 3}
-    for found, wanted in zip(run(tmp_path, *inputs), outputs(program, *inputs), strict=True):
-        assert error(found, wanted) <= 4 * noise(wanted, wanted)
 
 
 def shape_in(form: str, batch: int, tokens: int) -> tuple[int, ...]:
@@ -210,97 +189,3 @@ def test_sigmoids_keep_their_small_values(tmp_path: Path) -> None:
     x = torch.linspace(-80, 20, 256).reshape(16, 16)
     lower(captured(module, x), tmp_path, list(SIGMOIDS))
     torch.testing.assert_close(run(tmp_path, x), module(x), rtol=1e-6, atol=0)
-
-
-class Cropped(nn.Module):
-    """As transformers of images crop their table of positions, at every second size."""
-
-    table: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.randn(1, 16, 16, 4))
-        self.conv = nn.Conv2d(4, 4, 2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        high, wide = x.shape[-2] // 2, x.shape[-1] // 2
-        top, left = (16 - high) // 2, (16 - wide) // 2
-        part = self.table[:, top : top + high, left : left + wide]
-        found: Tensor = self.conv(x).flatten(2).transpose(1, 2) + part.reshape(1, -1, 4)
-        return found
-
-
-def test_a_part_of_varying_size_is_reshaped(tmp_path: Path) -> None:
-    sides = {2: 2 * Dim("high", min=2, max=16), 3: 2 * Dim("wide", min=2, max=16)}
-    model = Cropped().eval()
-    lower(captured(model, torch.randn(2, 4, 12, 16), dynamic=sides), tmp_path)
-    other = torch.randn(2, 4, 20, 6)
-    assert torch.allclose(run(tmp_path, other)[0], model(other), atol=1e-5)
-
-
-def test_what_is_repeated_for_a_batch_is_reshaped(tmp_path: Path) -> None:
-    """As Swin repeats the mask of its shifted windows."""
-
-    def masked(x: Tensor) -> Tensor:
-        windows = torch.arange(48.0).view(3, 4, 4).log1p()
-        batch = x.shape[0] // 3
-        mask = windows[:, None][None].expand(batch, -1, -1, -1, -1).reshape(-1, 1, 4, 4)
-        return F.gelu(x + mask)
-
-    images = {0: 3 * Dim("images", min=1, max=8)}
-    program = captured(Function(masked), torch.randn(6, 2, 4, 4), dynamic=images)
-    legal, _ = rewritten(program, "legalize-onnx")
-    [reshape] = [node for node in legal.graph.nodes if is_call(node, aten.reshape.default)]
-    # A trace of the whole program may take a reshape for a view, which it is not.
-    assert is_call(reshape.args[0], aten.clone.default)
-    lower(program, tmp_path)
-    other = torch.randn(15, 2, 4, 4)
-    assert torch.allclose(run(tmp_path, other)[0], masked(other), atol=1e-5)
-
-
-class Cells(nn.Module):
-    """Steps of an RNN, one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTMCell(4, 3), nn.GRUCell(4, 3, bias=False)
-        self.tanh, self.relu = nn.RNNCell(4, 3), nn.RNNCell(4, 3, nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        hidden = x.new_zeros(x.shape[0], 3)
-        state = hidden, hidden
-        for step in x.unbind(1):
-            state, hidden = self.lstm(step, state), self.gru(step, hidden)
-        return *state, hidden, self.tanh(x[:, 0], hidden), self.relu(x[:, 0], hidden)
-
-
-@pytest.mark.all_sizes
-@pytest.mark.slow
-def test_cells_take_any_batch(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, example = Cells(), {"x": torch.randn(3, 2, 4)}
-    bundle = export(model, tmp_path / "out", example=example)
-    with load(bundle.root) as engine, torch.no_grad():
-        for rows in (1, 5):
-            x = torch.randn(rows, 2, 4)
-            found = engine.run({"x": x.numpy()})
-            for got, wanted in zip(found.values(), model(x), strict=True):
-                np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_strides_count_in_the_order_of_memory(batch: int, tmp_path: Path) -> None:
-    """Longformer lets chunks overlap in a transposed value, of which ONNX knows no memory."""
-
-    class Chunks(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            heads = (x * 2).transpose(0, 1)
-            rows, tokens, size = heads.shape
-            strides = heads.stride()
-            shape = (rows, 2 * tokens // 4 - 1, 4, size)
-            return heads.as_strided(shape, (strides[0], 2 * strides[1], *strides[1:]))
-
-    x = torch.randn(8, 2 * batch, 3)
-    program = captured(Chunks(), x)
-    lower(program, tmp_path, ["chunks"])
-    assert run(tmp_path, x)[0].equal(Chunks()(x))

@@ -5,7 +5,6 @@ from pathlib import Path
 import golden
 import pytest
 import torch
-from exports import Exports, cast
 from programs import captured, ir_diff, rewritten
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -108,21 +107,3 @@ def test_a_wrong_lowering_pass_is_caught_by_name_before_an_engine_is_built(
     assert [guilty.site.module for guilty in culprit.sites] == ["norm", "wide"]
     log = (done.folder / "build.log").read_text(encoding="utf-8")
     assert "merge-equal: 2 rewritten" in log
-
-
-def test_opt_shows_lowering_passes(
-    exports: Exports,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(exports.root)
-    saved = tmp_path / "lowered.pt2"
-    command = ("opt", exports.model("plain"), "--target", "onnxruntime", "--print-diff")
-    ran = cast(capsys, *command, "-o", saved)
-    assert ran.code == 0, ran.err
-    assert "# fuse-attention\n" in ran.out
-    assert "# legalize-onnx\n" in ran.out
-    assert '= deferred "' in ran.out.partition("# hoist-weights\n")[2]
-    again = torch.export.load(saved)
-    assert all(tensor.untyped_storage().nbytes() for tensor in again.state_dict.values())

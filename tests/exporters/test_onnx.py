@@ -42,14 +42,6 @@ class Engine:
         return onnx.load(self.folder / GRAPH_FILE, load_external_data=False)
 
 
-def exact(made: Engine, inputs: dict[str, Tensor]) -> Tensor:
-    """What the captured fp32 program returns."""
-    with torch.no_grad():
-        found = made.prepared.captured.program.module(check_guards=False)(**inputs)
-    result: Tensor = torch.utils._pytree.tree_leaves(found)[0]
-    return result
-
-
 def prepared(folder: str | Path) -> Prepared:
     return prepare(open_source(str(folder)), ModelOptions(), Steps())
 
@@ -96,17 +88,6 @@ def test_node_count_does_not_creep_up(t5: dict[str, Engine]) -> None:
     assert t5["2 fp16"].lowered.nodes + 3 == t5["2 fp32"].lowered.nodes
     per_layer = (t5["4 fp32"].lowered.nodes - t5["2 fp32"].lowered.nodes) / 2
     assert per_layer == 12
-
-
-@pytest.mark.parametrize("key", ["2 fp32", "bf16 file"])
-def test_engine_agrees_with_the_captured_program(t5: dict[str, Engine], key: str) -> None:
-    made = t5[key]
-    for case in made.prepared.cases[:4]:
-        mask = case.inputs["attention_mask"].bool()
-        wanted = exact(made, case.inputs)[mask]
-        found = run(made.folder, *case.inputs.values())[0][mask]
-        if mask.any():
-            assert error(found, wanted) <= 1e-5 * float(wanted.abs().max()), case.name
 
 
 def test_names_and_dimensions_are_the_user_s(t5: dict[str, Engine]) -> None:

@@ -1,7 +1,6 @@
 """`--target openvino`: what is refused without it, and engines where it is installed."""
 
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,25 +157,6 @@ def test_an_engine_is_verified_and_runs_at_other_sizes(made: Path) -> None:
             torch.testing.assert_close(
                 torch.from_numpy(found["output_0"]), wanted, rtol=1e-5, atol=1e-5
             )
-
-
-def test_runs_from_several_threads_do_not_meet(made: Path) -> None:
-    cases = [tokens(length=length) for length in range(2, 10)]
-    found: dict[int, Any] = {}
-    with enginecast.load(made, threads=1) as engine:
-
-        def work(number: int) -> None:
-            feeds = {name: tensor.numpy() for name, tensor in cases[number].items()}
-            found[number] = [engine.run(feeds)["output_0"] for _ in range(20)]
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cases))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number, given in enumerate(cases):
-        wanted = block()(**given).detach().numpy()
-        assert all(np.allclose(each, wanted, atol=1e-5) for each in found[number])
 
 
 def test_an_engine_in_bf16_computes_in_it(made: Path, tmp_path: Path) -> None:

@@ -17,12 +17,9 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, SpecError
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.ops.registry import onnxruntime_on
-from enginecast.exporters.onnx.passes.legalize_quantized import LegalizeQuantized
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.ops.blockwise_linear import blockwise_linear
-from enginecast.passes.ir.options import spec_from_pass
 from enginecast.passes.registry import build
 from enginecast.runtime.sessions.onnxruntime import (
     CPU_PROVIDER,
@@ -160,26 +157,6 @@ def test_forms(
     assert relative_error(wrong, made.expected) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype", "name"),
-    [
-        ("row", INT8, "I8"),
-        ("static", FP8, "F8_E4M3"),
-        ("storage", FP8, "F8_E4M3"),
-        pytest.param("storage", INT8, "I8", marks=pytest.mark.slow),
-    ],
-)
-def test_weights_stay_quantized_in_the_file(
-    engines: Engines, form: Form, dtype: torch.dtype, name: str
-) -> None:
-    folder = engines(form, dtype).folder
-    stored = dtypes_in(folder)
-    assert stored[96, 32] == ("U8" if dtype == FP8 else name)  # Gather takes no fp8
-    assert stored[32, 64] == stored[64, 48] == name
-    size = (folder / WEIGHTS_FILE).stat().st_size
-    assert size < 1.3 * (96 * 32 + 2 * 32 * 64 + 64 * 48) + 1500  # the header
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_are_packed_without_loss(bits: int) -> None:
     torch.manual_seed(bits)
@@ -190,20 +167,6 @@ def test_blocks_are_packed_without_loss(bits: int) -> None:
     assert packed.shape == (6, 2, 32 * bits // 8)
     found = ours.packed_linear(x, packed, scale, None, bits, False)
     assert torch.equal(found, blockwise_linear(x, weight, scale, None, bits, False))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [(INT8, "cpu"), (FP8, "cpu"), pytest.param(INT8, "cuda", marks=pytest.mark.slow)],
-)
-def test_values_beyond_a_static_scale_saturate(
-    gated: ExportedProgram, tmp_path: Path, dtype: torch.dtype, device: str
-) -> None:
-    program = quantized(gated, "static", dtype, largest=0.7)
-    found, _ = engine(program, tmp_path, _ids(), device=device)
-    expected = in_torch(program, _ids())[0]
-    assert relative_error(expected, in_torch(gated, _ids())[0]) > 0.3
-    assert relative_error(found, expected) < 1e-6
 
 
 def test_every_fp8_value_of_a_table_comes_back(tmp_path: Path) -> None:
@@ -234,21 +197,6 @@ def test_gemm_float8_is_an_option_for_cuda(
         create_session(tmp_path / GRAPH_FILE, [CPU_PROVIDER], 1)
     with pytest.raises(SpecError, match="CUDA alone"):
         build(lowering("onnxruntime-cpu", gemm_float8=True))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    ("form", "dtype"), [("row", INT8), ("static", FP8), ("row", FP8), ("blocks", INT8)]
-)
-def test_legalized_programs_compute_the_same_in_torch(
-    gated: ExportedProgram, form: Form, dtype: torch.dtype, device: str
-) -> None:
-    program = quantized(gated, form, dtype)
-    expected = in_torch(program, _ids())[0]
-    for gemm in {False, device == "cuda"}:
-        options = LegalizeQuantized(onnxruntime_on(device), gemm)
-        legal, _ = rewritten(program, str(spec_from_pass(options)))
-        assert relative_error(in_torch(legal, _ids())[0], expected) < 1e-6
 
 
 def refused(function: Any, inputs: Sequence[Tensor]) -> str:

@@ -88,13 +88,6 @@ def test_equal_blocks_are_one_piece() -> None:
     assert len({call.takes for call in found.calls}) == 4
 
 
-@pytest.mark.slow
-def test_blocks_that_differ_are_pieces_of_their_own() -> None:
-    found = require_same(Stack(*mixers(3), Mixer(eps=1e-3), *mixers(3, factor=0.5)))
-    assert [len(modules) for modules in found.regions.values()] == [3, 3]
-    assert len(found.pieces) == 4
-
-
 def test_what_lies_between_blocks_is_compiled_once() -> None:
     class Shifted(Stack):
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -105,49 +98,6 @@ def test_what_lies_between_blocks_is_compiled_once() -> None:
     found = require_same(Shifted(*mixers(3)))
     assert len(found.calls) == 7
     assert len(found.pieces) < 6
-
-
-class Modulated(nn.Module):
-    """Stacks whose mixers are shifted by what is made of the condition, from the start on."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.mixers = nn.ModuleList(mixers(count))
-        self.shifts = nn.ModuleList(nn.Linear(8, 16) for _ in range(count))
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        for mixer, shift in zip(self.mixers, self.shifts, strict=True):
-            before, after = shift(condition).to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
-            x = mixer(x + before, condition) + after
-        return x
-
-
-@pytest.mark.slow
-def test_more_blocks_are_no_more_pieces() -> None:
-    """What lies before a block waits for it, whenever it could be computed; and what a trace
-    asserts of dtypes keeps nothing from being split.
-    """
-    found = [require_same(Modulated(count)) for count in (2, 4)]
-    assert [len(each.regions) for each in found] == [1, 1]
-    assert len(found[0].pieces) == len(found[1].pieces) <= 4
-    assert max(len(piece.graph.nodes) for piece in found[1].pieces.values()) < 40
-
-
-MERGING = "unify-dtype{to=fp32},canonicalize,merge-linears,fuse-gelu"
-
-
-@pytest.mark.slow
-def test_linears_that_are_merged_across_blocks_stand_before_them() -> None:
-    """As in the presets for a GPU: what shifts each of the blocks is one product."""
-    found = [require_same(Modulated(count), passes=MERGING) for count in (2, 4)]
-    assert [[len(modules) for modules in each.regions.values()] for each in found] == [[2], [4]]
-    assert len(found[0].pieces) == len(found[1].pieces) <= 4
-    merged = [
-        node
-        for node in found[1].pieces[found[1].calls[0].piece].graph.nodes
-        if node.target is torch.ops.aten.linear.default
-    ]
-    assert [tuple(node.meta["val"].shape[-1:]) for node in merged] == [(4 * 16,)]
 
 
 def test_shared_weights_are_given_to_each() -> None:

@@ -1,16 +1,13 @@
 """Regions that compute the same with different weights, and those that only seem to."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.fx import GraphModule
 
-from enginecast.passes.ir.edit import weight_expressions, weight_value
 from enginecast.passes.ir.regions import Region, repeated_regions
 
 
@@ -104,35 +101,3 @@ def test_what_differs_is_on_its_own(other: Callable[[], nn.Module]) -> None:
 
     assert modules(regions(Pair(Mixer(), other()))) == []
     assert modules(regions(Pair(Mixer(), other(), Mixer()))) == [["mixers.0", "mixers.2"]]
-
-
-def test_inputs_of_other_sizes_make_other_regions() -> None:
-    assert modules(regions(Stack(Mixer(), Mixer(), Mixer(), Mixer(), cut=2))) == [
-        ["mixers.0", "mixers.1"],
-        ["mixers.2", "mixers.3"],
-    ]
-
-
-def test_the_graph_of_a_region_computes_its_results() -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(2, 4, 8), torch.randn(2, 8)
-    program, _ = rewritten(
-        captured(Stack(Mixer(), Mixer()), *inputs, dynamic=BATCH), "canonicalize"
-    )
-    [group] = repeated_regions(program)
-    weights = weight_expressions(program)
-    names = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
-    values: dict[Any, Any] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = names.get(node.name)
-            if node in weights:
-                values[node] = weight_value(program, node)
-        elif node.op == "call_function":
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-    for region in group:
-        alone = GraphModule({}, region.graph)
-        found = alone(*(values[node] for node in (*region.inputs, *region.weights)))
-        for node, result in zip(region.results, found, strict=True):
-            assert torch.equal(result, values[node])

@@ -133,12 +133,3 @@ def test_engines_agree_with_torch_element_by_element(values: str, engine: Path) 
         if name == "numbers-beside-double":
             rounds = 1e-14
         np.testing.assert_allclose(found, expected, rtol=rounds, atol=least, err_msg=name)
-
-
-@pytest.mark.slow
-def test_fp16_is_computed_in_fp32_as_torch_does(tmp_path: Path) -> None:
-    x = (torch.randn(16, 16) * 1e-2).half()
-    lower(captured(All(), x, x), tmp_path, NAMES)
-    for name, found, expected in zip(OPS, run(tmp_path, x, x), All()(x, x), strict=True):
-        if name != "cumprod":  # products of rounded products
-            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-7, err_msg=name)

@@ -1,9 +1,7 @@
 """The weights file: what safetensors reads back, and how much of it is in memory at once."""
 
-import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -77,25 +75,6 @@ def test_bytes_depend_on_the_weights_and_not_on_their_order(tmp_path: Path) -> N
     tensors["float32"][0, 0] += 1
     written(tmp_path / "c", tensors)
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
-
-
-class Memory(np.ndarray):
-    """A buffer that can be watched: a plain array takes no weak reference."""
-
-
-def test_one_tensor_is_in_memory_at_a_time_and_computed_once(tmp_path: Path) -> None:
-    buffers: list[weakref.ref[Memory]] = []
-
-    def compute() -> Tensor:
-        assert all(ref() is None for ref in buffers), "the weight before is still held"
-        buffer = np.zeros(64, dtype=np.float32).view(Memory)
-        buffers.append(weakref.ref(buffer))
-        return torch.from_numpy(buffer)
-
-    weights = [LazyWeight(f"w{i}", torch.float32, (64,), compute) for i in range(5)]
-    write_weights(tmp_path / "w", weights)
-    assert len(buffers) == 5
-    assert all(ref() is None for ref in buffers)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 import models
 import pytest
 import torch
-from exports import cast
 from programs import rewritten
 from test_mixed import Deep
 from torch import Tensor, nn
@@ -93,28 +92,6 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
     assert list(results.values()) == [False, False, True], results
 
 
-@pytest.mark.usefixtures("converted")
-@pytest.mark.slow
-def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
-    found = advise(prepared_module(Deep(), 2, 5, 16))
-    reported = by_name(found)
-    assert not reported["fp16"].safe
-    assert "use --precision mixed or --precision bf16" in reported["fp16"].sentence
-    assert reported["mixed"].safe
-    assert found.recommended == "mixed"
-    assert reported["fp16"].error is None
-    assert "as ort-cuda computes: values leave fp16's range at " in reported["fp16"].trouble
-    assert reported["mixed"].error is not None
-    assert 1e-5 < reported["mixed"].error < 2e-3
-    assert reported["mixed"].error < (reported["bf16"].error or 0.0)
-    weights = sum(p.numel() for p in Deep().parameters())
-    assert [reported[p].weight_bytes for p in ("fp16", "bf16", "fp32")] == [
-        2 * weights,
-        2 * weights,
-        4 * weights,
-    ]
-
-
 class Scaled(nn.Module):
     """Two linears, with a large factor between them that is taken back at the end."""
 
@@ -185,28 +162,3 @@ def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
         assert floor.defects == ()
     else:
         assert "values leave fp16's range at the model itself test_advice.py:" in fp16.trouble
-
-
-def test_the_line_of_an_overflow_that_eager_swallows_is_known() -> None:
-    torch.manual_seed(0)
-    module = Projected(lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0)
-    prepared = prepare(open_source(module, example={"x": torch.randn(4, 16)}), NONE, Steps())
-    floor = reference_of(prepared, "fp16").floor
-    assert floor.estimated
-    assert floor.culprit.startswith("values leave fp16's range at the model itself test_advice.py:")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("converted")
-def test_inspect_shows_it(
-    loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    done = cast(capsys, "inspect", loud)
-    assert "not safe as it is: " in done.out
-    assert "the cheapest that is safe: --precision bf16" in done.out
-    reported = cast(capsys, "inspect", loud, "--json").json["advice"]
-    assert reported["recommended"] == "bf16"
-    options = {option["precision"]: option for option in reported["options"]}
-    assert options["mixed"]["keep"] == WO
-    assert options["fp16"]["largest"]["largest"] > 65504

@@ -10,8 +10,6 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
-from enginecast.passes.quantize.measure.simulate import simulate
 
 STEPS = 9
 
@@ -56,13 +54,6 @@ def context(call: Recorded, *places: int) -> PassContext:
     return PassContext(calibration=some, names=[call.names[place] for place in places])
 
 
-def plan_on(program: ExportedProgram, spec: str, known: PassContext) -> QuantizationPlan:
-    planned, _ = rewritten(program, spec, known)
-    plan = plan_of(planned)
-    assert plan is not None
-    return plan
-
-
 def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     [one], [other] = found, wanted
     return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).max())
@@ -81,20 +72,3 @@ def test_static_scales_of_early_steps_alone_are_wrong_for_late_ones(
         errors[name] = error(outputs(quantized, *late), exact)
     assert errors["early"] > 0.3  # the loud units are clamped
     assert errors["all"] == errors["late"] < 0.15
-
-
-def test_a_plan_of_early_steps_alone_does_not_hold_late(calls: tuple[Denoiser, Recorded]) -> None:
-    model, call = calls
-    program, spec = program_of(model, call), "plan-int8{max_error=0.05 min_gain=0}"
-    early = plan_on(program, spec, context(call, 0))
-    whole = plan_on(program, spec, context(call, 0, 1, 2))
-    exact = outputs(program, *call.calls[-1].values())
-    late = {
-        name: error(tuple(simulate(program, plan, call.calls[-1:])[0].values()), exact)
-        for name, plan in {"early": early, "whole": whole}.items()
-    }
-    assert late["early"] > 0.05 >= late["whole"]
-    assert list(whole.errors) == list(call.names)
-    assert max(whole.errors.values()) == whole.predicted_error
-    assert whole.errors[call.names[2]] == pytest.approx(late["whole"], rel=1e-3)
-    assert any(note.startswith("worst row by calibration inputs: recorded") for note in whole.notes)

@@ -67,12 +67,6 @@ def test_casts_of_the_models_code_are_named_with_their_lines(mixed: ExportedProg
     assert {meeting.by for meeting in meetings} == {MODEL}
 
 
-@pytest.mark.slow
-def test_casts_of_an_fp32_capture_say_where_the_source_wants_fp32(plain: ExportedProgram) -> None:
-    (norms,) = take_census(plain).meetings
-    assert (norms.what, norms.by, norms.count) == ("cast to f32 of what is f32", MODEL, 5)
-
-
 def test_cast_of_a_stored_weight_is_not_the_models(folder: Path, plain: ExportedProgram) -> None:
     program = capture_t5(folder, torch.float32)
     weights = {n: t.bfloat16() for n, t in program.state_dict.items()}

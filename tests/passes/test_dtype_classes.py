@@ -20,8 +20,6 @@ from programs import (
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.ir.edit import dtype_of
-
 WIDTH = 16
 
 
@@ -131,15 +129,6 @@ def test_error_is_that_of_eager_in_the_low_dtype(function: Callable[..., Any]) -
             found_error.append(relative_error(found, expected))
             eager_error.append(relative_error(eager, expected))
         assert max(found_error) <= 1.5 * max(eager_error), name
-
-
-def test_ids_are_computed_in_the_low_dtype() -> None:
-    program = program_of(lambda net, x: net.b(net.a(x)).argmax(-1))
-    after, _ = rewritten(program, "unify-dtype{to=fp16}")
-    linears = [n for n in after.graph.nodes if str(n.target) == "aten.linear.default"]
-    assert [dtype_of(n) for n in linears] == [torch.float16] * 2
-    (found,) = outputs(after, torch.randn(2, 5, WIDTH))
-    assert found.dtype == torch.int64
 
 
 def test_convolutions_and_their_norms() -> None:

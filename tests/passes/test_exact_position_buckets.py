@@ -5,27 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import golden
-import models
 import pytest
 import torch
 from programs import (
     Function,
-    Text,
     captured,
     count,
     ir_diff,
     notes,
     outputs,
-    prompts,
     reasons,
-    reloaded,
     rewritten,
     same_bits,
-    seeded,
 )
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
-from transformers import T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from enginecast.passes.ir.edit import aten
@@ -84,41 +78,6 @@ def test_the_table_holds_where_a_logarithm_of_a_low_dtype_does_not(dtype: torch.
     low = torch.where(near < 8, near, low.clamp(max=15)) + (distance > 0) * 16
     flips = int((low != exact).sum())
     assert (flips > 0) == (dtype is torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def encoders() -> dict[str, ExportedProgram]:
-    umt5 = UMT5Config(
-        **{key: getattr(models.t5_config(), key) for key in ("vocab_size", "d_model", "d_kv")},
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-    )
-    made = {
-        "t5": seeded(T5EncoderModel, models.t5_config()),
-        "umt5": seeded(UMT5EncoderModel, umt5),
-    }
-    return {
-        name: captured(Text(model), *prompts(3, 7), dynamic=TOKENS) for name, model in made.items()
-    }
-
-
-@pytest.mark.parametrize("name", ["t5", pytest.param("umt5", marks=pytest.mark.slow)])
-def test_an_encoder_keeps_every_bit_and_computes_its_buckets_once(
-    encoders: dict[str, ExportedProgram], name: str
-) -> None:
-    before = encoders[name]
-    after, sites = rewritten(before, BUCKETS)
-    # UMT5 has a table of biases in each layer; their buckets are the same.
-    assert notes(sites) == ["a table of 183 distances from -91 on"]
-    assert count(after, "log") == 0
-    assert count(after, "index_select") == (1 if name == "t5" else 2)
-    for shape in ((1, 2), (2, 31), (1, 200)):
-        assert same_bits(before, after, *prompts(*shape))
-    assert same_bits(reloaded(after), after, *prompts(2, 9))
-    again, second = rewritten(after, BUCKETS)
-    assert not second
-    assert same_bits(again, after, *prompts(2, 9))
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {

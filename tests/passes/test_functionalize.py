@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from enginecast.errors import CaptureError, PassError
+from enginecast.errors import CaptureError
 from enginecast.passes.captured.functionalize import Functionalize
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.traits import Trait, has
-from enginecast.passes.registry import build
 
 Function = Callable[[Tensor], Any]
 CASES: dict[str, Function] = {}
@@ -362,11 +361,3 @@ def test_a_write_that_is_not_known_has_its_line() -> None:
     program = program_of(lambda x: (y := x * 2).view(torch.int32).add_(1) + y)
     with pytest.raises(CaptureError, match=r"test_functionalize.py:\d+ .* a view by view"):
         functionalized(program)
-
-
-@pytest.mark.parametrize("pipeline", ["canonicalize", "drop-idle-draws,canonicalize"])
-def test_passes_take_values_alone(pipeline: str) -> None:
-    program = program_of(CASES["column"])
-    with pytest.raises(PassError, match=r"clamp_.default at test_functionalize.py:\d+ writes"):
-        run_pipeline(build(pipeline), program, PassContext())
-    run_pipeline(build(f"functionalize,{pipeline}"), program, PassContext())

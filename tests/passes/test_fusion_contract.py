@@ -81,17 +81,6 @@ def engine_ops(program: ExportedProgram) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_sites_of_a_model_are_known_before_any_pass(
-    programs: dict[str, ExportedProgram], name: str
-) -> None:
-    sites = expect_fusions(programs[name])
-    assert tuple(len(sites[kind]) for kind in (RMS_NORM, SKIP_NORM, ATTENTION)) == EXPECTED[name]
-    places = sites[ATTENTION]
-    assert len(set(places)) == LAYERS
-    assert all("model." in place and ".py:" in place for place in places)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_presets_fuse_every_site(

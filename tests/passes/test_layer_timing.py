@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import TOKENS, captured, relative_error
+from programs import TOKENS, captured
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -11,10 +11,6 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.quantization_plan import LayerPlan
 from enginecast.passes.quantize.plan.layer_timing import (
     Product,
-    device_arch,
-    operands,
-    quantized_product,
-    time_product,
 )
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.planning import make_plan
@@ -81,20 +77,3 @@ def test_min_gain_is_compared_with_what_was_measured(net: ExportedProgram) -> No
     higher = PlanOptions(format="fp8", arch="sm90", heads=True, max_error=9, min_gain=2.0)
     with pytest.raises(PassError, match="4 x does not pay"):
         planned(net, Clock(), higher)
-
-
-@pytest.mark.parametrize(("per_row", "static"), [(True, False), (False, False), (False, True)])
-def test_what_is_timed_is_the_product(per_row: bool, static: bool) -> None:
-    x, weight, rounded, scale, known = operands(Product(48, 64, 256, per_row, static), "cpu")
-    found = quantized_product(x, rounded, scale, known, per_row)
-    assert (known is not None) == static
-    assert 0.03 < relative_error(found, x.float() @ weight.float().t()) < 0.042
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_large_product_gains_on_a_gpu_that_has_fp8() -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU has no fp8 products")
-    plain, quantized = time_product(Product(4096, 4096, 10240, True, False, str(device_arch())))
-    assert plain / quantized > 1.1

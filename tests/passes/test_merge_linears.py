@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.functional import linear
 
-from enginecast.passes import merge_linears
 from enginecast.passes.ir.edit import weight_expressions
 
 WIDTH = 16
@@ -84,34 +83,6 @@ def test_projections_of_real_models(name: str, groups: list[int], to: str) -> No
     limit = 1.5 * relative_error(outputs(before, *inputs)[0], expected)
     assert relative_error(outputs(after, *inputs)[0], expected) <= limit
     assert same_bits(reloaded(after), after, *inputs)
-
-
-def test_biases_and_sizes_go_along() -> None:
-    before = program_of(pair)
-    after, sites = rewritten(before, "merge-linears")
-    assert notes(sites) == ["merged: linear, linear_1"] * 2
-    assert (count(after, "linear"), count(after, "cat")) == (1, 2)
-    x = torch.randn(3, 7, WIDTH)
-    for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
-        assert torch.allclose(found, expected, atol=1e-6)
-    _, second = rewritten(after, "canonicalize,merge-linears")
-    assert second == []
-
-
-def test_a_merged_weight_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_linears, "LARGEST", 20 * WIDTH)  # those of a and b
-    before = program_of(
-        lambda n, x: (n.a(x), n.b(x), linear(x, n.plain.weight, n.low.bias.float()))
-    )
-    after, sites = rewritten(before, "merge-linears")
-    assert [site.reason for site in sites] == [
-        *("", ""),
-        "no other linear that reads the same value can join it",
-    ]
-    assert count(after, "linear") == 2
-    x = torch.randn(3, 7, WIDTH)
-    for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
-        assert torch.allclose(found, expected, atol=1e-6)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {

@@ -19,16 +19,13 @@ from tiny_programs import exact_program, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.compiler.request import ExportRequest
-from enginecast.errors import PassError, UsageError
+from enginecast.errors import PassError
 from enginecast.passes.analyses.residual_stream import residual_sums
 from enginecast.passes.ir.base import Pass, PassContext, Site
 from enginecast.passes.ir.edit import aten, dtype_of, insert, structural_copy
-from enginecast.passes.ir.match import is_float_cast
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.precision.cast_borders import border_of, check_casts, unexplained_casts
+from enginecast.passes.precision.cast_borders import check_casts
 from enginecast.passes.presets import preset
-from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 
 FUSED = (
@@ -117,24 +114,6 @@ def test_stream_beyond_the_range_of_fp16_survives_in_mixed() -> None:
 def test_what_is_a_residual_sum(function: Callable[..., Tensor], found: int) -> None:
     before = captured(Function(function), torch.randn(4, 4), torch.randn(4, 4))
     assert len(residual_sums(before)) == found
-
-
-def test_mixed_is_a_plan_that_computes_in_fp16() -> None:
-    plan = ExportRequest("model", precision="mixed", skip_modules_pattern=("wo$",)).resolve()
-    assert plan.precision == "fp16"
-    (unify,) = [p for p in build(plan.pipeline) if isinstance(p, UnifyDtype)]
-    assert (unify.to, unify.residual, unify.keep) == ("fp16", "fp32", ("wo$",))
-    with pytest.raises(UsageError, match="does not fit the pipeline, which computes in fp16"):
-        ExportRequest("model", precision="mixed", pipeline="unify-dtype{to=fp16}").resolve()
-
-
-def test_every_cast_says_between_which_classes_it_stands() -> None:
-    for spec in (preset("fp16"), preset("mixed"), 'unify-dtype{to=bf16 keep="wo$"},canonicalize'):
-        after, _ = rewritten(tiny_program("t5"), spec, calibrated(tiny_program("t5")))
-        casts = [n for n in after.graph.nodes if is_float_cast(n)]
-        assert casts
-        assert all(" to " in border_of(cast) for cast in casts)
-        assert unexplained_casts(after) == []
 
 
 @dataclass(frozen=True)

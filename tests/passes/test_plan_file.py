@@ -85,19 +85,6 @@ def test_an_edited_plan_is_carried_out_and_its_error_measured_anew(net: Exported
     assert 0 < plan.predicted_error < content["predicted_error"]
 
 
-def test_layers_that_a_plan_does_not_name_are_kept_and_that_is_said(net: ExportedProgram) -> None:
-    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
-    content["layers"] = content["layers"][:2]
-    given = decode_plan(json.dumps(content).encode())
-    after, sites = rewritten(net, "plan-int8", calibrated(net, plan=given))
-    plan = plan_of(after)
-    assert plan is not None
-    assert plan.notes[-1] == (
-        "2 layers of the program are not in the plan, and are kept: odd, narrow"
-    )
-    assert [site.reason for site in sites[2:]] == ["the plan does not name it"] * 2
-
-
 @pytest.mark.parametrize(
     ("place", "changed", "words"),
     [
@@ -121,21 +108,6 @@ def test_what_a_plan_cannot_demand(
         reused(net, content, "plan-int8")
     assert words in refused.value.message
     assert content["layers"][place]["module"] in refused.value.message
-
-
-def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProgram) -> None:
-    content = content_of(made(net, f"plan-fp8{{arch=sm90 min_gain=0 {ANY}}}"))
-    odd = content["layers"][2]
-    assert odd["choice"] == "keep"
-    odd |= {"choice": "w8a8-dynamic", "weights": "row", "activations": "row"}
-    with pytest.raises(
-        PassError, match=r"\(odd\): choice: .* native fp8 wants multiples of 16: N=17"
-    ):
-        reused(net, content, "plan-fp8{arch=sm90}")
-    with pytest.raises(PassError, match="arch: it is for sm90, and sm89 is asked for"):
-        reused(net, content, "plan-fp8{arch=sm89}")
-    with pytest.raises(PassError, match="format: it is for fp8, and int8 is asked for"):
-        reused(net, content, "plan-int8{arch=sm90}")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """What is planned, and why the rest is kept."""
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
 from msgspec.structs import replace
@@ -19,7 +16,6 @@ from rig import EOS, Rig
 from tiny_programs import tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext
@@ -27,9 +23,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.calibration import largest_row_error
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.passes.quantize.plan import planning
 from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
-from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 from enginecast.passes.registry import build
 
 
@@ -75,21 +69,6 @@ def test_a_skip_that_finds_nothing_is_named(t5: ExportedProgram, option: str, wo
     assert words in refused.value.message
 
 
-@pytest.mark.parametrize(("limit", "most"), [(1.0, 1), (0.02, 3)])
-def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
-    t5: ExportedProgram, monkeypatch: pytest.MonkeyPatch, limit: float, most: int
-) -> None:
-    counts: Counter[Node] = Counter()
-
-    def measured(*args: Any) -> Sensitivity:
-        counts.update({node: len(known) for node, known in args[3].items()})
-        return measure(*args)
-
-    monkeypatch.setattr(planning, "measure", measured)
-    planned(t5, f"plan-int8{{any_cpu=false max_error={limit} min_gain=0}}")
-    assert max(counts.values()) == most
-
-
 class Net(nn.Module):
     """A picture's patches, a layer, a head whose weight the embedding shares."""
 
@@ -117,21 +96,6 @@ def net() -> ExportedProgram:
         torch.manual_seed(1)
         module = Net().requires_grad_(False)
         return captured(module, torch.randn(2, 3, 4, 4), torch.randint(48, (2, 5)))
-
-
-def test_what_is_kept_by_default_says_why(net: ExportedProgram) -> None:
-    plan = planned(net, "plan-int8{mode=storage max_error=1}")
-    assert of(plan, "patch").reason.startswith("the first convolution")
-    assert of(plan, "head").reason.startswith("a head")
-    assert of(plan, "words").reason == "shares its weight with 'head', which is kept"
-    assert of(plan, "few").reason.startswith("rows of 4 values")
-    assert of(plan, "conv").choice == "storage"
-    assert (of(plan, "odd").weights, of(plan, "odd").block) == ("block", 32)
-    assert (of(plan, "layer").weights, of(plan, "layer").block) == ("row", 0)  # K is 37
-    whole = planned(net, "plan-int8{mode=storage max_error=1 heads=true}")
-    assert of(whole, "head").choice == of(whole, "words").choice == "storage"
-    fp8 = planned(net, "plan-fp8{mode=storage max_error=1 heads=true}")
-    assert of(fp8, "words").reason.startswith("an embedding")
 
 
 def test_native_fp8_wants_multiples_of_16_and_enough_to_do(net: ExportedProgram) -> None:
@@ -231,11 +195,3 @@ def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
 def test_options_that_do_not_fit_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         build(spec)
-
-
-def test_a_model_of_heads_alone_is_told_how_they_are_quantized() -> None:
-    program = captured(nn.Linear(32, 32), torch.randn(4, 32))
-    with pytest.raises(PassError, match="no layer is left to quantize: 1 x a head") as refused:
-        planned(program, "plan-int8")
-    assert "heads=true takes heads: --pipeline 'plan-int8{heads=true}" in str(refused.value)
-    assert planned(program, "plan-int8{heads=true max_error=0.3}").layers

@@ -92,22 +92,6 @@ def test_the_error_of_a_linear_is_the_theoretical_one(
     assert range_[0] < error < range_[1]
 
 
-def test_an_integer_product_is_exact() -> None:
-    """Up to the scales: K is large enough that fp32 could not sum the integers."""
-    k = 4096
-    program = linear(n=16, k=k)
-    weight = program.state_dict["layer.weight"]
-    torch.manual_seed(2)
-    weight.copy_(torch.randint(100, 128, (16, k)).float())
-    x = torch.randint(100, 128, (4, k)).float()
-    for tensor in (weight, x):
-        tensor[:, 0] = 127.0  # so that every scale is 1
-    found = outputs(quantized_by_plan(program, "rowwise", "int8"), x)[0]
-    exact = x.numpy().astype(np.int64) @ weight.numpy().astype(np.int64).T
-    assert np.abs(exact).max() > 2**24
-    assert np.array_equal(found.numpy(), exact.astype(np.float32))
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("block", [32, 128])
 def test_blocks_are_rounded_as_matmul_nbits_reads_them(bits: int, block: int) -> None:

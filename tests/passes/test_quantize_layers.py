@@ -18,7 +18,6 @@ from programs import (
     outputs,
     prompts,
     relative_error,
-    reloaded,
     rewritten,
     same_bits,
     seeded,
@@ -31,7 +30,6 @@ from transformers import T5EncoderModel
 from enginecast.errors import PassError
 from enginecast.ops.quantize import SMALLEST_SCALE
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.block_view import LEFT_ALONE
 from enginecast.passes.ir.edit import (
     structural_copy,
     weight_expressions,
@@ -75,19 +73,6 @@ def pair(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def calls(program: ExportedProgram, target: object) -> list[Any]:
     return [node for node in program.graph.nodes if node.target is target]
-
-
-def test_linears_of_one_value_share_its_quantization_right_behind_the_norm() -> None:
-    before = program_of(pair)
-    after = quantized_by_plan(before, "rowwise")
-    (read,) = [n for n in calls(after, own.quantize.default) if n.args[0] == first(after, "rms")]
-    scale = read.args[1]
-    assert (first(after, "rms").next, scale.next) == (scale, read)
-    products = calls(after, own.quantized_linear.default)
-    assert [node.args[:2] for node in products] == [(read, scale)] * 2
-    assert [node.name for node in products] == ["linear", "linear_1"], "nodes keep their names"
-    assert products[1].args[4] is None
-    assert same_bits(reloaded(after), after, torch.randn(3, 7, WIDTH))
 
 
 def first(program: ExportedProgram, name: str) -> Node:
@@ -163,31 +148,6 @@ def test_rows_of_zeros_and_of_denormals_stay_finite(form: str, format_: Format) 
     assert all((weight_value(after, node) >= SMALLEST_SCALE).all() for node in made)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_scales_can_be_exact_in_a_low_dtype_and_never_too_small(
-    name: str, dtype: torch.dtype
-) -> None:
-    """A row whose scale was rounded down would lose its largest value to the clamp."""
-    module = net(lambda n, x: n.b(x))
-    rows = torch.logspace(-9, 4, 48).unsqueeze(-1)  # down to below fp16's subnormals
-    module.b.weight.mul_(rows)
-    module.b.weight[0] = 0.0
-    before = captured(module, torch.randn(2, 5, WIDTH))
-    plan = plan_for(before, "rowwise")
-    after, _ = carried_out(before, plan, options=f"{{scale_dtype={name}}}")
-    weight, scale = (
-        weight_value(after, node)
-        for node in calls(after, own.quantized_linear.default)[0].args[2:4]
-    )
-    assert torch.equal(scale.to(dtype).float(), scale)
-    exact = (module.b.weight.abs().amax(-1, keepdim=True) / 448).clamp(min=SMALLEST_SCALE)
-    assert (scale >= exact).all()
-    assert (scale > 0).all()
-    normal = exact > torch.finfo(dtype).tiny
-    assert ((scale / exact)[normal] <= 1 + 2 * torch.finfo(dtype).eps).all()
-    assert not weight[0].float().any()
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kept": ({"choice": "keep", "reason": "a head"}, "kept: a head"),
     "an old GPU": (
@@ -224,18 +184,6 @@ def test_plans_that_do_not_fit_are_refused() -> None:
     other = program_of(lambda n, x: n.a(x))
     with pytest.raises(PassError, match=r"names 1 layers that the program does not have: b "):
         carried_out(other, plan_for(before, "rowwise"))
-
-
-def test_layers_in_branches_are_left_alone_with_the_reason() -> None:
-    def branching(net: Net, x: Tensor) -> Tensor:
-        h = net.b(x)[..., :WIDTH]
-        found: Tensor = torch.cond(x.sum() > 0, lambda h: net.a(h), lambda h: -net.a(h), (h,))
-        return found
-
-    before = captured(net(branching), torch.randn(2, 5, WIDTH))
-    after, sites = carried_out(before, plan_for(before, "rowwise"))
-    assert [site.reason for site in sites] == ["", LEFT_ALONE]
-    assert len(calls(after, own.quantized_linear.default)) == 1
 
 
 def test_t5_works_where_casting_layer_by_layer_crashes() -> None:

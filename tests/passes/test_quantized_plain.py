@@ -13,12 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.ir.edit import arguments, aten, first_input, value
+from enginecast.passes.ir.edit import arguments, aten, value
 from enginecast.passes.ir.quantization_plan import Format
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate
 
-FP8 = torch.float8_e4m3fn
 Quantized = Callable[[str, Format], ExportedProgram]
 FORMS: dict[str, Format] = {
     "storage": "fp8",
@@ -71,10 +70,6 @@ def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
     return rewritten(program, f"decompose-quantized{{device={device}}}")[0]
 
 
-def casts_to_fp8(program: ExportedProgram) -> list[Node]:
-    return [n for n in program.graph.nodes if n.target is aten.to.dtype and value(n).dtype == FP8]
-
-
 @pytest.mark.parametrize("form", ["storage", "rowwise"])
 def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
     ours = quantized_by_plan(program, form, FORMS[form], ids(2, 5))
@@ -101,21 +96,6 @@ def test_a_lowered_program_is_emulated_like_the_one_before(
     (expected,), (found,) = (emulate(p, cases, profile)[0] for p in (ours, plain))
     # A rounding of bf16 more or less.
     assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
-
-
-@pytest.mark.slow
-def test_every_cast_to_fp8_has_a_clamp_right_before_it(low: Quantized) -> None:
-    """A test of values cannot see it where the cast itself saturates: torch 2.13 does, 2.12 gives
-    NaN."""
-    found = 0
-    for form in ("rowwise", "tensorwise", "static", "storage"):
-        plain = lowered(low(form, "fp8"))
-        for cast in casts_to_fp8(plain):
-            clamp = first_input(cast)
-            assert clamp.target is aten.clamp.default, cast.format_node()
-            assert clamp.args[1:] == (-448.0, 448.0)
-            found += 1
-    assert found >= 20
 
 
 @pytest.mark.parametrize("form", ["rowwise", "static"])

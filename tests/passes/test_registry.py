@@ -153,22 +153,6 @@ def test_a_package_may_end_in_any_way(
         run_pipeline([crashing()], program, PassContext())
 
 
-def test_a_model_that_ends_python_is_bad_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "ending_model.py").write_text(
-        "import sys\nimport torch\n\n\nclass Ending(torch.nn.Module):\n"
-        "    def forward(self, x):\n        sys.exit(0)\n\n\n"
-        "def make():\n    return Ending(), {'x': torch.randn(2, 4)}\n",
-        encoding="utf-8",
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    done = cast(capsys, "export", "ending_model:make", "-o", tmp_path / "b", "--json")
-    assert done.code == 2
-    assert f"{tmp_path / 'ending_model.py'}:7: the model's code exited Python" in done.err
-    assert done.json["error"] == "SourceError"
-
-
 def test_an_exception_of_a_plugin_is_not_bad_input(
     install: Install,
     tmp_path: Path,

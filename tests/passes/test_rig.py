@@ -8,8 +8,8 @@ import pytest
 import torch
 from exports import cast
 from lowering import lower, run
-from programs import TOKENS, Text, calibrated, captured, count, notes, outputs, reloaded, rewritten
-from rig import BEYOND, CLAMPED, NOT_A_NUMBER, Rig, prompts
+from programs import TOKENS, Text, calibrated, captured, count, outputs, reloaded, rewritten
+from rig import CLAMPED, NOT_A_NUMBER, Rig, prompts
 from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
@@ -70,17 +70,6 @@ def ours(program: ExportedProgram, rig: Rig, inputs: Inputs, pipeline: str = RES
     return relative(hidden, exact(rig, inputs), inputs["attention_mask"])
 
 
-def test_the_rigs_are_what_they_say(tmp_path: Path) -> None:
-    inputs = prompts(8, seed=100)
-    for seed in SEEDS:
-        rig = CLAMPED.with_seed(seed)
-        assert 0.05 <= eager(rig, tmp_path / f"c{seed}", inputs, half=True) <= 0.1
-        rig = NOT_A_NUMBER.with_seed(seed)
-        assert torch.tensor(eager(rig, tmp_path / f"n{seed}", inputs, half=True)).isnan()
-    assert eager(NOT_A_NUMBER, tmp_path / "kept", inputs) < 2e-3
-    assert torch.tensor(eager(BEYOND, tmp_path / "beyond", inputs)).isnan()
-
-
 @pytest.mark.parametrize(
     ("layers", "rig"),
     [
@@ -102,24 +91,6 @@ def test_pure_fp16_is_as_good_as_wo_in_fp32(
     assert median(ratios) <= 1.15, ratios
     assert max(ratios) <= 1.25, ratios
     assert all(not ratio <= 10 for ratio in naive), naive
-
-
-@pytest.mark.slow
-def test_what_wo_in_fp32_cannot_hold_either(capture: Capture) -> None:
-    inputs = prompts(8, seed=100)
-    assert ours(capture(BEYOND), BEYOND, inputs) < 2e-3
-    _, sites = rewritten(capture(BEYOND), "rescale-residual", calibrated(capture(BEYOND)))
-    assert [note.partition(":")[0] for note in notes(sites)] == [
-        "scaled by 2^-3 (9 writers, 9 norms)",
-        "reads a product scaled by 2^-2",
-    ]
-
-
-@pytest.mark.slow
-def test_relu_feed_forwards_are_rescaled_too() -> None:
-    rig = Rig(layers=2, gated=False, product=9e4)
-    program = captured(Text(rig.make()), *prompts(2).values(), dynamic=TOKENS)
-    assert ours(program, rig, prompts(8, seed=100)) < 2e-3
 
 
 def test_the_program_has_no_fp32_weight_no_clamp_and_every_skip_norm(capture: Capture) -> None:

@@ -76,64 +76,6 @@ def test_the_effect_of_one_layer_is_what_a_plan_of_it_alone_gives(t5: ExportedPr
         assert error > 0
 
 
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = torch.nn.Linear(32, 64)
-        self.down = torch.nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.up(functional.layer_norm(x, [32])))
-        found: Tensor = x + self.down(hidden)
-        return found
-
-
-class Blocks(torch.nn.Module):
-    """Equal blocks with weights of their own; three hidden units of the sixth are loud."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        blocks = [Block() for _ in range(8)]
-        self.blocks = torch.nn.Sequential(*blocks)
-        with torch.no_grad():
-            blocks[5].up.weight[:3] *= 60
-            blocks[5].down.weight[:, :3] *= 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.blocks(x))
-
-
-@torch.no_grad()
-def test_equal_layers_of_equal_blocks_are_tried_together_and_unlike_ones_alone() -> None:
-    x = torch.randn(4, 16, 32)
-    program = captured(Blocks().eval(), x)
-    given = PassContext(calibration=({"x": x},))
-    found = measured(program, given, ROWS)
-    own = {node: layer.module for node, (layer,) in choices(program, ROWS).items()}
-    assert found.variants < len(own) == len(found.end_to_end)
-    reached = {module: found.end_to_end[node] for node, module in own.items()}
-    for node, (layer,) in choices(program, ROWS).items():
-        alone = simulate(program, plan_of((layer,)), given.calibration)
-        error = largest_row_error(alone, found.outputs, [None])
-        assert reached[layer.module] == pytest.approx(error, rel=0.7), layer.module
-        if layer.module in ("blocks.5.up", "blocks.5.down"):
-            assert reached[layer.module] == pytest.approx(error, rel=1e-4)
-            assert found.sizes[node] > 3 * found.sizes[next(iter(own))]
-    assert max(reached, key=lambda module: reached[module]) == "blocks.5.down"
-
-
-def test_the_inputs_that_stand_for_the_others_are_small_and_not_too_small(
-    t5: ExportedProgram,
-) -> None:
-    """One token says little of a layer; the full text is long."""
-    token, some, long = context((1, 2)), context((8, 9), (8, 11)), context((4, 60))
-    cases = (*long.calibration, *token.calibration, *some.calibration)
-    found = measured(t5, PassContext(calibration=cases, mask_input="mask"), ROWS)
-    of_some = measured(t5, some, ROWS)
-    for node, reached in found.end_to_end.items():
-        assert reached == pytest.approx(of_some.end_to_end[node], rel=1e-4)
-
-
 def test_values_that_are_broken_before_anything_is_rounded_are_named() -> None:
     broken = Function(lambda x: functional.linear(1 / x, WEIGHT))
     program = captured(broken, torch.ones(3, 32))
@@ -173,28 +115,3 @@ def test_bad_calibration_inputs_are_refused_by_name(t5: ExportedProgram) -> None
     assert "'mask' is missing" in refused(t5, lacking).message
     wrong = PassContext(calibration=(case,), mask_input="padding")
     assert "have no mask 'padding'" in refused(t5, wrong).message
-
-
-class Branching(torch.nn.Module):
-    """A linear before a branch, and one on each path."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(32, 32)
-        self.left = torch.nn.Linear(32, 32)
-        self.right = torch.nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(x))
-        found: Tensor = torch.cond(hidden.mean() > 0.2, self.left, self.right, (hidden,))
-        return found
-
-
-@torch.no_grad()
-def test_layers_before_a_branch_are_measured_through_it() -> None:
-    torch.manual_seed(0)
-    given = torch.randn(4, 32)
-    program = captured(Branching().eval(), given)
-    found = measured(program, PassContext(calibration=({"x": given},)), ROWS)
-    (reached,) = found.end_to_end.values()
-    assert 1e-3 < reached < 0.1

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext, Site
-from enginecast.passes.ir.scaled_values import factors, mark_scaled, scale_of
 from enginecast.passes.smooth_outliers import sample_channels
 
 ALWAYS = "smooth-outliers{alpha=0.6}"
@@ -117,17 +116,3 @@ def test_padding_is_not_calibration() -> None:
     assert torch.cat(found.held_out).shape == (3, WIDTH)
     assert (found.fitting <= found.largest).all()
     assert (found.fitting < found.largest).any()
-
-
-def test_factors_are_powers_of_two_and_marks_fit_their_value() -> None:
-    powers = factors(torch.arange(-20, 21))
-    assert torch.equal(torch.frexp(powers).mantissa, torch.full((41,), 0.5))
-    program = program_of(lambda net, x: net.a(net.norm(x)))
-    (linear,) = [n for n in program.graph.nodes if "linear" in str(n.target)]
-    mark_scaled(linear, torch.ones(24, dtype=torch.int64))
-    mark_scaled(linear, 2)
-    found = scale_of(linear)
-    assert isinstance(found, Tensor)
-    assert found.tolist() == [3] * 24
-    linear.meta["val"] = linear.meta["val"][..., :1]
-    assert scale_of(linear) == 0

@@ -44,22 +44,6 @@ def test_values(text: str, value: Value) -> None:
     assert (type(found), found) == (type(value), value)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("bf16", "bf16"),
-        ("8bit", '"8bit"'),
-        ("a b", '"a b"'),
-        ("false", '"false"'),
-        ("-x", '"-x"'),
-        (True, "true"),
-        (1.0, "1.0"),
-    ],
-)
-def test_strings_are_quoted_only_when_needed(value: Value, text: str) -> None:
-    assert str(PassSpec("p", (("k", (value,)),))) == f"p{{k={text}}}"
-
-
 def test_random_specs_round_trip_in_both_directions() -> None:
     alphabet = 'aZ_9.-+ "\\\n\t\r,{}=eE\u00e9\u2028\x00'
 
@@ -116,21 +100,3 @@ def test_errors_point_at_the_place(text: str, message: str, position: int) -> No
     assert message in first
     assert shown == f"  {text}"
     assert caret.index("^") == position + 2
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("a b", ()),
-        ("a", (("k=", (1,)),)),
-        ("a", (("k", ()),)),
-        ("a", (("k", (1,)), ("k", (2,)))),
-        ("a", (("k", (float("inf"),)),)),
-        ("a", (("k", (10**40,)),)),
-    ],
-)
-def test_a_spec_without_a_text_cannot_be_made(
-    name: str, options: tuple[tuple[str, tuple[Value, ...]], ...]
-) -> None:
-    with pytest.raises(SpecError):
-        PassSpec(name, options)

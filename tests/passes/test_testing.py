@@ -79,14 +79,6 @@ def test_our_passes_keep_their_promise_and_every_fault_is_noticed(
     assert len(check_mutations(outcome).noticed) >= 2
 
 
-@pytest.mark.parametrize("to", ["fp16", "bf16"])
-def test_precision_is_compared_with_eager_in_that_precision(captured: Captured, to: str) -> None:
-    outcome = run_passes(captured, f"unify-dtype{{to={to}}},canonicalize")
-    ratio = compare(outcome).worst_ratio
-    assert ratio is not None
-    assert ratio <= 3
-
-
 @pytest.mark.parametrize("other", [0.0, torch.inf])
 def test_what_is_not_a_number_is_equal_to_itself_alone(other: float) -> None:
     x = torch.tensor([1.0, torch.nan])
@@ -110,11 +102,6 @@ def test_a_comparison_that_cannot_fail_is_found_out(captured: Captured) -> None:
     outcome = run_passes(captured, FuseGelu())
     with pytest.raises(AssertionError, match=r"does not notice that gelu.*its result is off by 1%"):
         check_mutations(outcome, lambda found: None)
-
-
-def test_a_pass_that_changes_nothing_has_no_mutants(captured: Captured) -> None:
-    with pytest.raises(AssertionError, match="changed nothing"):
-        check_mutations(run_passes(captured, Nudge()))
 
 
 def test_mutants_distort_swap_and_change_numbers(captured: Captured) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import patch
 
 import diffusers
-import msgspec
 import pytest
 import torch
 from diffusers.hooks import apply_layerwise_casting
@@ -23,14 +22,11 @@ import enginecast
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.calls.recording import Calls, record
 from enginecast.errors import (
-    BundleError,
-    EnginecastWarning,
     InputError,
     UsageError,
 )
 from enginecast.exporters.registry import TargetName
 from enginecast.pipelines.attach import Replaced, attach
-from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
 from enginecast.runtime.bundle.directory import Directory, State
 
 
@@ -288,52 +284,6 @@ def test_a_component_that_is_changed_is_refused(attached: Attached, what: str) -
         image(attached.pipe)
 
 
-def test_hidden_states_that_the_engine_does_not_give(parts: Attached, tmp_path: Path) -> None:
-    pipe, ids = parts.pipe, torch.arange(77)[None] % 50
-    example = {"input_ids": ids}
-    plain = stand_in(tmp_path / "plain", pipe.text_encoder, example)
-    some = stand_in(tmp_path / "some", pipe.text_encoder, example, outputs=["pooler_output"],
-                    hidden_states=[-2])  # fmt: skip
-    eager = pipe.text_encoder(ids, output_hidden_states=True)
-    with loaded(plain, some):
-        with attach(pipe, {"text_encoder": plain.folder}):
-            with pytest.raises(InputError, match="is True, and the engine gives no hidden states"):
-                pipe.text_encoder(ids, output_hidden_states=True)
-            assert pipe.text_encoder(ids, output_hidden_states=False).hidden_states is None
-        with attach(pipe, {"text_encoder": some.folder}):
-            found = pipe.text_encoder(ids, output_hidden_states=True)
-            assert torch.equal(found.hidden_states[-2], eager.hidden_states[1])
-            assert torch.equal(found[1], eager[1])
-            uses: list[Callable[[], Any]] = [
-                lambda: found.hidden_states[-1],
-                lambda: found[0].float(),
-            ]
-            for use in uses:
-                with pytest.raises(
-                    InputError, match="text_encoder: the engine does not give"
-                ) as no:
-                    use()
-                assert "Export text_encoder again" in no.value.hint
-
-
-def test_steps_are_never_truncated(tmp_path: Path) -> None:
-    """Engines made from a folder take steps as integers, and one for each row."""
-    pipe = stable_diffusion()
-    pipe.unet.save_pretrained(tmp_path / "unet")
-    unet = stand_in(tmp_path / "engine", str(tmp_path / "unet"))
-    sample, _, text = UNET
-    with loaded(unet), torch.no_grad(), attach(pipe, {"unet": unet.folder}) as eager:
-        for step in (torch.tensor(7.0), torch.tensor([7, 7]), 7, torch.tensor([7])):
-            found = pipe.unet(sample, step, text).sample
-            torch.testing.assert_close(found, eager["unet"](sample, step, text).sample)
-            assert unet.runs[-1]["timestep"].tolist() == [7, 7]
-        with pytest.raises(InputError, match=r"timestep is 7\.5, and the engine takes int64") as no:
-            pipe.unet(sample, torch.tensor(7.5), text)
-        assert "Record a call of the pipeline with this scheduler" in no.value.hint
-        with pytest.raises(InputError, match=r"timestep is 666\.00006"):  # not "is 666"
-            pipe.unet(sample, torch.tensor([666.0, 666.00006]), text)
-
-
 def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:
     other = stand_in(tmp_path / "unet", model("sd15-unet", norm_eps=1e-3), parts.calls["unet"])
     trained = model("sd15-unet")
@@ -356,29 +306,6 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
             attach(parts.pipe, engines)
     with pytest.raises(UsageError, match="a int has no components"):
         attach(3, tmp_path)
-
-
-def test_what_the_record_of_a_folder_says(parts: Attached) -> None:
-    check = CheckOutcome(outcome="verified")
-    made_with = {**versions(), "diffusers": "0.1"}
-    record = PipelineRecord(
-        pipeline="", versions=made_with, recording={}, sizes=(), components={}, check=check
-    )
-    write_record(parts.folder, record)
-    try:
-        with loaded(*parts.engines.values()):
-            with (
-                patch("enginecast.pipelines.attach.library_of", lambda _: "diffusers 0.2"),
-                pytest.warns(EnginecastWarning, match=r"was made with diffusers 0\.1;") as warned,
-            ):
-                attach(parts.pipe, parts.folder).put_back()
-            assert len(warned) == 1  # and none for each bundle
-            check = CheckOutcome(outcome="rejected", reasons=("step 1: off",))
-            write_record(parts.folder, msgspec.structs.replace(record, check=check))
-            with pytest.raises(BundleError, match="the pipeline was rejected: step 1: off"):
-                attach(parts.pipe, parts.folder)
-    finally:
-        (parts.folder / RECORD).unlink()
 
 
 def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:

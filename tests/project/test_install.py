@@ -1,6 +1,5 @@
 """The two sizes of an installation: what the small one does, and what it says of the rest."""
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -123,13 +122,6 @@ def test_parts_of_commands_that_need_an_extra(bundle: Path, tmp_path: Path) -> N
         code, out, err = run(*words)
         assert (code, out) == (3, ""), (words, err)
         assert install_command(extra) in err, (words, err)
-
-
-def test_json_says_it_too() -> None:
-    code, out, _ = run("passes", "--json")
-    content = json.loads(out)
-    assert (code, content["error"]) == (3, "MissingError")
-    assert content["hint"] == install_command("export")
 
 
 @pytest.mark.parametrize("name", ["compile", "record", "attach", "verify(sys.argv[1], model='m')"])

@@ -10,7 +10,7 @@ import pytest
 
 from enginecast import installation
 from enginecast.errors import MissingError
-from enginecast.installation import install_command, required, unavailable, unimportable
+from enginecast.installation import install_command, required, unavailable
 
 FAILURES = {
     "another torch": 'raise RuntimeError("operator {0}::nms does not exist")',
@@ -66,19 +66,6 @@ def test_the_command_names_where_the_package_came_from(
     assert "enginecast[" not in install_command("diffusers").partition(" @ ")[2]
 
 
-@pytest.mark.parametrize("editable", [True, False])
-def test_a_checkout_that_runs_is_where_it_came_from(
-    editable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "release").mkdir()
-    (tmp_path / "release" / "build_backend.py").touch()
-    record = {"url": tmp_path.as_uri(), "dir_info": {"editable": True}} if editable else {}
-    monkeypatch.setattr(installation, "_record", lambda: record)
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "enginecast" / "x.py"))
-    option = "--editable " if editable else ""
-    assert install_command("cache") == f"pip install {option}'{tmp_path}[cache]'"
-
-
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_library_that_does_not_import_is_named(
     failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,22 +86,6 @@ def test_a_library_that_does_not_import_is_named(
     found = unavailable(wrapped.value, "a test")
     assert found is not None
     assert found.message == caught.value.message
-
-
-def test_a_library_for_another_torch_names_both_versions_and_the_repair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(tmp_path, "torchvision", FAILURES["another torch"].format("torchvision"), "torch (==2.1)")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "torchvision")
-    monkeypatch.setattr(installation, "_version", lambda name: "2.13.0+cpu")
-    with pytest.raises(RuntimeError) as caught:
-        import_module("torchvision")
-    found = unimportable(caught.value)
-    assert found is not None
-    assert found.message.endswith("; it needs torch==2.1, and torch 2.13.0+cpu is installed")
-    assert "'torchvision==0.28.*' --index-url https://download.pytorch.org/whl/cpu" in found.hint
 
 
 def command(folder: Path, *words: str) -> tuple[int, list[str]]:

@@ -8,16 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from test_layers import PROJECT, ROOT, sources
 
 from enginecast import library_names
-from enginecast.library_names import (
-    MissingOperator,
-    Operators,
-    higher_order,
-)
-from enginecast.ops.rules import Rules
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "diffusers")
 PROJECT_NEEDS = [
@@ -56,17 +49,6 @@ for found in pkgutil.walk_packages(enginecast.__path__, "enginecast."):
         import_module(found.name)
 assert "enginecast.exporters.onnx.ops.linalg" in sys.modules
 """
-
-
-def test_an_operator_that_torch_lacks_is_no_target_of_a_node_and_has_no_rule() -> None:
-    aten = Operators("aten")
-    assert aten.add.Tensor is torch.ops.aten.add.Tensor
-    for op in (aten.no_such.default, aten.add.no_such, higher_order("no_such")):
-        assert isinstance(op, MissingOperator)
-        assert {op: "form"}.get(torch.ops.aten.add.Tensor) is None
-    rules: Rules[str] = Rules()
-    rules.rule(aten.no_such.default, aten.add.Tensor)("a rule")
-    assert rules == {torch.ops.aten.add.Tensor: "a rule"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Requests of many callers in one batch: outputs, order, fairness, errors, ends."""
 
-import asyncio
 import os
 import threading
 import time
@@ -18,7 +17,6 @@ from enginecast.errors import (
     InputError,
     StoppedError,
     UsageError,
-    VerificationError,
 )
 from enginecast.runtime import Batcher
 from enginecast.runtime.bundle.manifest import Input, Output, Padding
@@ -147,29 +145,6 @@ def test_the_oldest_goes_first_and_a_large_one_does_not_starve(
     assert max(len(run["input_ids"]) for run in counted.runs) == 4
 
 
-def unary(folder: Path, operator: str) -> Engine:
-    """y = operator(x), [batch, 3]."""
-    content = bundles.unary_manifest("float32", symbols={"batch": (1, 64)})
-    return load(bundles.make_unary_bundle(folder / "unary", content, operator, TensorProto.FLOAT))
-
-
-def test_an_error_is_that_of_its_request_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = unary(tmp_path, "Log")
-    counted = Counted(engine, monkeypatch)
-    with Batcher(engine, max_delay=0.1) as batcher:
-        values = [1.0, 2.0, -1.0, 3.0]
-        futures = [batcher.submit({"x": np.full((1, 3), one, np.float32)}) for one in values]
-        for value, future in zip(values, futures, strict=True):
-            if value < 0:
-                with pytest.raises(VerificationError, match="'y': expected finite values"):
-                    future.result(60)
-            else:
-                np.testing.assert_allclose(future.result(60)["y"], np.log(value), rtol=1e-6)
-    assert len(counted.runs[0]["x"]) == 4
-
-
 def test_bad_inputs_never_wait(engine: Engine) -> None:
     with Batcher(engine, max_delay=10) as batcher:
         with pytest.raises(InputError, match="'attention_mask' is missing"):
@@ -266,29 +241,6 @@ def test_an_engine_without_a_batch_is_refused(tmp_path: Path) -> None:
     engine = load(tmp_path / "fixed")
     with pytest.raises(UsageError, match=r"expected a batch of any size .*, got x \[2, 3\], y"):
         Batcher(engine)
-
-
-def test_tasks_of_an_event_loop_share_batches(engine: Engine) -> None:
-    wanted = [feeds(1, 2 + number % 5, number) for number in range(12)]
-    alone = [engine.run(one)["hidden"] for one in wanted]
-
-    async def ask(batcher: Batcher) -> list[Outputs]:
-        return await asyncio.gather(*(batcher.run_async(one) for one in wanted))
-
-    with Batcher(engine, max_delay=0.02) as batcher:
-        for found, single in zip(asyncio.run(ask(batcher)), alone, strict=True):
-            np.testing.assert_array_equal(found["hidden"], single)
-
-
-def test_texts_are_encoded_in_batches(tmp_path: Path) -> None:
-    engine = opened(tmp_path)
-    texts = ["red fox", "", "green blue red fox"]
-    wanted = engine.encode(texts)
-    with Batcher(engine, max_delay=0.01) as batcher:
-        found = batcher.encode(texts)
-    assert found.keys() == wanted.keys() == {"hidden", "attention_mask"}
-    for name in found:
-        np.testing.assert_array_equal(found[name], wanted[name])
 
 
 @pytest.mark.parametrize("where", ["join", "part", "difference"])

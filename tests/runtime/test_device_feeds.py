@@ -8,12 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import torch.utils.dlpack as dlpack
 from onnx import TensorProto
 from onnxruntime import InferenceSession, IOBinding
 
-from enginecast.errors import InputError, VerificationError
-from enginecast.runtime import engine as engines
+from enginecast.errors import InputError
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.values.device_tensor import DeviceTensor
@@ -83,14 +81,6 @@ def test_tensors_are_bound_by_address_once_they_are_there(engine: Engine, bound:
     np.testing.assert_array_equal(found, engine.run(feeds)["hidden"])
 
 
-def test_arrays_and_tensors_go_together(engine: Engine, bound: list[Any]) -> None:
-    feeds = bundles.feeds()
-    mixed = feeds | {"input_ids": DeviceTensor(torch.from_numpy(feeds["input_ids"]))}
-    found = engine.run(mixed)["hidden"]
-    assert [one[0] for one in bound if isinstance(one, tuple)] == ["input_ids"]
-    np.testing.assert_array_equal(found, engine.run(feeds)["hidden"])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_goes_by_address(tmp_path: Path, dtype: str, bound: list[Any]) -> None:
     tensor = torch.tensor([[0, 1, 3], [5, 7, 1]]).to(getattr(torch, dtype))
@@ -142,35 +132,6 @@ def array_of(tensor: torch.Tensor) -> Any:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def test_what_stays_on_a_device_is_looked_at_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The outputs are on the CPU, and said to be on a GPU."""
-    tensor = torch.tensor([[1.0, 4.0, 9.0]])
-    with unary(tmp_path, "float32", "Sqrt") as engine:
-        monkeypatch.setattr(engines, "lies_on_gpu", lambda value: True)
-        monkeypatch.setattr(engines, "view", lambda value: DeviceTensor(dlpack.from_dlpack(value)))
-        read: list[Any] = []
-
-        def to_host(_: Any, value: Any) -> Any:
-            read.append(value)
-            return np.ones(1)
-
-        monkeypatch.setattr(type(engine._session), "to_host", to_host)
-        found = engine.run({"x": tensor}, as_dlpack=True)["y"]
-        assert torch.equal(dlpack.from_dlpack(found), tensor.sqrt())
-        assert read == []
-        engine.run({"x": -tensor}, as_dlpack=True)
-        assert len(read) == 1
-
-
-def test_outputs_that_are_not_finite_are_refused_where_they_lie(tmp_path: Path) -> None:
-    with unary(tmp_path, "float32", "Sqrt") as engine:
-        feeds = {"x": DeviceTensor(torch.tensor([[1.0, -4.0, 9.0]]))}
-        with pytest.raises(VerificationError, match=r"got 1 of 3 .* at \[0, 1\]"):
-            engine.run(feeds, as_dlpack=True)
 
 
 def test_a_tensor_elsewhere_than_the_engine_is_refused() -> None:

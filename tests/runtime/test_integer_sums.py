@@ -4,7 +4,7 @@ A machine with VNNI judges by emulation, one without by running: a guard that is
 these tests on both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.cli.app import main
-from enginecast.errors import EnginecastWarning, MissingError
+from enginecast.errors import MissingError
 from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
 from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.quantization_plan import plan_of
@@ -33,12 +33,10 @@ from enginecast.runtime.sessions.integer_sums import (
     SUMS,
     products_saturate,
 )
-from enginecast.verification.emulate.pairs import PAIRS
 from enginecast.verification.emulate.profiles import WITHOUT_VNNI, get_profile
 from enginecast.verification.emulate.run import emulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
-own = torch.ops.enginecast
 
 
 class Recurrent(nn.Module):
@@ -109,107 +107,8 @@ def test_engines_of_extreme_weights_hold_on_every_cpu(name: str, tmp_path: Path)
     assert relative_error(without, exact) > 0.1
 
 
-def recorded() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """For each op arguments without random numbers."""
-    one = torch.tensor(1.0)
-
-    def whole(dtype: torch.dtype, low: int, *sizes: int) -> Tensor:
-        numbers = torch.arange(int(np.prod(sizes))).reshape(sizes)
-        return (low + numbers * 37 % 56).to(dtype)
-
-    rows, columns = whole(torch.uint8, 200, 2, 5), whole(torch.int8, 72, 5, 3)
-    columns[:, 1] *= -1
-    images, kernels = whole(torch.uint8, 200, 1, 3, 4, 3), whole(torch.int8, 72, 2, 3, 3, 2)
-    kernels[1] *= -1
-    scale = torch.ones(2, 1, 1, 1)
-    how = ([1, 2], [1, 0, 1, 1], [1, 1], 1)
-    steps = whole(torch.float32, 10, 3, 2, 3) / 50
-    gates, kept = whole(torch.int8, 72, 1, 3, 8), whole(torch.int8, 72, 1, 2, 8)
-    sizes, start = torch.full((1, 8), 0.005), torch.zeros(1, 2, 2)
-    return {
-        "product": (own.integer_linear.default, (rows, one, columns, torch.ones(3), None)),
-        "conv": (
-            own.quantized_conv.default,
-            (images, one, 7, kernels, scale, None, *how, torch.tensor(3000.0), 128, None, None),
-        ),
-        "lstm": (
-            own.quantized_lstm.default,
-            (steps, start, start, gates, sizes, kept, sizes, None),
-        ),
-    }
-
-
-def model_of(name: str, arguments: Any) -> onnx.ModelProto:
-    """The engine's form of an op of `recorded`."""
-    node, single = helper.make_node, np.float32(1)
-    if name == "product":
-        x, _, weight, scale, _ = arguments
-        nodes = [node("MatMulIntegerToFloat", ["x", "w", "one", "s", "z"], ["y"], domain=MICROSOFT)]
-        held = {"w": weight.numpy(), "one": single, "s": scale.numpy(), "z": np.uint8(128)}
-        kind = TensorProto.FLOAT
-    elif name == "conv":
-        x, _, zero, weight, *_ = arguments
-        inputs = ["x", "one", "z", "w", "s", "wz", "ys", "yz"]
-        nodes = [node("QLinearConv", inputs, ["y"], pads=[1, 0, 1, 1], strides=[1, 2])]
-        held = {"one": single, "z": np.uint8(zero), "w": weight.numpy(), "yz": np.uint8(128)}
-        held |= {"s": np.ones(2, np.float32), "wz": np.zeros(2, np.int8), "ys": np.float32(3000)}
-        kind = TensorProto.UINT8
-    else:
-        x, _, _, weight, sizes, kept, _, _ = arguments
-        inputs = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
-        nodes = [node("DynamicQuantizeLSTM", inputs, ["y"], domain=MICROSOFT, hidden_size=2)]
-        held = {"w": weight.numpy(), "r": kept.numpy(), "s": sizes.numpy()}
-        held["z"] = np.zeros((1, 8), np.int8)
-        kind = TensorProto.FLOAT
-    given = helper.np_dtype_to_tensor_dtype(x.numpy().dtype)
-    graph = helper.make_graph(
-        nodes,
-        name,
-        [helper.make_tensor_value_info("x", given, list(x.shape))],
-        [helper.make_tensor_value_info("y", kind, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), key) for key, value in held.items()],
-    )
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=8)
-
-
 MICROSOFT = "com.microsoft"
-HASWELL: dict[str, Sequence[float]] = {
-    "product": [21326, -21836, 29510, 23434, -23621, 30972],
-    "conv": [191, 162, 222, 181, 222, 180, 191, 163, 65, 95, 34, 77, 34, 77, 65, 94],
-    "lstm": [
-        0.3084502,
-        0.3317337,
-        0.412547,
-        0.3956939,
-        0.6330155,
-        0.6384845,
-        0.6628229,
-        0.6502378,
-        0.7611277,
-        0.7591289,
-        0.7690561,
-        0.7615514,
-    ],
-}
 """What ONNX Runtime 1.31.1 gave under `qemu-x86_64 -cpu Haswell` (qemu 7.2), which has no VNNI."""
-
-
-@pytest.mark.parametrize("name", ["product", "conv", "lstm"])
-def test_the_emulator_saturates_as_such_a_cpu(name: str, tmp_path: Path) -> None:
-    op, arguments = recorded()[name]
-    more = (torch.float32,) if name == "product" else ()
-    exact, emulated = op(*arguments, *more), PAIRS[op](*arguments, *more)
-    if name == "lstm":
-        exact, emulated = exact[0], emulated[0]
-    torch.testing.assert_close(
-        emulated.float().flatten(), torch.tensor(HASWELL[name]).float(), rtol=1e-6, atol=1e-6
-    )
-    assert relative_error(emulated.float(), exact.float()) > 0.05
-    onnx.save(model_of(name, arguments), tmp_path / "engine.onnx")
-    here = run(tmp_path, arguments[0])[0].float().flatten()
-    expected = emulated if products_saturate() else exact
-    torch.testing.assert_close(here, expected.float().flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_this_cpu_is_asked_with_a_product() -> None:
@@ -288,13 +187,3 @@ def test_an_engine_is_refused_where_its_sums_saturate(
             main([command, str(path), *options])
         assert ended.value.code == 3
         assert "where they saturate" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("saturating")
-def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
-    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
-    with pytest.warns(EnginecastWarning, match=r"in 16 bits[^\n]*\ntaking stored\.onnx"):
-        loaded = enginecast.load(path)
-    with loaded:
-        assert loaded.record.file == "stored.onnx"
-        np.testing.assert_array_equal(loaded(**X)["y"], np.full((2, 3), 3 * 3 * 127.0))

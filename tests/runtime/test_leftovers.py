@@ -5,19 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import bundles
 import pytest
 
-from enginecast.cli.app import ENDING, INTERRUPTED, main
+from enginecast.cli.app import main
 from enginecast.errors import MissingError
-from enginecast.runtime.bundle.leftovers import clean, find_leftovers
 from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.bundle.staging import beside, stage, write_file
+from enginecast.runtime.bundle.staging import stage, write_file
 
 KILLED = """
 import os, signal, sys
@@ -31,12 +28,6 @@ with stage(sys.argv[1], overwrite=True) as staging:
 def killed(target: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
     assert done.returncode == -signal.SIGKILL
-
-
-def aged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a path look as if it was made long ago: its ctime cannot be set."""
-    later = time.time() + 3600
-    monkeypatch.setattr("enginecast.runtime.bundle.leftovers.time.time", lambda: later)
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
@@ -70,26 +61,6 @@ def test_an_exporter_that_lives_is_left_alone(
         (said,) = doctor(capsys, tmp_path, "--clean")
         assert (said["in_use"], said["action"], said["done"]) == (True, "none", False)
         assert staging.folder.is_dir()
-
-
-def test_a_bundle_that_was_put_aside_gets_its_name_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    aside = root.rename(beside(root, "old"))
-    (young,) = find_leftovers(tmp_path)
-    assert not clean(young)  # its exporter may be between two renames
-    aged(aside, monkeypatch)
-    (old,) = find_leftovers(tmp_path)
-    assert old.action == "restore"
-    assert clean(old)
-    open_bundle(root)
-    assert not clean(old)
-    aside = bundles.make_bundle(beside(root, "old"))
-    (old,) = find_leftovers(tmp_path)
-    assert old.action == "remove"  # there is a new one
-    assert clean(old)
-    assert not aside.exists()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o002])
@@ -216,26 +187,3 @@ def test_a_bundle_with_a_part_is_the_old_or_the_new_one(
         (said,) = doctor(capsys, tmp_path, "--clean")
         assert said["done"]
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_signals_and_warnings_are_as_before_after_a_command_that_was_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def ended(*_: Any, **__: Any) -> int:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # while it cleans up
-        return INTERRUPTED
-
-    shown = warnings.showwarning
-    monkeypatch.setattr("enginecast.cli.app._exit_code", ended)
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
-    try:
-        with pytest.raises(SystemExit) as caught:
-            main(["--version"])
-        assert caught.value.code == 128 + signal.SIGTERM
-        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
-        assert warnings.showwarning is shown
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

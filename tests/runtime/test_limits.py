@@ -1,6 +1,5 @@
 """What a run may take: time, memory, company; and what is said of outputs that are not finite."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -15,10 +14,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from enginecast.errors import MissingError, StoppedError, UsageError, VerificationError
+from enginecast.errors import MissingError, StoppedError, UsageError
 from enginecast.runtime.bundle.manifest import Input, Output
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 
 
@@ -165,21 +164,6 @@ def test_an_engine_does_not_follow_a_fork(tmp_path: Path) -> None:
     subprocess.run(command, env=environment, check=True, timeout=60)
 
 
-def test_outputs_that_are_not_finite_name_the_row_and_its_inputs(tmp_path: Path) -> None:
-    content = bundles.unary_manifest("float32")
-    engine = load(bundles.make_unary_bundle(tmp_path / "u", content, "Exp", TensorProto.FLOAT))
-    feed = np.ones((3, 3), np.float32)
-    feed[1] = [0, 89, -7]
-    with pytest.raises(VerificationError) as caught:
-        engine.run({"x": feed})
-    assert caught.value.message == (
-        "output 'y': expected finite values, got 1 of 9 that are not, the first inf at [1, 1], in"
-        " row 1 of batch; of the first: x[1] [3] in -7 to 89"
-    )
-    assert "--allow-non-finite" in caught.value.hint
-    assert np.isinf(engine.run({"x": feed}, check_finite=False)["y"]).sum() == 1
-
-
 def test_the_command(tmp_path: Path) -> None:
     from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 
@@ -202,25 +186,3 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert "did not end in the 0.5 s" in done.stderr
-
-
-def test_a_run_is_awaited(engine: Engine) -> None:
-    async def ask() -> list[Outputs]:
-        return await asyncio.gather(*(engine.run_async(SHORT, timeout=60) for _ in range(5)))
-
-    assert [one["y"].tolist() for one in asyncio.run(ask())] == [[3]] * 5
-
-
-def test_a_task_that_is_canceled_stops_its_run(engine: Engine) -> None:
-    async def ask() -> None:
-        task = asyncio.create_task(engine.run_async(ENDLESS))
-        other = asyncio.create_task(engine.run_async(SHORT))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await other)["y"].tolist() == [3]
-
-    asyncio.run(ask())
-    assert engine.cancel() == 0
-    assert engine.run(SHORT)["y"].tolist() == [3]

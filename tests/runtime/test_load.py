@@ -33,13 +33,6 @@ def test_a_verified_engine_loads_without_a_word(tmp_path: Path) -> None:
         load(root, require="verified").close()
 
 
-def test_emulation_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
-    with pytest.warns(EnginecastWarning, match="by emulation and has not run") as caught:
-        load(root)
-    assert caught[0].filename == __file__
-
-
 def test_emulation_is_accepted_or_refused_on_demand(tmp_path: Path) -> None:
     root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
     load(root, require="verified-by-emulation").close()
@@ -58,17 +51,6 @@ def test_a_verdict_from_another_provider_is_warned_of_or_refused(tmp_path: Path)
             load(root, require=require)
     with pytest.raises(BundleError, match=message):
         load(root, require="verified")
-
-
-def test_the_engine_verified_here_is_chosen(tmp_path: Path) -> None:
-    engines = [
-        bundles.engine(precision="fp16", verdict=EMULATED),
-        bundles.engine(precision="bf16", verdict=bundles.verdict(provider=CUDA)),
-        bundles.engine(precision="fp16", verdict=bundles.verdict("rejected")),
-        bundles.engine(target="torchscript", file="engine.onnx"),
-        bundles.engine(precision="fp32"),
-    ]
-    assert load(bundle(tmp_path, *engines)).record.precision == "fp32"
 
 
 @pytest.mark.parametrize("engines", [(), (bundles.engine(verdict=bundles.verdict("rejected")),)])
@@ -152,14 +134,6 @@ def test_load_and_run_import_neither_torch_nor_transformers(tmp_path: Path) -> N
     assert (tmp_path / "result.safetensors").is_file()
 
 
-def test_an_open_engine_survives_the_bundles_replacement(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine())
-    engine = load(root)
-    before = engine.run(bundles.feeds())["hidden"]
-    bundles.make_bundle(root, overwrite=True)
-    np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], before)
-
-
 def test_an_engine_is_called_and_shown(tmp_path: Path) -> None:
     root = bundles.make_bundle(tmp_path / "out")
     engine = load(root)
@@ -180,21 +154,6 @@ def test_an_engine_is_called_and_shown(tmp_path: Path) -> None:
         engine(feeds, input_ids=ids, attention_mask=ids)
     engine.close()
     assert "verified, closed: input_ids" in repr(engine)
-
-
-def test_texts_are_encoded_with_the_tokenizer_of_the_bundle(tmp_path: Path) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    with load(root) as engine:
-        for path in root.iterdir():
-            path.unlink()  # what is needed was read when it was loaded
-        found = engine.encode(["red fox", "", "green " * 9] * 2)
-        assert (found["hidden"].shape, found.truncated) == ((6, 5, 3), 2)
-        assert found["attention_mask"].sum(1).tolist() == [3, 1, 5] * 2
-        np.testing.assert_array_equal(engine.encode("red fox")["hidden"], found["hidden"][:1, :3])
-        with pytest.raises(InputError, match=r"prompts\[1\]: expected a str, got int"):
-            engine.encode(["red", 3])  # type: ignore[list-item]
-        with pytest.raises(InputError, match="at least one"):
-            engine.encode([])
 
 
 def test_an_engine_of_no_text_encodes_none(tmp_path: Path) -> None:

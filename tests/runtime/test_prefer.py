@@ -1,13 +1,10 @@
 """`load(prefer=...)`: the backends are tried in their order, and no step is silent."""
 
-import json
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
 
 import bundles
-import numpy as np
 import onnxruntime
 import pytest
 from bundles import CPU
@@ -15,7 +12,7 @@ from bundles import CPU
 from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
 from enginecast.installation import install_command
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class
 
@@ -72,22 +69,6 @@ def test_what_is_code_is_not_opened_without_consent(tmp_path: Path) -> None:
     assert "--allow-code" in reported
 
 
-def test_a_device_gets_the_engine_that_was_made_for_it(tmp_path: Path) -> None:
-    """And no other in its place: the plan is for the GPU, and its bytes are code."""
-    root = two_engines(tmp_path)
-    with load(root) as engine:
-        assert engine.record.target == "onnxruntime"
-    with pytest.raises(BundleError, match=r"engine.plan: a tensorrt engine runs code"):
-        load(root, device="cuda")
-    with pytest.raises(MissingError, match=r"engine\.plan"):
-        load(root, device="cuda", allow_code=True)
-
-
-def test_the_order_is_the_users_and_the_first_that_runs_is_taken(tmp_path: Path) -> None:
-    engine, reported = loaded(two_engines(tmp_path), ["onnxruntime-cpu", "tensorrt"])
-    assert (engine.backend, reported) == ("onnxruntime-cpu", [])
-
-
 def test_when_all_fail_one_error_lists_each_with_its_reason(tmp_path: Path) -> None:
     root = two_engines(tmp_path, precision="bf16")
     with pytest.warns(EnginecastWarning, match="no tensorrt"), pytest.raises(MissingError) as found:
@@ -138,18 +119,3 @@ def called(target: str, provider: str) -> str:
     opened = type("Opened", (session_class(target),), {"provider": provider})
     backend: str = object.__new__(opened).backend
     return backend
-
-
-def test_outputs_are_a_dict_that_knows_its_backend(tmp_path: Path) -> None:
-    with load(two_engines(tmp_path), prefer=["onnxruntime-cpu"]) as engine:
-        outputs = engine.run(bundles.feeds())
-        raw = engine.run(bundles.feeds(), as_dlpack=True, check_finite=False)
-    assert raw.backend == outputs.backend == "onnxruntime-cpu"
-    assert isinstance(outputs, dict)
-    assert list(outputs) == ["hidden"]
-    assert {**outputs}.keys() == dict(outputs).keys()
-    again = pickle.loads(pickle.dumps(outputs))
-    assert again.backend == "onnxruntime-cpu"
-    np.testing.assert_array_equal(again["hidden"], outputs["hidden"])
-    assert Outputs({"a": 1}, "tensorrt") == {"a": 1}
-    assert json.dumps(Outputs({"a": 1}, "tensorrt")) == '{"a": 1}'

@@ -22,12 +22,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from signing_keys import keys
 
 from enginecast.cli.app import main
-from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.installation import install_command
+from enginecast.errors import BundleError, UsageError
 from enginecast.runtime.bundle import signature, trusted
-from enginecast.runtime.bundle.manifest import Part
 from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import digest, open_bundle
+from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.signature import Signer, sign
 from enginecast.runtime.load import load
 
@@ -132,24 +130,6 @@ def test_the_library_s_own_command_agrees(root: Path, tmp_path: Path) -> None:
     load(root, trust=public).close()
 
 
-def test_a_signature_stands_for_bundles_within_the_bundle(root: Path, tmp_path: Path) -> None:
-    private, public = keys(tmp_path)
-    inner = bundles.make_bundle(tmp_path / "other").rename(root / "inner")
-    part = Part(name="inner", sha256=digest(inner / "manifest.json"))
-    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
-    (root / "manifest.json").write_bytes(encode(manifest))
-    sign(inner, Signer(private))
-    (root / "inner.tuned.json").write_text("{}")  # a choice for a machine, which nobody signs
-
-    sign(root, Signer(private))
-
-    signature.require_signature(open_bundle(root), public)
-    signature.require_signature(open_bundle(inner), public)
-    listed = signature._listed((root / "model.sig").read_bytes())
-    assert {"manifest.json", "inner/manifest.json", "inner/engine.onnx"} <= set(listed)
-    assert not any(name.endswith(("model.sig", ".tuned.json")) for name in listed)
-
-
 def test_a_certificate_speaks_for_the_key(root: Path, tmp_path: Path) -> None:
     signer, authority = certified(tmp_path)
     sign(root, signer)
@@ -220,27 +200,6 @@ def test_files_that_a_signature_leaves_out_are_refused(root: Path, tmp_path: Pat
         load(root, trust=public)
 
 
-def test_keys_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
-    private, _ = keys(tmp_path)
-    (tmp_path / "text").write_text("no key")
-    with pytest.raises(UsageError, match="text: cannot sign with it"):
-        sign(root, Signer(tmp_path / "text"))
-    with pytest.raises(UsageError, match="nothing: No such file"):
-        sign(root, Signer(tmp_path / "nothing"))
-    for wrong in ("text", "nothing", "key.pem"):
-        with pytest.raises(UsageError, match=wrong):
-            load(root, trust=tmp_path / wrong)
-    assert not (root / "model.sig").exists()
-    assert private.exists()
-
-
-def test_without_the_library(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "model_signing", None)
-    with pytest.raises(MissingError, match="needs model_signing") as caught:
-        load(root, trust=keys(tmp_path)[1])
-    assert install_command("signing") in caught.value.hint
-
-
 CODE = bundles.engine(target="torchscript", providers=("torch-cpu",))
 LOADED = r"torch\.jit\.load refuses it"  # the file of these bundles is not one: it was tried
 
@@ -266,18 +225,6 @@ def test_code_needs_a_signature_or_trust_or_consent(tmp_path: Path, home: Path) 
     upgraded(root)
     with pytest.raises(BundleError, match="runs code"):
         load(root)  # it is another bundle now
-
-
-def test_a_list_that_others_can_write_to_is_refused(root: Path, home: Path) -> None:
-    trusted.trust(open_bundle(root))
-    home.chmod(0o666)
-    with pytest.raises(BundleError, match="alone can write to, got mode 666"):
-        trusted.trusted()
-    home.chmod(0o600)
-    home.write_text("[")
-    with pytest.raises(BundleError, match=r"trusted\.json"):
-        trusted.trust(open_bundle(root))
-    assert home.read_text() == "["
 
 
 def command(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, Any]:

@@ -114,74 +114,6 @@ def test_a_failing_overwrite_keeps_the_old(
     assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
 
 
-def test_overwriting_leaves_no_moment_without_a_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a rename nor a removal of what has the final name: the two are exchanged."""
-    publish_log(tmp_path / "out", "old")
-
-    def never(self: Path, target: Path) -> Path:
-        raise AssertionError(f"{self} was renamed to {target}")
-
-    monkeypatch.setattr(Path, "rename", never)
-    publish_log(tmp_path / "out", "new", overwrite=True)
-    assert names(tmp_path) == ["out"]
-    assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "new"
-
-
-def test_a_bundle_that_a_kill_left_aside_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish_log(tmp_path / "out", "old")
-    (tmp_path / ".out.old-mine").mkdir()  # of somebody else
-    (tmp_path / "out").rename(tmp_path / f".out.old-{'0' * 32}")
-    monkeypatch.setattr(staging_module, "ABANDONED_SECONDS", -1)
-    with pytest.raises(BundleError, match="a bundle already exists"):
-        publish_log(tmp_path / "out", "new")
-    assert names(tmp_path) == [".out.old-mine", "out"]
-    assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
-
-
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_failing_rename_keeps_the_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, error: BaseException
-) -> None:
-    """Where the system cannot exchange two names."""
-    monkeypatch.setattr(staging_module, "_exchange", lambda one, other: False)
-    publish_log(tmp_path / "out", "old")
-    rename, calls = Path.rename, []
-
-    def fail_once(self: Path, target: Path) -> Path:
-        calls.append(target)
-        if len(calls) == failing:
-            raise error
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", fail_once)
-    with pytest.raises((BundleError, KeyboardInterrupt)):
-        publish_log(tmp_path / "out", "new", overwrite=True)
-    assert len(calls) >= failing
-    assert names(tmp_path) == ["out"]
-    assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
-
-
-def test_an_unconfirmed_publish_says_that_it_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flush = staging_module.flush_folder
-
-    def fail_for_the_parent(folder: Path) -> None:
-        if folder == tmp_path:
-            raise OSError(5, "Input/output error")
-        flush(folder)
-
-    monkeypatch.setattr(staging_module, "flush_folder", fail_for_the_parent)
-    with pytest.raises(BundleError, match="is published, but the disk did not confirm"):
-        publish_log(tmp_path / "out", "new")
-    open_bundle(tmp_path / "out")
-
-
 def test_racing_publishers_have_one_winner(tmp_path: Path) -> None:
     for turn in range(5):
         target, barrier = tmp_path / f"out{turn}", Barrier(4)
@@ -218,19 +150,6 @@ def test_what_a_killed_process_left_is_swept_by_the_next(tmp_path: Path) -> None
     assert names(tmp_path) == [".other.tmp-1", ".out.tmp-2"]
 
 
-def test_reject_keeps_the_reports_alone(tmp_path: Path) -> None:
-    for text in ("first", "second"):
-        with stage(tmp_path / "out") as staging:
-            bundles.write_engine(staging.folder)
-            (staging.folder / "report.html").write_text(text)
-            (staging.folder / "build.log").write_text(text)
-            rejected = staging.reject(REPORTS)
-    assert rejected == tmp_path / "out.rejected"
-    assert names(tmp_path) == ["out.rejected"]
-    assert names(rejected) == ["build.log", "report.html"]
-    assert (rejected / "build.log").read_text() == "second"
-
-
 def test_a_withheld_bundle_is_whole_and_is_replaced_like_reports(tmp_path: Path) -> None:
     def withheld(text: str, consent: Literal["given", "missing"]) -> Path:
         lacking = Downgrade(kind="engine", text=text, consent=consent)
@@ -261,26 +180,3 @@ def test_write_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Mo
         write_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["out.bin"]
-
-
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_of_racing_replacements_the_last_stays_and_none_is_refused(
-    tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not exchanges:
-        monkeypatch.setattr(staging_module, "_exchange", lambda one, other: False)
-    for turn in range(8):
-        target, barrier = tmp_path / f"out{turn}", Barrier(4)
-        publish_log(target, "old")
-
-        def publish(writer: int, target: Path = target, barrier: Barrier = barrier) -> None:
-            with stage(target, overwrite=True) as staging:
-                (staging.folder / "build.log").write_text(f"writer {writer}")
-                barrier.wait()
-                staging.publish(bundles.manifest(engines=()))
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(publish, range(4)))
-        open_bundle(target)
-        assert (target / "build.log").read_text().startswith("writer")
-    assert names(tmp_path) == [f"out{turn}" for turn in range(8)]

@@ -95,13 +95,6 @@ def test_rows_of_very_different_lengths_run_apart() -> None:
     assert check(trimming(call=500), ragged([3, 100, 3, 99], 512)) == [(4, 100)]
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.float32])
-def test_masks_of_any_dtype(dtype: type) -> None:
-    feeds = ragged([3, 5], 64)
-    feeds["mask"] = feeds["mask"].astype(dtype)
-    assert check(trimming(), feeds) == [(2, 5)]
-
-
 def test_sizes_are_those_that_the_engine_takes() -> None:
     feeds = ragged([3, 2], 64)
     assert check(trimming(steps={"t": 8}), feeds) == [(2, 8)]

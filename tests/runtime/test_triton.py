@@ -15,7 +15,7 @@ from exports import Exports
 from triton_server import Server, TritonError, protobuf, read_config
 
 from enginecast.errors import BundleError, UsageError
-from enginecast.runtime.bundle.manifest import Guard, Input, Manifest, Output, SizeCheck, Text
+from enginecast.runtime.bundle.manifest import Input, Manifest, Output, SizeCheck, Text
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.load import load
 
@@ -124,36 +124,6 @@ def compare(server: Server, engine: Any, group: list[str]) -> None:
     assert set(found) == set(wanted)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value)
-
-
-def test_without_batches_requests_have_every_dimension(bundle: Bundle, tmp_path: Path) -> None:
-    done = write(bundle, tmp_path / "models", max_batch=0)
-    server = Server(done)
-    config = server.configs["tiny"]
-    assert config.max_batch_size == 0
-    assert not config.HasField("dynamic_batching")
-    assert [list(one.dims) for one in (*config.input, *config.output)] == [
-        [-1, -1],
-        [-1, -1],
-        [-1, -1, 3],
-    ]
-    with load(bundle.root) as engine:
-        found = server.infer("tiny_text", {"text": texts("red fox", "blue").reshape(-1)})
-        np.testing.assert_array_equal(found["hidden"], engine.encode(["red fox", "blue"])["hidden"])
-    with pytest.raises(TritonError, match=r"expected 1\.\.4 texts, got 5"):
-        server.infer("tiny_text", {"text": texts(*TEXTS).reshape(-1)})
-
-
-def test_a_guard_is_an_output_and_stops_batches(tmp_path: Path) -> None:
-    guard = Guard(output="guard_0", place="m.py:3", code="if x.sum() > 0", value="True")
-    done = written(tmp_path, changed(guards=(guard,)))
-    config = read_config(done / "one")
-    assert config.max_batch_size == 0
-    output = config.output[1]
-    assert (output.name, list(output.dims), list(output.reshape.shape)) == ("guard_0", [1], [])
-    assert output.HasField("reshape")
-    assert "'guard_0' has to be true" in (done / "README.md").read_text()
-    assert not read_config(done / "one_text").output[1].HasField("reshape")
 
 
 OTHER = Input(name="scale", kind="tensor", dtype="float32", shape=(3,))

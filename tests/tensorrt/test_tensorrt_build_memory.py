@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from fake_tensorrt_base import unpack_cache
-from tensorrt_orders import MadeUpGpu, Rig, make_rig
+from tensorrt_orders import Rig, make_rig
 
 from enginecast.exporters.tensorrt import timing as timing
 from enginecast.exporters.tensorrt.lower import PLAN_FILE, lower_to_tensorrt
 from enginecast.exporters.tensorrt.timing import HEAD
-from enginecast.runtime.device import gpu as gpus
 
 VERSION = "11.0.0.114+fake"
 
@@ -68,23 +67,6 @@ def test_a_damaged_cache_is_reported_and_replaced(rig: Rig, damage: str) -> None
     assert [line for line in rig.said if line.startswith(f"{path}: this timing cache is damaged")]
     assert path.read_bytes() == good
     assert (rig.folder / PLAN_FILE).exists()
-
-
-def test_the_estimate_is_reported_before_the_build(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    rig.fake.failures.during_step = lambda step: seen.append(len(rig.said))
-    lower_to_tensorrt(rig.order())
-    assert rig.said[0].startswith("TensorRT builds 5 layers. How long is not known: no build at")
-    assert seen[0] == 1
-    lower_to_tensorrt(rig.order())
-    assert rig.said[1].startswith("TensorRT builds 5 layers, in about 1 s by 1 earlier build")
-    lower_to_tensorrt(rig.order(level=1))  # of which nothing is known
-    assert "no build at level 1 was timed" in rig.said[2]
-    monkeypatch.setattr(gpus, "Gpu", lambda torch: MadeUpGpu(name="NVIDIA L4"))
-    lower_to_tensorrt(rig.order())
-    assert "How long is not known" in rig.said[3]
 
 
 @pytest.mark.parametrize(

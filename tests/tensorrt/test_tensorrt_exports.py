@@ -14,7 +14,6 @@ from fake_tensorrt import FakeTensorRT, install
 
 from enginecast.exporters.tensorrt import lower as exporter
 from enginecast.exporters.tensorrt.build import Job
-from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.runtime.bundle.tensor_files import read_tensors
 
 
@@ -109,31 +108,6 @@ def test_a_plan_that_computes_something_else_is_rejected(
     assert ran.code == 1
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.rejected").is_dir()
-
-
-@pytest.mark.slow
-def test_fp8_products_and_an_engine_beside_them(
-    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Layers this small gain nothing by it; their error alone decides here."""
-    pipeline = (
-        TensorRT().pipeline("fp8", arch="sm90").replace("plan-fp8{", "plan-fp8{min_gain=0.0 ")
-    )
-    ran = cast(
-        capsys,
-        *("export", exports.model("vit"), "-o", tmp_path / "out", "--target", "tensorrt"),
-        *("--pipeline", pipeline, "--arch", "sm90", "--also", "onnxruntime", "--json"),
-    )
-    assert ran.code == 0, ran.err
-    reported = ran.json
-    assert reported["ops"]["QuantizeLinear"] > 2
-    assert reported["quantization"]["format"] == "fp8"
-    outcomes = {one["target"]: one["outcome"] for one in reported["engines"]}
-    assert outcomes["tensorrt"] == "verified"
-    assert outcomes["onnxruntime"] == "verified-by-emulation"  # fp16, on the CPU
-    first, second = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))["engines"]
-    assert first["quantized"] == second["quantized"] == "fp8"
-    assert first["precision"] == second["precision"] == "fp16"
 
 
 def test_an_op_that_its_parser_lacks_is_named(

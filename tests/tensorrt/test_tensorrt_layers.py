@@ -46,17 +46,6 @@ def test_counts_by_kind_and_dtype() -> None:
     assert found.layers[1].origins == ("node_rms_norm", "node_mul")
 
 
-def test_what_was_kept_as_one_layer() -> None:
-    found = layers()
-    norms = found.kept("RMSNormalization")
-    assert (norms.whole, norms.split) == (("node_rms_norm", "node_skip_rms_norm_2__1"), ())
-    attention = found.kept("Attention")
-    assert (attention.whole, attention.split) == (("node_attention",), ("node_attention_1",))
-    products = found.kept("MatMul")
-    assert products.whole == ("node_linear", "node_matmul_1")
-    assert products.fp8 == ("node_linear",)
-
-
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [

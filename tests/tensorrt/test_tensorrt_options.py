@@ -99,23 +99,6 @@ def test_plans_that_cannot_be(target: str, options: dict[str, object], message: 
     assert caught.value.message.startswith(message.format(target))
 
 
-def test_the_second_engine_runs_where_the_first_does_not() -> None:
-    first, second = (
-        ExportRequest("model", "", "tensorrt", "fp16", also=("onnxruntime",)).resolve().engines
-    )
-    assert (first.target, first.device, first.engine_providers) == (
-        "tensorrt",
-        "cuda",
-        ("tensorrt",),
-    )
-    assert (second.target, second.also) == ("onnxruntime", ())
-    assert second.runs_here
-    (_, second) = (
-        ExportRequest("model", "", "tensorrt", "bf16", also=("onnxruntime",)).resolve().engines
-    )
-    assert second.device == "cuda"
-
-
 def test_an_export_says_at_once_what_is_missing(
     exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,6 @@
 """What the TensorRT gate finds, printed and as data."""
 
 import io
-import json
 
 from rich.console import Console
 
@@ -42,14 +41,3 @@ def test_a_page_shows_operators_violations_and_profile() -> None:
         "input least tuned for greatest",
         "ids 1 x 2 4 x 32 8 x 64",
     ]
-
-
-def test_the_same_as_data() -> None:
-    data = json.loads(json.dumps(NetworkCheck("11.0", OPS, PROFILE, FOUND, 1).to_json()))
-    assert data["ready"] is False
-    assert data["version"] == "11.0"
-    assert data["operators"]["Swish"] == {"count": 1, "support": "since 11.0"}
-    assert data["violations"][0]["line"] == "gpt.py:7"
-    assert data["profile"][0]["greatest"] == [8, 64]
-    assert data["unknown_sizes"] == 1
-    assert NetworkCheck("11.0", {}, (), ()).to_json()["ready"] is True

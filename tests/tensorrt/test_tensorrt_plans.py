@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import tensorrt_bundles as small
 from cpu_stand_in import use_stand_in
@@ -13,11 +11,8 @@ from fake_tensorrt import FakeTensorRT, install
 from onnx import TensorProto
 
 from enginecast.errors import BundleError, MissingError
-from enginecast.runtime.bundle.manifest import Output, ShapeRange
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-
-STRIPPED: dict[str, Any] = {"network": "network.onnx", "weights": "network.safetensors"}
 
 
 @pytest.fixture
@@ -114,25 +109,6 @@ def test_a_plan_that_hides_code_of_the_host_is_refused(tmp_path: Path, fake: Fak
     assert "engine_host_code_allowed is not set" in refused(tmp_path, plan)
 
 
-def test_what_tensorrt_says_is_in_the_error_once(tmp_path: Path, fake: FakeTensorRT) -> None:
-    fake.failures.deserialize = "Error Code 6:\n  the plan is of another world"
-    message = refused(tmp_path, small.plan(fake))
-    assert message == (
-        "engine.plan: TensorRT refuses the plan: Error Code 6: the plan is of another world"
-    )
-
-
-def test_weights_are_filled_in_before_the_first_run(tmp_path: Path, fake: FakeTensorRT) -> None:
-    files = {"engine.plan": small.stripped_plan(fake), **small.network_files()}
-    with opened(tmp_path, files, **STRIPPED) as engine:
-        names = [call.name for call in fake.calls]
-        refit = names.index("Refitter.refit_cuda_engine")
-        assert refit < names.index("ICudaEngine.create_execution_context")
-        feeds = small.feeds()
-        found = engine.run(feeds)["y"]
-    np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
-
-
 def _changed(dtype: int = TensorProto.FLOAT, width: int = small.WIDTH, name: str = "x") -> bytes:
     """The network with another first input."""
     model = small.network()
@@ -172,19 +148,3 @@ def test_a_plan_that_is_not_what_the_manifest_says(
     tmp_path: Path, fake: FakeTensorRT, changes: dict[str, Any], sentence: str
 ) -> None:
     assert refused(tmp_path, small.plan(fake, **changes)) == f"engine.plan: {sentence}"
-
-
-def test_a_manifest_that_is_not_what_the_plan_says(tmp_path: Path, fake: FakeTensorRT) -> None:
-    content = small.manifest()
-    extra = Output(name="more", dtype="float32", shape=())
-    plan = {"engine.plan": small.plan(fake)}
-    more = msgspec.structs.replace(content, outputs=(*content.outputs, extra))
-    with pytest.raises(BundleError, match="outputs: the manifest says more, total, y, the plan"):
-        opened(tmp_path / "a", plan, content=more)
-    stray = ShapeRange(name="q", least=(1,), optimal=(1,), greatest=(1,))
-    with pytest.raises(
-        BundleError, match="the manifest has a profile of 'q', which is not an input"
-    ):
-        opened(tmp_path / "b", plan, profile=(*small.record().profile, stray))
-    with pytest.raises(BundleError, match="input 'x': the manifest says shapes"):
-        opened(tmp_path / "c", plan, profile=small.record().profile[1:])

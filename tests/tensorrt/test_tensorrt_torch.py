@@ -157,14 +157,6 @@ def test_an_op_without_a_converter(build: Build, fake: FakeTorchTensorRT) -> Non
     assert fake.network is None, "nothing was built"
 
 
-def test_a_build_that_fails(build: Build, fake: FakeTorchTensorRT) -> None:
-    fake.failure = "TensorRT found no tactic.\nmore"
-    with pytest.raises(
-        LoweringError, match=r"cannot build this program: TensorRT found no tactic\.\n"
-    ):
-        build(block())
-
-
 def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
     build(quantized(block(), "static", FP8))
     assert len(fake.layers("add_quantize")) == 2
@@ -179,25 +171,6 @@ def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
         assert scale.shape == (values.shape[layer.axis],)
         assert layer._arguments["output_type"] == trt.DataType.FLOAT  # fp16 rounds these scales
     assert {fake.value(one).dtype for one in _read(fake)} == {FP8, torch.float32, torch.float16}
-
-
-@pytest.mark.parametrize(
-    ("form", "dtype", "sentence"),
-    [
-        ("storage", torch.int8, r"enginecast\.dequantize.*expected fp8 e4m3fn, got int8"),
-        ("static", torch.int8, r"expected fp8 e4m3fn, got int8"),
-        ("static", torch.float8_e5m2, r"expected fp8 e4m3fn, got float8_e5m2"),
-        ("row", FP8, r"enginecast\.dynamic_scale.*got scales that are computed while it runs"),
-        ("blocks", torch.int8, r"enginecast\.(dequantize|blockwise_linear)"),
-    ],
-)
-def test_quantized_values_without_a_form(
-    build: Build, fake: FakeTorchTensorRT, form: Form, dtype: torch.dtype, sentence: str
-) -> None:
-    with pytest.raises(LoweringError, match=f"TensorRT has no layer for .*{sentence}") as stop:
-        build(quantized(block(), form, dtype))
-    assert "test_tensorrt_torch.py:" in str(stop.value)
-    assert fake.network is None
 
 
 @pytest.mark.parametrize("form", ["static", "storage", None])

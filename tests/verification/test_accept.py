@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from exports import cast
 
 from enginecast.errors import UsageError
-from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
+from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.engine import Engine
-from enginecast.verification.accepted_excess import Acceptance, accepted_before, parse_accept
+from enginecast.verification.accepted_excess import parse_accept
 from enginecast.verification.edges import edge_failures
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import BEYOND, measure
@@ -91,36 +90,6 @@ def test_what_is_zero_but_for_rounding_may_be_accepted() -> None:
     for lost in (0.5, math.inf):
         assert found(lost, "y").outcome == "rejected"
         assert "--accept" not in " ".join(found(lost).reasons)
-
-
-@pytest.mark.parametrize(
-    ("text", "output", "case", "bound"),
-    [
-        ("head/logits", "head/logits", "", None),
-        ("head/logits=2e-5", "head/logits", "", 2e-5),
-        ("head/logits/zeros", "head/logits", "zeros", None),
-        ("p=b", "p=b", "", None),
-        ("p=b/n 4 (net.py:3)=0.1", "p=b", "n 4 (net.py:3)", 0.1),
-        ("p=0.5", "p=0.5", "", None),
-        ("head/n 4 (net.py:3)", "head", "n 4 (net.py:3)", None),
-        ("1", "1", "", None),
-    ],
-)
-def test_names_may_hold_what_separates_them(
-    text: str, output: str, case: str, bound: float | None
-) -> None:
-    """The keys of a dict that a model returns are its outputs' names."""
-    known = ["head", "head/logits", "p=b", "p=0.5", "1"]
-    asked = parse_accept(text, known, ["zeros", "logits", "n 4 (net.py:3)"])
-    assert asked == Acceptance(output, case, bound)
-    excess = Excess(output=output, case="zeros", error=1e-5, limit=1e-7, bound=2e-5)
-    accepted = Verdict(
-        outcome="verified",
-        engine="ran",
-        where=Where(provider="CPUExecutionProvider", device="x86_64", versions={}),
-        excesses=(msgspec.structs.replace(excess, accepted=asked.name, case=case or "zeros"),),
-    )
-    assert accepted_before(accepted) == (Acceptance(output, case, 2e-5),)
 
 
 @pytest.mark.parametrize("text", ["", "/zeros", "/zeros=0.1", "=0.1", "y=0", "y=2", "y=nan"])

@@ -30,15 +30,6 @@ def lines(found: Comparison, heading: str) -> dict[str, Line]:
     return {line.name: line for line in found.groups[heading]}
 
 
-def test_a_report_is_read_as_it_was_written_in_the_order_of_execution(tmp_path: Path) -> None:
-    content = full()
-    again = read_report(written(tmp_path / "one", content))
-    assert again == content
-    assert [list(check.modules) for check in again.passes] == [
-        list(check.modules) for check in content.passes
-    ]
-
-
 def test_one_report_is_shown_and_drawn_again(
     tmp_path: Path, capsys: Capture, exports: Exports
 ) -> None:
@@ -183,16 +174,6 @@ def edited(folder: Path, **fields: object) -> Path:
     content["verdict"]["outputs"][0] |= fields
     file.write_text(json.dumps(content))
     return folder
-
-
-@pytest.mark.parametrize("fields", [{"cosine": 1e308}, {"limit": None, "error": 1.0}])
-def test_values_that_no_export_writes_are_blamed_on_the_file(
-    tmp_path: Path, capsys: Capture, fields: dict[str, object]
-) -> None:
-    folder = edited(tmp_path / "one", **fields)
-    done = cast(capsys, "report", folder, "-o", tmp_path / "page.html")
-    assert done.code == 2
-    assert f"{folder / 'report.json'}: values that do not fit together" in done.err
 
 
 def test_names_give_no_commands_to_a_terminal(tmp_path: Path, capsys: Capture) -> None:

@@ -112,31 +112,6 @@ def test_a_captured_program_that_is_another_model_at_the_edges_is_found() -> Non
     assert "case 'large values': the captured program is not the model" in found
 
 
-def test_eager_may_add_up_otherwise_where_its_weights_lie_elsewhere() -> None:
-    source = open_source(nn.Softsign(), example={"input": torch.randn(4, 8)})
-    made = prepare(source, ModelOptions(), Steps())
-    reference = reference_of(made, "fp32")
-    right = {case.name: case.outputs for case in reference.cases}
-
-    def scaled(name: str, by: float) -> dict[str, Array]:
-        return {
-            output: array.astype(np.float64) * (1 + by) for output, array in right[name].items()
-        }
-
-    def found(error: float, aligned: float) -> int:
-        def again(case: Any) -> dict[str, Array]:
-            return scaled(case.name, aligned)
-
-        cases = [replace(case, outputs=scaled(case.name, error)) for case in reference.cases]
-        changed = replace(reference, cases=tuple(cases))
-        return len(list(capture_failures(made.plain, made.cases, changed, again=again)))
-
-    count = len(reference.cases)
-    assert found(1e-5, 0.0) == 0
-    assert found(1e-5, 1e-5) == count  # the program is another model
-    assert found(1e-3, 0.0) == count  # no rounding: the model keeps something between calls
-
-
 def test_eager_may_be_nan_where_the_engine_is(tmp_path: Path) -> None:
     bundle = export(Log(), tmp_path / "bundle", example={"x": torch.randn(4, 8)})
     [engine] = bundle.manifest.engines
@@ -151,16 +126,6 @@ def test_a_sort_may_choose_among_equal_values(tmp_path: Path) -> None:
     assert verdict.outcome == "verified"
     assert "tiny values" in verdict.cases
     assert "large values" not in verdict.cases
-
-
-def test_edges_hold_what_other_kernels_may_lose() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
-    source = open_source(module, example={"input": torch.randn(4, 8)})
-    reference = reference_of(prepare(source, ModelOptions(), Steps()), "fp32", edges=True)
-    for edge in reference.edges:
-        [losses] = edge.losses.values()
-        assert 1e-8 < losses.max() < 1e-4
 
 
 class Scaled(nn.Module):

@@ -71,11 +71,3 @@ def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BundleError, match="not a stored reference"):
         read_reference(path)
-
-
-def test_another_safetensors_file_is_not_a_reference(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({"w": np.ones(3)}, tmp_path / "w.safetensors")
-    with pytest.raises(BundleError, match="not a stored reference"):
-        read_reference(tmp_path / "w.safetensors")
