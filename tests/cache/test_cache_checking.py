@@ -1,11 +1,8 @@
 """Checking a cache: every flipped bit is found, taken out, and costs no whole entry."""
 
-import functools
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +21,8 @@ from cache_shards import open_folder, read_only
 
 from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.shard import Entry, open_shard, shard_name, write_shard
-from enginecast.cache.upkeep import checking
 from enginecast.cache.upkeep.checking import Checked, check_store
 from enginecast.cache.upkeep.pruning import prune_store
-from enginecast.cache.upkeep.rewriting import commit_all, size_of
 
 TEXTS = texts(12)
 
@@ -95,38 +90,6 @@ def test_a_cut_shard_is_taken_out(encodings: Encodings, size: int) -> None:
     (damage,) = check(encodings).damages
     assert damage.quarantine == f"text_encoder/quarantine/{path.name}"
     assert encodings.shard_paths() == [other]
-
-
-def test_a_kill_while_names_are_put_right_loses_nothing(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = encodings.shard_paths()
-    contents = [open_shard(path, SPEC) for path in (one, other)]
-    sizes = [sum(size_of(shard.entry(text)) for text in range(6)) for shard in contents]
-    aside = one.with_suffix(".aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-    child = os.fork()
-    if child == 0:
-        exactly = functools.partial(commit_all, shard_bytes=sizes[1])  # the first file's content
-        monkeypatch.setattr(checking, "commit_all", exactly)
-        commit = Encodings.commit
-
-        def commit_and_die(self: Encodings, made: Sequence[Entry]) -> None:
-            commit(self, made)
-            os.kill(os.getpid(), 9)
-
-        monkeypatch.setattr(Encodings, "commit", commit_and_die)
-        try:
-            check(encodings)
-        finally:
-            os._exit(7)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9
-    check(encodings)
-    prune_store(open_store(encodings.folder.parent))
-    assert held(encodings) == sorted(TEXTS)
 
 
 def broken(kind: str) -> Entry:

@@ -1,6 +1,5 @@
 """Encoders that cannot fill a cache, and options that do not fit them."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from bundles import (
     MASKED,
-    WIDTH,
     engine,
     make_bundle,
     manifest,
@@ -19,7 +17,6 @@ from bundles import (
     write_tokenizer,
 )
 from cache_fixtures import words_t5
-from models import tiny_bert
 from onnx import helper, numpy_helper
 
 from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
@@ -167,45 +164,3 @@ def test_a_mask_that_the_engine_does_not_take(tmp_path: Path) -> None:
     assert (spec.mask, spec.rows) == (False, "all")
     with pytest.raises(UsageError, match="--mask: bundle takes no attention mask"):
         open_encoder(EncoderRequest(bundle, mask=True))
-
-
-def left(folder: Path) -> str:
-    """BERT with a tokenizer that pads on the left: its positions count from there."""
-    model = tiny_bert(folder)
-    write_tokenizer(model)
-    said = {"padding_side": "left", "pad_token": "<pad>", "model_max_length": 20}
-    (model / "tokenizer_config.json").write_text(json.dumps(said))
-    return str(model)
-
-
-def test_rows_that_padding_changes_are_not_trimmed(tmp_path: Path) -> None:
-    model = left(tmp_path / "bert")
-    with pytest.raises(UsageError, match="padding is masked, but changes last_hidden_state") as no:
-        open_encoder(EncoderRequest(model))
-    assert "--keep-all" in no.value.hint
-    assert open_encoder(EncoderRequest(model, keep_all=True)).spec.padded
-    with pytest.raises(UsageError, match="--extra-rows 1: texts are padded on the left"):
-        open_encoder(EncoderRequest(model, extra_rows=1))
-    said = {"padding_side": "right", "pad_token": "<pad>", "model_max_length": 20}
-    (Path(model) / "tokenizer_config.json").write_text(json.dumps(said))
-    assert not open_encoder(EncoderRequest(model)).spec.padded
-
-
-def test_opening_a_bundle_imports_no_torch(tiny: str) -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys\n"
-        "from enginecast.cache.encoders.open_encoder import open_encoder\n"
-        "from enginecast.cache.encoders.request import EncoderRequest\n"
-        "import numpy as np\n"
-        "encoder = open_encoder(EncoderRequest(sys.argv[1]))\n"
-        "ids = np.ones((2, 3), np.int64)\n"
-        "print(encoder.encode(ids, ids)['hidden'].shape)\n"
-        "found = {'torch', 'transformers', 'pyarrow', 'datasets', 'ray'} & {*sys.modules}\n"
-        "assert not found, found"
-    )
-    command = [sys.executable, "-c", code, tiny]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert ran.stdout == f"(2, 3, {WIDTH})\n"

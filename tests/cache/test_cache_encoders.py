@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from cache_fixtures import T5_LENGTH, captions, short_captions
@@ -62,15 +61,6 @@ def require_equal(
             np.testing.assert_allclose(values, other[name], rtol=1e-3 * scale, atol=1e-4 * scale)
 
 
-def distance(ours: Sequence[dict[str, Array]], theirs: Sequence[dict[str, Array]]) -> float:
-    """The largest difference of hidden states in any text, in parts of its largest value."""
-    pairs = [
-        tuple(one["last_hidden_state"].astype(np.float64) for one in pair)
-        for pair in zip(ours, theirs, strict=True)
-    ]
-    return float(max(np.abs(one - other).max() / np.abs(other).max() for one, other in pairs))
-
-
 CLIPS = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("words-clip", "words-clip-projection")
 ]
@@ -111,35 +101,6 @@ def test_masked_rows_do_not_depend_on_padding_and_others_do(exports: Exports, ki
     for one, other in zip(alone, encoded(blind, TEXTS), strict=True):
         error = np.abs(one["last_hidden_state"] - other["last_hidden_state"]).max()
         assert error > 0.05 * largest
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype", "error"),
-    [("bf16", ml_dtypes.bfloat16, 0.1), ("fp16", np.float16, 0.02)],
-)
-def test_other_precisions(exports: Exports, precision: str, dtype: Any, error: float) -> None:
-    model = exports.model("words-t5")
-    exact = open_encoder(EncoderRequest(model))
-    rounded = open_encoder(EncoderRequest(model, precision=precision))
-    assert (exact.spec.precision, rounded.spec.precision) == ("fp32", precision)
-    assert rounded.spec.outputs[0].dtype == np.dtype(dtype).name
-    assert encoded(rounded, TEXTS)[0]["last_hidden_state"].dtype == dtype
-    assert 0 < distance(encoded(rounded, TEXTS), encoded(exact, TEXTS)) < error
-
-
-def test_hidden_states_by_number(exports: Exports) -> None:
-    names = ("hidden_states.-2", "hidden_states.0", "pooler_output")
-    encoder = open_encoder(EncoderRequest(exports.model("words-clip"), outputs=names))
-    assert [(one.name, one.per) for one in encoder.spec.outputs] == [
-        ("hidden_states.-2", "token"),
-        ("hidden_states.0", "token"),
-        ("pooler_output", "text"),
-    ]
-    found = encoded(encoder, TEXTS)[1]
-    same = open_encoder(EncoderRequest(exports.model("words-clip"), outputs=("hidden_states.1",)))
-    wanted = encoded(same, TEXTS)[1]["hidden_states.1"]  # of two layers, the state between them
-    np.testing.assert_array_equal(found["hidden_states.-2"], wanted)
-    assert np.abs(found["hidden_states.0"] - wanted).max() > 0.1
 
 
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -18,7 +18,6 @@ from fill_fixtures import (
     spec,
 )
 
-from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures
 from enginecast.cache.store.spec import EncoderSpec
 
@@ -90,18 +89,6 @@ def test_what_is_not_finite_is_listed_and_not_stored(tmp_path: Path, value: floa
     require_all(where, texts)
 
 
-def test_a_text_that_the_encoder_refuses_is_named(tmp_path: Path) -> None:
-    texts = Lines(["w5 w6", "w7 w90", "w8 w9"])
-    encoder = TableEncoder(refused=90)
-    where = encodings(tmp_path / "cache", encoder)
-    filled = fill(where, encoder, texts)
-    assert [(one.text, one.tokens) for one in filled.done.failures] == [("w7 w90", 3)]
-    assert filled.done.failures[0].reason == (
-        "refused by the encoder: input_ids: token 90 is out of range"
-    )
-    require_all(where, Lines(["w5 w6", "w8 w9"]))
-
-
 def test_two_writers_share_the_work(tmp_path: Path) -> None:
     texts = captions(300)
     where = encodings(tmp_path / "cache", TableEncoder())
@@ -118,19 +105,3 @@ def test_two_writers_share_the_work(tmp_path: Path) -> None:
     require_all(where, texts)
     encoded = [sum(rows for rows, _ in encoder.batches) for encoder in encoders]
     assert sum(encoded) == 301, encoded
-
-
-def test_a_reader_sees_a_snapshot(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(120)
-    where = encodings(tmp_path / "cache", encoder)
-    fill(where, encoder, Lines(texts[:50]))
-    snapshot = open_index(where)
-    seen = [snapshot.row(number) for number in range(len(snapshot))]
-    before = [snapshot.shards[at.shard].entry(at.text) for at in seen]
-    fill(where, encoder, texts)
-    assert len(snapshot) == 51
-    for at, old in zip(seen, before, strict=True):
-        new = snapshot.shards[at.shard].entry(at.text)
-        assert (new.key, new.text) == (old.key, old.text)
-        assert snapshot.shards[at.shard].is_whole(at.text)
-    assert len(open_index(where)) == 121

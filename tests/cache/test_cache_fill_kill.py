@@ -1,9 +1,6 @@
 """Fills that are killed: nothing is lost, nothing is there twice, nothing is done again."""
 
-import contextlib
-import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -115,34 +112,3 @@ def two_writers(start: Start, encoder: Path, texts: list[str], folder: Path, siz
 def test_two_writers_double_nothing(tmp_path: Path) -> None:
     encoder = colour_bundle(tmp_path / "colors.bundle")
     two_writers(Forked, encoder, colour_captions(800), tmp_path, "5kB")
-
-
-def test_an_interrupt_stores_what_was_encoded(tmp_path: Path) -> None:
-    texts = colour_captions(6000)
-    encoder = colour_bundle(tmp_path / "colors.bundle")
-    path = write_captions(tmp_path, texts)
-    # It is one chunk: stored at its end, or when it is interrupted.  How long it takes depends on
-    # what else runs: too early nothing is encoded, and too late all is stored.
-    delay = 0.1
-    for number in range(30):
-        cache = tmp_path / f"cache-{number}"
-        arguments = (encoder, "--texts", path, "-o", cache, "--batch-tokens", 16)
-        running = Forked(*arguments)
-        while there(cache) is None:
-            time.sleep(0.001)
-        time.sleep(delay)
-        assert running.pid is not None
-        with contextlib.suppress(ProcessLookupError):  # it may be done by now
-            os.kill(running.pid, signal.SIGINT)
-        code = running.wait()
-        assert code in (0, 130)
-        stored = len(entries_of(opened(cache)))
-        if code == 130 and stored:
-            break
-        delay *= 0.7 if code == 0 else 1.3
-    assert code == 130
-    assert 0 < stored < len(texts) + 1
-    before = shards_of(cache)
-    assert Forked(*arguments).wait() == 0
-    assert before.items() <= shards_of(cache).items()
-    require_whole(cache, texts, complete=True)

@@ -93,20 +93,6 @@ def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:
         assert read_index(encodings) is not None
 
 
-def test_damaged_shards_are_named_and_the_others_read(encodings: Encodings) -> None:
-    bad, good = (encodings.commit(entries(range(begin, begin + 4))) for begin in (0, 4))
-    bad.write_bytes(bad.read_bytes()[:-1])
-    index = open_index(encodings)
-    assert [str(bad) in str(error) for error in index.errors] == [True]
-    assert [shard.path for shard in index.shards] == [good]
-    assert index.find(entry(0).key) is None
-    again = encodings.commit(entries(range(4)))
-    assert again == bad
-    index = open_index(encodings, index)
-    assert index.errors == ()
-    assert index.find(entry(0).key) is not None
-
-
 def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
     encodings: Encodings,
 ) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache_entries import (
-    SPEC,
     TOKENIZER_JSON,
     byte_of,
     entries,
@@ -20,8 +19,7 @@ from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.upkeep.checking import check_store
 from enginecast.cache.upkeep.merging import Merged, merge
-from enginecast.cache.upkeep.rewriting import only_keeper
-from enginecast.errors import CacheError, UsageError
+from enginecast.errors import CacheError
 
 TEXTS = texts(30)
 MADE = entries(TEXTS)
@@ -89,19 +87,3 @@ def test_a_damaged_shard_is_named_and_nothing_written(tmp_path: Path, tensor: st
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert f"cache verify {tmp_path / 'b'}" in raised.value.hint
     assert not (tmp_path / "out").exists()
-
-
-def test_wrong_caches_are_refused(tmp_path: Path) -> None:
-    fill(tmp_path / "a", MADE)
-    with pytest.raises(UsageError, match="expected another cache"):
-        merge([tmp_path / "a"], tmp_path / "a")
-    with pytest.raises(CacheError, match="expected an embedding cache, but it does not exist"):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    with pytest.raises(CacheError, match="or an empty folder"):
-        merge([tmp_path / "a"], tmp_path / "full")
-    fill(tmp_path / "out")
-    with only_keeper(opened(tmp_path / "out")), pytest.raises(CacheError, match="is running on it"):
-        merge([tmp_path / "a"], tmp_path / "out")
-    assert opened(tmp_path / "out").spec == SPEC

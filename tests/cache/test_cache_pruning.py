@@ -105,19 +105,6 @@ def test_dry_run_changes_nothing(tmp_path: Path) -> None:
     assert not list((encodings.folder / "quarantine").iterdir())
 
 
-def test_a_reader_goes_on_while_its_shards_go(tmp_path: Path) -> None:
-    encodings = fill(tmp_path / "c", MADE[:20], MADE[20:])
-    shards = open_index(encodings).shards
-    mapped = [shard.outputs(0) for shard in shards]
-    was = [{name: values.copy() for name, values in one.items()} for one in mapped]
-    assert prune(encodings).rewritten == 2
-    assert not any(shard.path.exists() for shard in shards)
-    for shard, before, copies in zip(shards, mapped, was, strict=True):
-        for name, values in copies.items():
-            np.testing.assert_array_equal(before[name], values)
-        assert all(shard.is_whole(text) for text in range(len(shard)))
-
-
 def test_a_kill_between_commit_and_removal_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from enginecast.cache.fill.texts import read_texts
-from enginecast.errors import EnginecastError, InputError, MissingError, UsageError
+from enginecast.errors import InputError, MissingError
 from enginecast.installation import install_command
 from enginecast.runtime.prompts import read_prompts
 
@@ -72,26 +72,6 @@ def test_lines_are_those_of_prompt_files(tmp_path: Path, end: str, last: bool, m
     assert texts.where(2) == "texts.txt:3"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_which_column(tmp_path: Path, kind: str) -> None:
-    def of(columns: str, asked: str | None = None) -> list[str]:
-        rows: list[dict[str, Any]] = [dict.fromkeys(columns.split(), columns)]
-        return list(read_texts(write(tmp_path, kind, rows, columns.replace(" ", "-")), asked))
-
-    assert of("url text") == ["url text"]
-    assert of("prompt url") == ["prompt url"]
-    assert of("title url", "title") == ["title url"]
-    with pytest.raises(InputError, match="caption and text are both there") as both:
-        of("text caption url")
-    assert "It has text, caption, url." in both.value.hint
-    with pytest.raises(InputError, match="none of them is there") as none:
-        of("title link")
-    assert "It has title, link." in none.value.hint
-    with pytest.raises(InputError, match="expected a column 'caption', got none") as missing:
-        of("title url picture", "caption")
-    assert missing.value.hint == "It has title, url, picture."
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
 def test_what_is_not_text_is_counted(tmp_path: Path, kind: str) -> None:
     rows: list[dict[str, Any]] = [{"text": "a"}, {"text": None}, {"text": "b"}, {"text": None}]
@@ -127,24 +107,6 @@ def test_damage_is_named_with_its_line(
         file.write(line)
     with pytest.raises(InputError, match=message):
         read_texts(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
-    [
-        ("a.txt", b"", InputError, "expected texts, got none"),
-        ("a.jsonl", b"\n\n", InputError, "expected texts, got none"),
-        ("a.csv", b"text\n", InputError, "expected texts, got none"),
-        ("a.xlsx", b"x", UsageError, r"expected .txt, .parquet, .jsonl, .csv or the folder"),
-        ("a", b"x", UsageError, "got no suffix"),
-    ],
-)
-def test_files_without_texts(
-    tmp_path: Path, name: str, content: bytes, error: type[EnginecastError], message: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(error, match=message):
-        read_texts(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

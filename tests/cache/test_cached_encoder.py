@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from enginecast.cache.read.cached_encoder import CachedEncoder
-from enginecast.errors import CacheError, UsageError
+from enginecast.errors import UsageError
 
 CASES: dict[str, tuple[type[PreTrainedModel], tuple[str, ...], dict[str, Any]]] = {
     "t5": (T5EncoderModel, ("last_hidden_state",), {}),
@@ -117,22 +117,6 @@ def clip(tmp_path: Path) -> CachedEncoder:
     spec = spec_of(model, outputs, mask=False, rows="all")
     fill(tmp_path / "clip", model, spec)
     return CachedEncoder(tmp_path / "clip")
-
-
-def test_hidden_states_that_are_there_and_others(clip: CachedEncoder) -> None:
-    found = clip(**asked(clip), output_hidden_states=True)
-    assert len(found.hidden_states) == 3
-    assert torch.equal(found.hidden_states[-2], found.hidden_states[1])
-    for index in (0, -1, 2):
-        with pytest.raises(CacheError, match=rf"hidden_states\.{index % 3} is not in the cache"):
-            _ = found.hidden_states[index]
-    with pytest.raises(IndexError, match=r"hidden_states\[7\]: the model has 3"):
-        _ = found.hidden_states[7]
-    with pytest.raises(CacheError, match=r"hidden_states\.2 is not in the cache"):
-        _ = found.hidden_states[1:]
-    with pytest.raises(CacheError, match=r"hidden_states\.0 is not in the cache"):
-        torch.stack([one for one in found.hidden_states])
-    assert clip(**asked(clip)).hidden_states is None
 
 
 @pytest.mark.parametrize(

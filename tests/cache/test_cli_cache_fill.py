@@ -137,25 +137,6 @@ def test_texts_without_finite_outputs_are_reported_and_not_stored(
     assert sorted(one.text for one in read_failures(where)) == sorted(texts[1:])
 
 
-def test_a_limit_of_disk_is_kept(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    size = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["bytes"]
-    refused = fill(capsys, bundle, captions, cache, "--max-disk", f"{size} B")
-    assert refused.code == 3
-    assert "(--max-disk), got 0 bytes that are there and " in refused.err
-    assert "of the texts would fit." in refused.err
-    assert not cache.exists()
-    limit = size + 30_000  # tokenizer, spec and index are files of the cache, too
-    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{limit}B").code == 0
-    taken = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    assert size < taken <= limit
-    assert fill(capsys, bundle, captions, cache, "--max-disk", "1kB").code == 0  # adds nothing
-    captions.write_text("one more\n")
-    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{taken}B").code == 3
-
-
 BAD = [
     (("--shard-size", "12"), 2, "--shard-size 12: expected a size such as 256MB"),
     (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),

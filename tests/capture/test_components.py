@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,7 +20,7 @@ from enginecast.capture.sources.huggingface.component_options import ComponentOp
 from enginecast.capture.sources.huggingface.diffusers_folder import STEM, ComponentSource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import EnginecastError, SourceError
+from enginecast.errors import EnginecastError
 
 TWO_PARTS = {name for name in CONFIGS if name.startswith("vae")}
 OF_VIDEOS = TWO_PARTS - {"vae", "vae-tiny", "vae-dc"}
@@ -77,25 +76,6 @@ def test_the_derived_inputs_fit_the_model(name: str, entry: str, tmp_path: Path)
     with torch.no_grad():
         found = run_named(source.eager(), inputs, ALL)
     assert all(tensor.isfinite().all() for tensor in found.values())
-
-
-def test_shards_and_variants_are_the_same_model(dit: Path, tmp_path: Path) -> None:
-    model = diffusers.DiTTransformer2DModel.from_pretrained(dit)
-    model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    plain = opened(dit).fingerprint()
-    assert opened(tmp_path / "shards").fingerprint() == plain
-    model.half().save_pretrained(tmp_path / "half", variant="fp16")
-    half = opened(tmp_path / "half", variant="fp16")
-    assert {t.dtype for t in half.weights().values()} == {torch.float16}
-    assert half.eager().state_dict().keys() == model.state_dict().keys()
-    with pytest.raises(
-        SourceError, match=r"no variant 'bf16' \(.*bf16.safetensors\); it has .*fp16"
-    ):
-        opened(tmp_path / "half", variant="bf16")
-    with pytest.raises(SourceError) as refused:
-        opened(tmp_path / "half")
-    assert "--variant fp16" in refused.value.hint
 
 
 def _rename(key: str) -> Callable[[Path], None]:

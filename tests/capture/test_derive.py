@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 import transformers
@@ -97,28 +96,6 @@ def test_text(class_name: str, fields: Mapping[str, object], expected: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("class_name", "given", "types"),
-    [
-        ("BertModel", ("input_ids", "token_type_ids", "attention_mask"), 1),
-        ("BertModel", ("input_ids", "attention_mask"), None),
-        ("DebertaV2Model", ("input_ids", "token_type_ids", "attention_mask"), 3),
-        ("XLNetModel", ("input_ids", "token_type_ids", "attention_mask"), 3),
-        ("RobertaModel", ("input_ids", "attention_mask"), None),
-    ],
-)
-def test_what_the_tokenizer_gives_is_an_input(
-    class_name: str, given: tuple[str, ...], types: int | None
-) -> None:
-    known = facts(class_name, getattr(transformers, class_name).config_class())
-    specs = {spec.name: spec for spec in from_facts(replace(known, tokenized=given))}
-    assert set(specs) == {"input_ids", "attention_mask", *given}
-    assert types is None or (specs["token_type_ids"].low, specs["token_type_ids"].high) == (
-        0,
-        types,
-    )
-
-
-@pytest.mark.parametrize(
     ("class_name", "fields", "expected"),
     [
         ("ViTModel", {"image_size": 48}, (BATCH, 3, 48, 48)),
@@ -194,13 +171,3 @@ def test_what_cannot_be_derived_is_named_with_what_is_known_of_it() -> None:
         '"pixel_attention_mask": <Tensor of shape (batch_size, image_size, image_size)>, '
         "\"spatial_shapes\": <LongTensor of shape (batch_size, 2)>}, 'FILE.safetensors')."
     )
-
-
-def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
-    config = PreTrainedConfig(image_size=32)
-    arguments = ("pixel_values", "boxes")
-    with pytest.raises(UsageError, match="the input 'boxes' of x cannot be derived") as refused:
-        from_facts(ModelFacts(config, arguments, "x", arguments))
-    assert '"pixel_values": torch.zeros([3, 3, 32, 32], dtype=torch.float32)' in refused.value.hint
-    with pytest.raises(UsageError, match="forward takes left, right, of which none is known"):
-        from_facts(ModelFacts(config, ("left", "right"), "x"))

@@ -13,7 +13,7 @@ from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.dynamic_shapes import dynamic_texts
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
+from enginecast.capture.inputs.specs import InputSpec, from_example
 from enginecast.errors import UsageError
 
 pytestmark = pytest.mark.all_sizes
@@ -72,17 +72,6 @@ def test_steps_are_kept_by_every_size_that_is_chosen() -> None:
     assert (8, 16) in sizes
     assert len(sizes) > 2
     assert all(rows in height.sizes and columns in width.sizes for rows, columns in sizes)
-
-
-def test_dimensions_are_tied_by_a_name() -> None:
-    x = InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), DimSpec.static(6)))
-    y = InputSpec("y", "tensor", torch.float32, (DimSpec.static(6), DimSpec("batch", 3, 1, 9)))
-    tied = applied((x, y), "x:1=seq:2..64", "y:0=seq")
-    assert tied[0].dims[1] == tied[1].dims[0]
-    assert tied[0].dims[1].sizes == range(2, 65)
-    assert [dim.name for spec in tied for dim in spec.dims] == ["batch", "seq", "seq", "batch"]
-    apart = applied((x, y), "x:0=rows:1..9", "y:1=columns:1..8")
-    assert [dim.name for spec in apart for dim in spec.dims] == ["rows", None, None, "columns"]
 
 
 @pytest.mark.parametrize(
@@ -151,21 +140,3 @@ def test_shapes_as_torch_export_has_them(dynamic: Any, texts: tuple[str, ...]) -
 def test_what_cannot_be_said_is_refused(dynamic: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         said(dynamic)
-
-
-@pytest.mark.parametrize(
-    ("dynamic", "found"),
-    [
-        ({"ids": {1: Dim("tokens", max=9)}}, ("ids:1=tokens:1..9",)),
-        ({"ids": {0: Dim.AUTO}}, ()),
-        ({"ids": {1: ROWS}}, "has no largest size, and this model comes without an example"),
-        ({"ids": [SMALL, None]}, "None is the size of an example, and this model comes without"),
-        (({0: SMALL},), "expected inputs by name"),
-    ],
-)
-def test_shapes_without_an_example(dynamic: Any, found: Any) -> None:
-    if isinstance(found, tuple):
-        assert dynamic_texts(dynamic) == found
-        return
-    with pytest.raises(UsageError, match=found):
-        dynamic_texts(dynamic)

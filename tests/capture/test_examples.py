@@ -15,39 +15,17 @@ from safetensors.torch import save_file
 
 from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
-from enginecast.capture.inputs.examples import sample, verification_inputs
+from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.given import given_prompts, read_inputs
 from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
     from_example,
-    with_held_marks,
 )
 from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
-
-
-def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
-    inputs = sample(TEXT, {"batch": 3, "sequence": 6}, 0, lengths=(6, 4, 1))
-    assert inputs["attention_mask"].sum(1).tolist() == [6, 4, 1]
-    assert inputs["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0]
-    assert inputs["input_ids"][2, 1:].tolist() == [0] * 5
-
-
-def test_each_dimension_is_tried_at_its_largest_size_alone_where_that_is_cheap() -> None:
-    dims = (DimSpec("batch", 3, 1, 8), DimSpec("width", 6, 2, 40, step=2), DimSpec(None, 4, 4, 4))
-    specs = [InputSpec("x", "tensor", torch.float32, dims)]
-
-    def largest(parameters: int | None) -> dict[str, list[int]]:
-        made = verification_inputs(specs, 0, parameters=parameters)
-        return {c.name: list(c.inputs["x"].shape) for c in made if c.name.startswith("largest")}
-
-    both = {"largest batch": [8, 6, 4], "largest width": [2, 40, 4]}
-    assert largest(100) == largest(0) == both
-    assert largest(50_000) == {"largest batch": [8, 6, 4]}
-    assert largest(10**6) == largest(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -122,27 +100,3 @@ def test_prompts_of_a_pipe_are_read_once() -> None:
         path = Path(f"/dev/fd/{out}")
         assert given_prompts(path) == given_prompts(path) == text.decode().split()
         os.close(out)
-
-
-def test_a_mask_of_features_marks_what_the_example_marks() -> None:
-    """As many tokens as there are features of an image, wherever a row begins."""
-    marks = torch.zeros(2, 9, dtype=torch.int64)
-    marks[:, 2:5] = 1
-    example = {
-        "input_ids": torch.arange(18).reshape(2, 9),
-        "attention_mask": torch.ones(2, 9, dtype=torch.int64),
-        "features_mask": marks,
-        "other_mask": torch.tensor([[1, 0] * 4 + [1], [0] * 9]),
-    }
-    specs = from_example(example)
-    held = {spec.name: spec for spec in with_held_marks(specs, example)}
-
-    sequence = {spec.name: spec.dims[1].name for spec in specs}
-    assert set(sequence.values()) == {"sequence"}
-    assert held["features_mask"].places == ((2, 1), (3, 1), (4, 1))
-    assert not held["other_mask"].places
-    assert not held["input_ids"].places
-    for case in verification_inputs(tuple(held.values()), 0):
-        found = case.inputs["features_mask"]
-        assert found.sum(1).tolist() == [3] * len(found)
-        assert bool((found <= case.inputs["attention_mask"]).all())

@@ -7,11 +7,8 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from enginecast.capture.python.recompile import (
-    SourceUnavailable,
     source_of,
     swapped,
 )
@@ -47,11 +44,6 @@ def plain(value: int, *rest: int, scale: int = 3, **named: int) -> int:
 @noted
 def decorated(value: int) -> int:
     return value
-
-
-class Base(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return value + 1
 
 
 def closure(step: int, other: int) -> Callable[[int], int]:
@@ -153,23 +145,3 @@ def test_swaps_nest_and_are_undone_after_errors() -> None:
 
 def fails(value: int) -> int:
     return value // 0
-
-
-def test_export_names_the_lines_of_the_file() -> None:
-    source = source_of(Base.forward)
-    line = source.definition.body[0].lineno
-    with swapped(doubled(Base.forward)):
-        program = torch.export.export(Base(), (torch.ones(3),))
-    traces = [node.meta["stack_trace"] for node in program.graph.nodes if node.op[:4] == "call"]
-    assert len(traces) == 2
-    assert all(f'{__file__}", line {line}, in forward' in trace for trace in traces)
-
-
-def test_a_file_that_has_changed_is_refused(tmp_path: Any, monkeypatch: Any) -> None:
-    (tmp_path / "changing.py").write_text("def first(a):\n    return a\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import changing  # type: ignore[import-not-found]
-
-    (tmp_path / "changing.py").write_text("def first(b):\n    return b\n")
-    with pytest.raises(SourceUnavailable, match=r"changing.py:1 no longer holds first"):
-        source_of(changing.first)

@@ -1,6 +1,6 @@
 """Recorded calls of components: what is kept, which dimensions vary, what is refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -142,29 +142,6 @@ def test_two_sizes_say_what_varies_and_hangs_together() -> None:
     assert calls["transformer"].dynamic(["rotary_0:0=4"]) == []
 
 
-def test_what_a_model_changes_in_place_is_kept_as_it_was_given() -> None:
-    @dataclass(frozen=True)
-    class Given:
-        x: Tensor
-        half: Tensor = field(init=False)
-
-        def __post_init__(self) -> None:
-            object.__setattr__(self, "half", self.x[: len(self.x) // 2])
-
-    class InPlace(nn.Module):
-        def forward(self, given: Given) -> Tensor:
-            return given.x.add_(1)
-
-    module = InPlace()
-    with record(module) as calls:
-        for rows in (2, 4, 4, 4):
-            module(Given(torch.zeros(rows, 3)))
-    found = calls["InPlace"]
-    assert found.call.inputs == ("given_x", "given_half")
-    assert [call["given_x"].shape[0] for call in found.calls] == [2, 4]  # those of 4 rows are equal
-    assert not any(call["given_x"].any() for call in found.calls)
-
-
 def test_calls_that_contradict_each_other_are_refused() -> None:
     pipe = Pipe()
     with record(pipe) as calls, torch.no_grad():
@@ -184,17 +161,3 @@ def test_calls_that_contradict_each_other_are_refused() -> None:
         pipe(2, rotary=(torch.ones(1), torch.ones(1)))
     with pytest.raises(UsageError, match=r"rotary_0 is float32 \[4, 1\] and float32 \[1\]"):
         calls["transformer"]
-
-
-def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
-    pipe, calls = recorded(2)
-    with pytest.raises(
-        UsageError, match=r"'text_encoder' was not called .*: transformer, vae.decode"
-    ):
-        calls["text_encoder"]
-    with pytest.raises(
-        UsageError, match="is of transformer, a Denoiser, and the model is a Decoder"
-    ):
-        calls["transformer"].require(pipe.components["vae"])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a int has no components to record"), record(3):
-        pass

@@ -177,17 +177,6 @@ def test_the_line_and_the_reason(module: Callable[[], nn.Module], code: object, 
 
 
 @pytest.mark.parametrize(
-    ("module", "suggestion"),
-    [(ShapeBranch, "batch = Dim('batch', max=5)"), (ShapeLoop, "batch = 3")],
-)
-def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion: str) -> None:
-    refusal = explained(module(), "x:0=1..64")
-    assert refusal.kind == "specialized-dimension"
-    assert refusal.reason.endswith(f"torch suggests {suggestion}")
-    assert "--dynamic NAME:DIM" in refusal.hint
-
-
-@pytest.mark.parametrize(
     ("module", "reported"),
     [
         (ShapeBranch, "not every batch satisfies 2 <= batch and batch <= 5"),
@@ -200,14 +189,6 @@ def test_the_line_that_fixes_a_dimension(module: type[nn.Module], reported: str)
     assert refusal.place == f"{__file__}:{culprit(module)}"
     assert reported in refusal.reason
     assert vars(ShapeEnv)["_get_user_frame"] is before
-
-
-def test_the_message_names_place_code_reason_and_way_out() -> None:
-    error = refused(Branch())
-    assert f"test_refusal.py:{culprit(Branch)}\n    if x.sum() > 0:  # culprit" in error.message
-    assert "a Python branch or loop depends on the value of a tensor" in error.message
-    assert "GuardOnDataDependentSymNode" not in error.message
-    assert "torch.cond" in error.hint
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """State that a model keeps between calls is refused or reported, with its name and line."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,9 @@ import enginecast
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler.export.session import export
 from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.prepare.reference import reference_of
-from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
 
@@ -103,12 +101,6 @@ class ReadsFirst(Overwrites):
         return y
 
 
-class WritesIntoInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)  # HERE
-        return x.cos()
-
-
 def place(made: type) -> str:
     lines, first = inspect.getsourcelines(made)
     line = next(first + i for i, text in enumerate(lines) if "# HERE" in text)
@@ -184,55 +176,3 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
     [note] = [note for note in captured(Overwrites()) if "overwrites" in note]
     assert place(Overwrites) in note
-
-
-def test_an_input_that_is_written_into_is_reported_and_verified(tmp_path: Path) -> None:
-    example = {"x": X.clone()}
-    module = WritesIntoInput()
-    done = export(ExportRequest(module, tmp_path / "bundle", example=example, threads=1))
-    assert done.bundle is not None, done.report.verdict.reasons
-    [note] = done.report.notes
-    assert "writes into its input 'x' at " in note
-    assert place(WritesIntoInput) in note
-    assert torch.equal(example["x"], X)
-
-
-class Stateful(nn.Module):
-    """Python values, a buffer and a tied parameter, none of which an export may touch."""
-
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("scale", torch.ones(4))
-        self.calls, self.seen = 0, [1, 2]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen.append(self.calls)
-        found: Tensor = self.drop(self.linear(x)) * self.scale
-        return found
-
-
-def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
-    module = Stateful().half().train()
-    module.drop.p = 0.0  # an active dropout is refused
-    module.scale.requires_grad_(True)
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    plain = copy.deepcopy({k: v for k, v in vars(module).items() if k in ("calls", "seen")})
-    forward = module.forward
-    versions = {name: tensor._version for name, tensor in module.state_dict().items()}
-    enginecast.compile(module, tmp_path / "bundle", example={"x": X}, threads=1)
-    assert module.training
-    assert all(part.training for part in module.modules())
-    assert all(p.requires_grad for p in module.parameters())
-    assert all(p.grad is None for p in module.parameters())
-    assert {k: v for k, v in vars(module).items() if k in ("calls", "seen")} == plain
-    assert module.forward == forward
-    assert "forward" not in vars(module)
-    for name, tensor in module.state_dict().items():
-        assert tensor.dtype == state[name].dtype
-        assert torch.equal(tensor, state[name])
-        assert tensor._version == versions[name], name

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from control_flow import BRANCHES, ROWS, Row
@@ -23,11 +21,6 @@ from enginecast.compiler.export.session import ExportSession
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError
-from enginecast.exporters.onnx.script import lower_script_to_onnx
-from enginecast.exporters.target import ScriptRequest
-from enginecast.exporters.torchscript.lower import (
-    branches,
-)
 
 BY_NAME = {row.name: row for row in ROWS}
 SCRIPTABLE = (
@@ -106,16 +99,6 @@ def test_only_the_branching_leaf_is_scripted_and_both_paths_are_right() -> None:
         torch.testing.assert_close(hidden, wanted["hidden"], rtol=0, atol=0)
 
 
-def test_a_trace_alone_is_wrong_on_the_other_path_and_names_its_suspect() -> None:
-    module = outer()
-    found = hybrid(module, both_paths()[0])
-    assert found.scripted == ()
-    assert [suspect.place for suspect in found.suspects] == [LEAF]
-    other = both_paths()[1]
-    narrow, _ = found.module(other["x"])
-    assert not torch.allclose(narrow, module(**other)["narrow"])
-
-
 @pytest.mark.parametrize("name", SCRIPTABLE)
 def test_modules_with_control_flow_are_right_on_both_inputs(name: str) -> None:
     row = BY_NAME[name]
@@ -141,36 +124,6 @@ def test_a_model_that_keeps_state_is_refused(name: str) -> None:
     row = BY_NAME[name]
     with pytest.raises(CaptureError, match="writes into the buffer"):
         hybrid(row.module(), row.a())
-
-
-def lower(row: Row, folder: Path, varying: str = "batch") -> None:
-    found = hybrid(row.module(), row.a(), [place_of(row)])
-    dims = {"x": {0: varying} if varying else {}}
-    lower_script_to_onnx(ScriptRequest(found.module, folder, row.a(), found.outputs, dims))
-
-
-@pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])
-def test_the_onnx_route_is_right_on_both_inputs(name: str, tmp_path: Path) -> None:
-    row = BY_NAME[name]
-    lower(row, tmp_path)
-    content = (tmp_path / "engine.onnx").read_bytes()
-    assert str(Path(__file__).parent).encode() not in content
-    session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
-    for inputs in (row.a(), row.b()):
-        (got,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
-        np.testing.assert_allclose(got, eager(row.module(), inputs).numpy(), rtol=1e-6)
-
-
-def test_a_branch_that_the_onnx_route_bakes_is_noticed(tmp_path: Path) -> None:
-    # Of a dimension that does not vary, the exporter makes a constant, and decides by it.
-    row = BY_NAME["IfShape"]
-    module = hybrid(row.module(), row.a(), [place_of(row)]).module
-    assert branches(module) == 1
-    with pytest.raises(LoweringError, match="keeps 0 of 1 branches"):
-        lower(row, tmp_path, varying="")
-    assert list(tmp_path.iterdir()) == []
-    lower(row, tmp_path)
-    assert branches(module) == 1
 
 
 def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(

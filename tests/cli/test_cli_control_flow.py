@@ -150,21 +150,6 @@ def test_a_plan_says_that_torchscript_comes_next(folder: Path, capsys: Capture) 
     assert cast(capsys, "inspect", "flow_cli:grows", "--fallback", "all").code == 2
 
 
-def test_a_plan_of_a_program_that_fails_shows_what_decides(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On inputs that were searched for the other path, the program divides by zero."""
-    monkeypatch.setenv("COLUMNS", "200")  # the folder's name would break the lines of the table
-    ran = cast(capsys, "inspect", "flow_cli:divides")
-    assert ran.code == 1
-    assert f"the program fails at {place('divides')}: integer division" in ran.err
-    assert "what is done" in ran.out
-    assert "int((x > 0)" in ran.out
-    ran = cast(capsys, "inspect", "flow_cli:divides", "--json")
-    assert ran.code == 1
-    assert any(row["code"].startswith("scale = 12 //") for row in ran.json["control_flow"])
-
-
 def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:secret", "-o", "bundle")
     assert ran.code == 1

@@ -61,13 +61,6 @@ def test_every_command_has_two_examples_that_it_takes(name: str, capsys: Capture
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
-def test_no_summary_is_cut(capsys: Capture) -> None:
-    for group in ((), ("cache",), ("diffusers",), ("passes",)):
-        shown = cast(capsys, *group, "--help").out.partition("Commands:")[2]
-        assert shown
-        assert "..." not in shown
-
-
 def test_options_are_in_groups(capsys: Capture) -> None:
     shown = cast(capsys, "export", "--help").out
     headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]

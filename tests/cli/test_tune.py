@@ -1,9 +1,7 @@
 """`enginecast tune`: what runs fastest here, written beside the bundle and used by `load`."""
 
-import json
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,19 +11,15 @@ from exports import Exports, cast
 
 from enginecast.bench import tune
 from enginecast.bench.timing import Times
-from enginecast.errors import EnginecastWarning
 from enginecast.runtime.bundle.manifest import Verdict
-from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path
+from enginecast.runtime.tuned import Tuned, tuned_path
 from enginecast.verification.engine import verify_engine as judged
 from enginecast.verification.reference import Reference
 
 Capture = pytest.CaptureFixture[str]
-NO_ARENA = Settings(arena=False)
 
 
 @pytest.fixture
@@ -120,49 +114,6 @@ def test_a_real_tuning_needs_no_torch(
     assert ran.code == 0, ran.err
     assert "1 thread" in ran.out
     assert not tuned_path(bundle).exists()
-
-
-def write(root: Path, **changes: object) -> None:
-    """Write a choice for a bundle and this machine, with some fields changed."""
-    opened = open_bundle(root)
-    session = session_class("onnxruntime")
-    found = Tuned(
-        bundle=bundle_digest(opened),
-        engine="engine.onnx",
-        provider="CPUExecutionProvider",
-        machine=machine_of(session),
-        settings=NO_ARENA,
-        speed=2.0,
-        inputs="none",
-    )
-    content = msgspec.to_builtins(found) | changes
-    tuned_path(root).write_text(json.dumps(content), encoding="utf-8")
-
-
-OTHER = {"processor": "Z80", "cores": 1, "versions": {}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"machine": OTHER}, "made on another machine: processor 'Z80', here "),
-        ({"bundle": 64 * "0"}, "made for another bundle of this name"),
-        ({"settings": {"threads": 0}}, "cannot be read: Expected `int` >= 1"),
-        ({"settings": {"threads": 4096}}, "4096 threads on "),
-        ({"more": 1}, "cannot be read: Object contains unknown field"),
-    ],
-)
-def test_what_does_not_fit_is_ignored_and_said_once(
-    bundle: Path, changes: dict[str, object], reason: str
-) -> None:
-    write(bundle, **changes)
-    with pytest.warns(EnginecastWarning) as warned, load(bundle) as engine:
-        assert engine.settings == DEFAULT
-    assert reason in str(warned[0].message)
-    assert warned[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(bundle).close()
 
 
 def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> None:

@@ -1,6 +1,5 @@
 """Encoder-decoders as two engines in one bundle: what is verified, refused, and generated."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from enginecast.capture.sources.generation.encoder_decoder import (
     EncoderSource,
     as_generating,
 )
-from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 from enginecast.capture.tracing import captured as tracing
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, UsageError, VerificationError
@@ -135,24 +133,6 @@ def test_ids_are_suppressed_and_forced_as_the_generation_config_says() -> None:
         Sampling(suppress_tokens=(3, 4, 5), forced_eos_token_id=(3, 4))
     last = np.isinf(scores.scores(ids, logits, 2, last=True))
     assert last.tolist() == [[True, True, False, True]] * 2
-
-
-def test_a_folder_is_loaded_whole(tmp_path: Path) -> None:
-    encoder_decoder("t5").save_pretrained(tmp_path)
-    source = as_generating(open_folder(tmp_path, None), "text-generation")
-    assert isinstance(source, CrossDecoderSource)
-    assert source.model_class is not None
-    assert source.model_class.__name__ == "T5ForConditionalGeneration"
-    assert "decoder.block.0.layer.1.EncDecAttention.k.weight" in source.weights()
-    config = json.loads((tmp_path / "generation_config.json").read_text())
-    before = source.fingerprint()
-    (tmp_path / "generation_config.json").write_text(
-        json.dumps({**config, "decoder_start_token_id": 4})
-    )
-    other = as_generating(open_folder(tmp_path, None), "text-generation")
-    assert isinstance(other, CrossDecoderSource)
-    assert other.start_ids == (4,)
-    assert other.fingerprint() != before
 
 
 PLACES = {

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import Exports, cast
+from exports import Exports
 from models import add_tokenizer, tiny_bert
 
-from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
-from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import BundleError, SourceError
+from enginecast.capture.sources.huggingface.hub import is_hub_name
+from enginecast.errors import BundleError
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 
@@ -161,26 +160,8 @@ def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_without_download_the_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    done = cast(capsys, "export", "google/t5-v1_1-small", "-o", "out", "--json")
-    assert done.code == 2
-    assert "hf download google/t5-v1_1-small --local-dir t5-v1_1-small" in done.json["hint"]
-    with pytest.raises(SourceError, match="not a model here"):
-        open_source(NAME)
-
-
 @pytest.mark.parametrize(
     "model", ["./t5", "/models/t5", "t5", "a/b/c", "package.module:make", "a/b.pt2", "a/..", "-a/b"]
 )
 def test_what_is_not_a_name(model: str) -> None:
     assert not is_hub_name(model)
-
-
-def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_hub_name(NAME)
-    (tmp_path / NAME).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert not is_hub_name(NAME)  # a folder here comes first
-    assert model_name(tmp_path / NAME) == "tiny-bert"
-    assert model_name(tmp_path / "models--maker--tiny-bert" / "snapshots" / SHA) == "tiny-bert"
-    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in FILES)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.open_model import ModelInputs, input_specs
-from enginecast.errors import UsageError
 
 Sizes = dict[str, list[str | int]]
 
@@ -152,26 +150,6 @@ def test_what_the_user_asks_for_wins(name: str) -> None:
     function, shapes, dynamic, expected = ASKED[name]
     found = settled(function, *shapes, dynamic=dynamic.split())  # type: ignore[arg-type]
     assert list(sizes(found).values()) == expected
-
-
-def test_sizes_that_the_code_needs_equal_are_refused_where_they_are_not() -> None:
-    with pytest.raises(UsageError, match="contradicts"):
-        settled(lambda x, y: x * y, [4, 8], [4, 8], dynamic=["x:0=2..8", "y:0=3"])
-
-
-def test_an_engine_takes_the_sizes_that_look_alike(tmp_path: Path) -> None:
-    module = Three(lambda x, y, z: scaled(x, z) + layers(y[0], y)[:, None])
-    example = {"x": torch.rand(2, 6, 4), "y": torch.rand(2, 2, 4), "z": torch.rand(2)}
-    bundle = enginecast.compile(module, tmp_path / "bundle", example=example)
-    assert {i.name: list(i.shape) for i in bundle.manifest.inputs} == {
-        "x": ["batch", 6, 4],
-        "y": [2, "batch", 4],
-        "z": [2],
-    }
-    other = {"x": torch.rand(5, 6, 4), "y": torch.rand(2, 5, 4), "z": torch.rand(2)}
-    with enginecast.load(tmp_path / "bundle") as engine:
-        found = engine.run({name: tensor.numpy() for name, tensor in other.items()})
-    np.testing.assert_allclose(found["output_0"], module(**other).numpy(), rtol=1e-6)
 
 
 def test_code_that_compares_the_batches_is_published_in_the_example_s_sizes(tmp_path: Path) -> None:

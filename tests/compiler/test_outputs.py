@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,14 +14,12 @@ import enginecast
 from enginecast.capture.outputs.flatten import (
     free_names,
     name_result,
-    parse_wanted,
 )
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.ir.edit import weight_specs
+from enginecast.errors import CaptureError
 
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
@@ -174,26 +172,6 @@ def test_what_is_not_a_tensor_is_refused_with_the_way_out(name: str) -> None:
 )
 def test_names_that_collide(names: list[str], inputs: list[str], free: list[str]) -> None:
     assert free_names(names, inputs) == free
-
-
-@pytest.mark.parametrize("outputs", [["a,a"], ["a", "a"], ["a,,b"], [""], "a,b,a"])
-def test_lists_of_outputs_that_make_no_sense(outputs: Any) -> None:
-    with pytest.raises(UsageError, match=r"--outputs .*: (expected names|'a' is given twice)"):
-        parse_wanted(outputs)
-
-
-def weights(found: Prepared) -> set[str]:
-    return {str(spec.target) for spec in weight_specs(found.captured.program).values()}
-
-
-def test_what_only_dropped_outputs_need_is_not_captured() -> None:
-    whole = Returns(lambda x, mask, h, y: {"h": h, "y": y})
-    assert weights(prepared(whole)) >= {"first.weight", "second.weight"}
-    found = prepared(whole, "h")
-    assert weights(found) == {"first.weight", "first.bias"}
-    assert set(found.captured.program.state_dict) == {"first.weight", "first.bias"}
-    targets = [str(node.target) for node in found.captured.program.graph.nodes]
-    assert targets.count("aten.linear.default") == 1
 
 
 def test_an_input_that_no_kept_output_needs_stays_an_input(tmp_path: Path) -> None:

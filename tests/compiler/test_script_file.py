@@ -1,11 +1,9 @@
 """Files of TorchScript as models: told from checkpoints unread, exported, verified, inspected."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
-import json_schemas
 import pytest
 import torch
 from exports import cast
@@ -18,7 +16,7 @@ from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.script_file import sniff
 from enginecast.cli.app import app
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, SourceError, UsageError, VerificationError
+from enginecast.errors import SourceError, UsageError, VerificationError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -68,47 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({"x": torch.randn(3, 8), "scale": torch.randn(1)}, place / "branch.safetensors")
     save_file({"x": torch.randn(3, 8)}, place / "plain.safetensors")
     return place
-
-
-class Counts(nn.Module):
-    """Keeps a number and a list, which no tensor shows."""
-
-    n: int
-    seen: list[int]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.n, self.seen = 0, [0]
-
-
-class CountsCalls(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        self.n += 1
-        found: Tensor = self.linear(x)
-        return found * 2 if self.n > 200 else found
-
-
-class KeepsCalls(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(1)
-        found: Tensor = self.linear(x)
-        return found * 2 if len(self.seen) > 200 else found
-
-
-@pytest.mark.parametrize(("kind", "kept"), [(CountsCalls, "script.n"), (KeepsCalls, "script.seen")])
-def test_what_a_script_keeps_is_seen(
-    folder: Path, tmp_path: Path, kind: type[nn.Module], kept: str
-) -> None:
-    torch.jit.save(torch.jit.script(kind().eval()), tmp_path / "counts.pt")
-    options = ModelOptions(inputs=folder / "plain.safetensors", allow_code=True)
-    with pytest.raises(
-        CaptureError, match=f"state that changes its result: forward changes {kept}"
-    ):
-        enginecast.compile(
-            str(tmp_path / "counts.pt"), tmp_path / "bundle", target="torchscript", options=options
-        )
-    assert not (tmp_path / "bundle").exists()
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -221,15 +178,3 @@ def test_targets_of_programs_refuse_a_script(folder: Path, tmp_path: Path) -> No
     place = ("-o", str(tmp_path / "b"), "--target", "aotinductor")
     run("export", str(folder / "plain.pt"), *place, *inputs, code=2)
     assert not (tmp_path / "b").exists()
-
-
-def test_inspect_shows_what_a_script_holds(folder: Path) -> None:
-    printed = json.loads(run("inspect", str(folder / "branch.pt"), "--allow-code", "--json"))
-    assert printed["inputs"] == ["x: Tensor", "scale: Tensor"]
-    assert printed["script_branches"] == 1
-    assert printed["weights"] == {"float32": 108}
-    assert printed["operators"]["aten::linear"] == 2
-    json_schemas.hold(("inspect",), printed)
-    assert "branches and loops that depend on inputs: 1" in run(
-        "inspect", str(folder / "branch.pt"), "--allow-code"
-    )

@@ -3,8 +3,7 @@
 import contextlib
 import importlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,13 @@ import torch
 from control_flow import ROWS
 from exports import Ran, cast
 from safetensors.numpy import load_file, save_file
-from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.tracing import ladder
 from enginecast.compiler.export.session import export
 from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.errors import CaptureError, MissingError, UsageError
+from enginecast.errors import CaptureError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -148,22 +146,6 @@ def test_it_is_verified_again_with_and_without_the_model(
     assert "judged with torch-cpu of torch 2." in cast(capsys, "inspect", bundle).out
 
 
-def test_what_this_machine_lacks_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(MissingError, match="no CUDA GPU"):
-            enginecast.load(bundle, allow_code=True, device="cuda")
-        with pytest.raises(MissingError, match="no CUDA GPU"):
-            ExportRequest("model", target="torchscript", device="cuda").resolve()
-    with pytest.raises(UsageError, match="runs on torch-cpu or torch-cuda"):
-        enginecast.load(bundle, allow_code=True, providers=["OpenVINOExecutionProvider"])
-    monkeypatch.setattr(torch, "__version__", "2.4.0")
-    with pytest.raises(MissingError, match=r"needs torch>=2\.\d+, found torch 2\.4\.0"):
-        enginecast.load(bundle, allow_code=True)
-    monkeypatch.delattr(torch.jit, "load")
-    with pytest.raises(MissingError, match="PyTorch has dropped"):
-        enginecast.load(bundle, allow_code=True)
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_computes_in_it(folder: Path, precision: str) -> None:
     request = ExportRequest(
@@ -206,49 +188,6 @@ def test_a_branch_on_a_shape_is_scripted_when_its_trace_is_wrong(tmp_path: Path)
     log = (done.folder / "build.log").read_text(encoding="utf-8")
     assert "scripting the modules it warned about" in log
     assert "scripted the whole model" in log
-
-
-class AtNine(nn.Module):
-    """A trace takes one answer for all sizes, and TorchScript does not take the question."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor: Callable[[int], float] = lambda size: 3.0 if str(size) == "9" else 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor(x.shape[1])
-
-
-@pytest.mark.parametrize(("largest", "outcome"), [(8, "verified"), (16, "rejected")])
-def test_a_size_at_which_the_code_does_otherwise_is_found(
-    tmp_path: Path, largest: int, outcome: str
-) -> None:
-    options = ModelOptions(dynamic=(f"x:1=2..{largest}",))
-    example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
-    request = ExportRequest(AtNine(), tmp_path / "b", "torchscript", example=example)
-    done = export(replace(request, options=options))
-    assert done.report.verdict.outcome == outcome
-    if outcome == "rejected":
-        assert any("case 'x_1 9" in reason for reason in done.report.verdict.reasons)
-
-
-class Never(nn.Module):
-    """The other path is out of reach of every search."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 1e30:
-            return x * 2
-        return x - 1
-
-
-def test_a_path_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
-    example = {"x": torch.ones(3, 4)}
-    done = export(ExportRequest(Never(), tmp_path / "b", "torchscript", example=example))
-    assert done.bundle is None
-    (reason,) = [r for r in done.report.verdict.reasons if r.startswith("unverified branch")]
-    line = Never.forward.__code__.co_firstlineno + 1
-    assert f"{Path(__file__).name}:{line}" in reason
-    assert "was always False" in reason
 
 
 @pytest.fixture

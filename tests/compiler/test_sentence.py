@@ -13,8 +13,6 @@ from models import add_tokenizer, tiny_bert
 from safetensors.torch import save_file
 from torch import Tensor
 
-from enginecast.cache.encoders.open_encoder import open_encoder
-from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT
 from enginecast.capture.sources.huggingface.sentence_folder import EMBEDDING
 from enginecast.capture.sources.open_source import open_source
@@ -160,29 +158,6 @@ def bias(weights: Mapping[str, Tensor], layer: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ((("Pooling", {"pooling_mode": "mean", "include_prompt": False}),), "prompt"),
-        ((("CNN", {}),), "expected a Pooling after the Transformer, got CNN"),
-        ((("Pooling", {}), ("WordWeights", {})), "WordWeights is not known"),
-        (
-            (("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})),
-            "module_input_name",
-        ),
-    ],
-)
-def test_a_part_that_is_not_known_leaves_the_transformer(
-    tmp_path: Path, parts: tuple[tuple[str, dict[str, Any]], ...], said: str
-) -> None:
-    source = open_source(str(sentence_folder(tmp_path / "m", *parts)))
-    [note] = source.notes
-    assert said in note
-    assert "no sentence_embedding" in note
-    with torch.no_grad():
-        assert EMBEDDING not in source.eager()(input_ids=IDS, attention_mask=MASK)
-
-
-@pytest.mark.parametrize(
     ("break_it", "said"),
     [
         (lambda f: (f / "modules.json").write_text("{}"), "Expected `array`, got `object`"),
@@ -250,21 +225,3 @@ def test_long_texts_are_cut_where_the_tokenizer_cuts(tmp_path: Path, side: str) 
     open_source(str(folder)).write_beside(tmp_path / "b")
     cut = open_tokenizer(tmp_path / "b" / "tokenizer.json", 3).encode("a b c d").ids
     assert cut == ([*whole[2:4], whole[-1]] if side == "left" else [*whole[:2], whole[-1]])
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_cache_holds_the_embeddings_of_a_folder(tmp_path: Path, side: str) -> None:
-    """Cut where `encode` cuts, though the tokenizer would take more."""
-    folder = sentence_folder(tmp_path / "m", *PROJECTED[:2])
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
-    rules = {"padding_side": side, "model_max_length": 32}
-    (folder / "tokenizer_config.json").write_text(json.dumps(rules))
-    encoder = open_encoder(EncoderRequest(str(folder), outputs=(EMBEDDING,), keep_all=True))
-    assert (encoder.spec.max_length, encoder.spec.padding_side) == (6, side)
-    ids, mask = np.arange(10, dtype=np.int64).reshape(2, 5) + 3, np.ones((2, 5), np.int64)
-    with torch.no_grad():
-        wanted = open_source(str(folder)).eager()(
-            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)
-        )
-    np.testing.assert_allclose(encoder.encode(ids, mask)[EMBEDDING], wanted[EMBEDDING], rtol=1e-5)
-    encoder.close()

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from control_flow import BufferCounter
 from exports import cast
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.sources import stateful
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, InputError, SourceError, UsageError, VerificationError
+from enginecast.errors import SourceError, UsageError, VerificationError
 from enginecast.runtime import Stepper
-from enginecast.runtime.bundle.manifest import STATE_NAME
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
 from enginecast.verification.reference import REFERENCE_NAME, read_reference
@@ -112,23 +109,6 @@ def test_calls_in_turn_are_those_of_the_module(engine: Engine) -> None:
     follow(engine, seeded(lambda: Outer(Stream())), calls, "y")
 
 
-def test_the_state_starts_as_it_was_and_can_begin_again(engine: Engine) -> None:
-    stepper = Stepper(engine)
-    x = np.ones((1, 4, 9), np.float32)
-    first, second = stepper(x=x)["y"], stepper({"x": x})["y"]
-    assert (first != second).any()
-    assert stepper.state["state_inner_n"] == 5
-    stepper.reset()
-    assert (stepper({"x": x})["y"] == first).all()
-    stored = load_file(engine.folder / STATE_NAME)
-    assert stored["state_inner_n"] == 3
-    assert (stored["state_inner_past"] == 0.5).all()
-    with pytest.raises(InputError, match="'state_inner_n' is state"):
-        stepper({"x": x, "state_inner_n": stored["state_inner_n"]})
-    with pytest.raises(InputError, match="'x' was given twice"):
-        stepper({"x": x}, x=x)
-
-
 def test_the_manifest_pairs_inputs_and_outputs(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,9 +179,3 @@ def test_what_has_no_such_state_is_refused(tmp_path: Path) -> None:
         ModelOptions(state="inputs", task="text-generation")
     with pytest.raises(UsageError, match="--state inputs does not go with --precision int8"):
         export(Smoothed(), tmp_path / "int8", x, precision="int8")
-
-
-def test_without_the_option_the_refusal_names_it(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="writes to its own state") as caught:
-        enginecast.compile(BufferCounter(), tmp_path / "bundle", example={"x": torch.randn(2, 3)})
-    assert "--state inputs" in caught.value.hint

@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from exports import Exports, cast
-from models import add_tokenizer
-from msgspec.structs import replace
 from transformers import DynamicCache
 
 from enginecast.capture.outputs.flatten import name_result
-from enginecast.runtime.bundle.manifest import FileRecord, Manifest, Text
-from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import digest
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.manifest_json import decode
 
 Capture = pytest.CaptureFixture[str]
 
@@ -105,49 +102,3 @@ def test_a_cache_gives_its_keys_and_values() -> None:
     names = ("key", "value")
     assert [*found] == ["state", *(f"past.{n}.{name}" for n in range(2) for name in names)]
     assert torch.equal(found["past.1.value"], key + 1)
-
-
-PROMPTS = """
-import torch
-from torch import nn
-from transformers import T5Config
-
-
-class Counts(nn.Module):
-    config = T5Config(vocab_size=96)
-
-    def forward(self, input_ids):
-        return {"ids": input_ids + 0, "count": (input_ids > 0).sum()}
-
-
-def counts():
-    return Counts(), {"input_ids": torch.randint(0, 90, (3, 7))}
-"""
-
-
-def test_prompts_of_several_batches_want_outputs_with_a_batch(
-    root: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (root / "prompt_factories.py").write_text(PROMPTS, encoding="utf-8")
-    bundle = tmp_path / "b"
-    export(capsys, bundle, "prompt_factories:counts", "--dynamic", "input_ids:0=1..2")
-    path = bundle / "manifest.json"
-    content = replace(decode(path.read_bytes()), text=Text(padding_id=0, max_length=7))
-    path.write_bytes(encode(content))
-    tokenizer = (add_tokenizer(tmp_path) / "tokenizer.json").read_bytes()
-    (bundle / "tokenizer.json").write_bytes(tokenizer)
-    names = [*(file.name for file in content.files), "tokenizer.json"]
-    content = replace(content, files=tuple(record(bundle / name) for name in names))
-    path.write_bytes(encode(content))
-    prompts = tmp_path / "p.txt"
-    prompts.write_text("a b\nc\nd\n")
-    done = cast(capsys, "run", bundle, "--prompts", prompts, "-o", tmp_path / "o")
-    assert done.code == 2
-    assert "output 'count': expected the batch as its first dimension, got []" in done.err
-    prompts.write_text("a b\nc\n")
-    done = cast(capsys, "run", bundle, "--prompts", prompts, "-o", tmp_path / "o")
-    assert done.code == 0, done.err
-
-
-def record(path: Path) -> FileRecord:
-    return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))

@@ -102,26 +102,6 @@ PIXELS = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
 SIZES = {0: Dim("batch", min=1, max=8), 2: Dim("height", min=12, max=64)}
 
 
-def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
-    program = program_of(Residual, PIXELS)
-    plan = planned(program)
-    chosen = {name: layer.choice for name, layer in plan.items()}
-    integers = dict.fromkeys(["stem", "first", "second", "third", "deep", "up"], "w8a8-static")
-    assert chosen == integers | {"head": "keep"}
-    first = planned(program_of(Stream, PIXELS))["stem"].reason  # floats read it
-    assert first.startswith("the first convolution")
-    assert [plan[name].gain for name in integers] == [3.0, 3.0, 1.8, 3.0, 1.0, 3.0]
-    for name in integers:
-        error = plan[name].error
-        assert error is not None
-        assert 1e-4 < error < 0.05, name
-    # Another target than ONNX Runtime on a CPU has none, and says so.
-    plain = "plan-int8{heads=true max_error=0.3}"
-    assert {n: p.choice for n, p in planned(program, spec=plain).items() if n in integers} == (
-        dict.fromkeys(integers, "keep")
-    )
-
-
 def test_a_limit_keeps_the_layers_that_lose_most() -> None:
     program = program_of(Residual, PIXELS)
     loose, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
@@ -163,38 +143,6 @@ def test_the_rewriting_does_what_was_simulated() -> None:
     # Other sizes than traced.
     other = torch.randn(3, 3, 20, 10, generator=torch.Generator().manual_seed(4))
     assert relative_error(outputs(after, other)[0], outputs(before, other)[0]) < 0.1
-
-
-class Stream(nn.Module):
-    """Sums into a stream that begins in floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3)
-        self.blocks = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).tanh()
-        for block in self.blocks:
-            x = x + block(x)
-        return (x + x).flatten(1) / 2
-
-
-def test_a_sum_of_integers_and_of_what_is_rounded_for_it() -> None:
-    before = program_of(Stream, PIXELS)
-    context = calibrated(before, PIXELS)
-    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
-    ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.quantized_conv.default) == 3
-    assert ops.count(own.quantized_add.default) == 2  # floats read the last one
-    assert ops.count(own.quantize_affine.default) == 1
-    plan = plan_of(after)
-    assert plan is not None
-    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
-    (simulated,) = simulate(before, plan, context.calibration)[0].values()
-    error = relative_error(found, exact)
-    assert 1e-4 < error < 0.05
-    assert relative_error(found, simulated) < error / 4
 
 
 def one(function: Callable[[Any, Tensor], Any], **layers: nn.Module) -> nn.Module:
@@ -242,33 +190,6 @@ def test_forms(form: str, tmp_path: Path) -> None:
     assert 1e-4 < error < 0.03
     # Beside the rounding itself, what meets another one.
     assert relative_error(found, wanted) < error / 4
-
-
-KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
-    "no batch": (
-        lambda: scaled(nn.Conv2d(8, 6, 3)),
-        torch.randn(8, 9, 9),
-        "a convolution of what has no batch",
-    ),
-    "GRU": (
-        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
-        torch.randn(5, 2, 8),
-        "a GRU of 8 units over",
-    ),
-    "projection": (
-        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
-        torch.randn(5, 2, 8),
-        "an LSTM with a projection",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_what_has_no_form_in_integers_is_kept(name: str) -> None:
-    make, x, reason = KEPT[name]
-    with pytest.raises(PassError, match="no layer is left to quantize") as caught:
-        planned(program_of(make, x))
-    assert reason.partition(":")[0] in str(caught.value)
 
 
 # LSTMs

@@ -248,30 +248,6 @@ def test_forms_that_fuse(function: Callable[[Tensor], Any]) -> None:
         assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=2e-6)
 
 
-REPEATS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
-    "whole": (lambda k: k[:, :, None].expand(2, 2, 2, 3, 8), 2),
-    "one head": (lambda k: k.unsqueeze(2)[:, :1].expand(2, 2, 2, 3, 8), 4),
-    "heads in turn": (lambda k: k[:, None].expand(2, 2, 2, 3, 8), 4),
-    "other tokens": (lambda k: k[:, :, None].expand(2, 2, 2, 3, 8).transpose(3, 4), 4),
-}
-
-
-@pytest.mark.parametrize("name", REPEATS)
-def test_keys_are_read_before_a_repeat_only_where_it_is_all_of_it(name: str) -> None:
-    repeat, heads = REPEATS[name]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = repeat(k).reshape(2, 4, 3, 8)
-        return nn.functional.scaled_dot_product_attention(q, keys, repeat(v).reshape(2, 4, 3, 8))
-
-    inputs = (torch.randn(2, 4, 5, 8), torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8))
-    before = captured(Function(attend), *inputs)
-    after, _ = rewritten(before, "canonicalize,fuse-attention")
-    (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]
-    assert fused.args[5] == heads
-    assert torch.allclose(outputs(after, *inputs)[0], outputs(before, *inputs)[0], atol=2e-6)
-
-
 KEYS = (3, 2, 7, 4)
 """Batch, heads, tokens and size."""
 BROADCAST: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]] = {
@@ -302,20 +278,3 @@ def test_golden_fuse_attention() -> None:
     before = program_of(lambda x: sdpa(x, scale=0.5))
     after, _ = rewritten(before, "fuse-attention")
     golden.check("fuse_attention.diff", ir_diff(before, after))
-
-
-def test_a_mask_that_masks_nothing_is_left_out_and_the_old_attention_goes() -> None:
-    query = torch.randn(2, HEADS, 5, SIZE)
-    everything = torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    holes = everything.tril()
-    for mask, kept in ((everything, 0), (holes, 1)):
-
-        def attend(q: Tensor, mask: Tensor = mask) -> Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-
-        exported = captured(Function(attend), query)
-        fused, _ = rewritten(exported, "canonicalize,fuse-attention")
-        [node] = [n for n in fused.graph.nodes if FUSED in str(n.target)]
-        assert (node.args[3] is not None) == kept
-        assert count(fused, "aten.scaled_dot_product_attention.default") == 0
-        assert relative_error(outputs(fused, query)[0], outputs(exported, query)[0]) < 1e-6

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from programs import captured, count, outputs, rewritten
 from torch import Tensor, nn
@@ -131,33 +130,3 @@ def test_original_program_is_untouched() -> None:
     assert program.state_dict.keys() == state.keys()
     assert all(program.state_dict[name] is tensor for name, tensor in state.items())
     assert list(program.graph_signature.input_specs) == specs
-
-
-def test_complex_weights_are_stored_as_pairs() -> None:
-    def turn(module: Any, x: Tensor) -> Tensor:
-        return torch.view_as_real(torch.view_as_complex(x) * module.angles[:2])
-
-    angles = torch.polar(torch.ones(3, 4), torch.rand(3, 4))
-    program = captured(Holder(turn, angles=angles), torch.randn(2, 4, 2))
-    hoisted, sites = rewritten(program, "hoist-weights")
-    [weight] = deferred_weights(hoisted).values()
-    assert (weight.dtype, weight.shape) == (torch.float32, (2, 4, 2))
-    assert any(site.rewritten for site in sites)
-    again, _ = rewritten(hoisted, "hoist-weights")
-    assert list(deferred_weights(again)) == list(deferred_weights(hoisted))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 33])
-def test_a_product_of_few_rows_is_summed_as_before(rows: int) -> None:
-    """Products with contiguous weights are summed term by term on some machines: a trained MiniLM
-    was rejected for that.  Sums of many positive terms show it."""
-    torch.manual_seed(rows)
-    weight = nn.Parameter(torch.rand(64, 1536) + 0.5)
-    inputs = torch.rand(rows, 1536) + 0.5
-    program = captured(Holder(lambda self, x: torch.mm(x, self.w.t()), w=weight), inputs)
-    hoisted, _ = rewritten(program, "hoist-weights")
-    assert len(deferred_weights(hoisted)) == 1
-    (found,) = interpret(hoisted, {"x": inputs}).values()
-    assert torch.equal(found, outputs(program, inputs)[0])
-    exact = inputs.double() @ weight.double().t()
-    assert (found.double() - exact).norm() / exact.norm() < 2e-7

@@ -209,11 +209,6 @@ def test_what_is_proved_holds_in_eager(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-def test_masks_of_any_dtype(dtype: torch.dtype) -> None:
-    assert proof_of(ANYWHERE["additive mask"], dtype).side == "any"
-
-
 @pytest.mark.parametrize(("dtype", "side"), [(torch.int64, "any"), (torch.bfloat16, None)])
 def test_positions_that_a_dtype_rounds(dtype: torch.dtype, side: str | None) -> None:
     def forward(module: Rows, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -224,20 +219,3 @@ def test_positions_that_a_dtype_rounds(dtype: torch.dtype, side: str | None) -> 
     sizes = {0: DIMS["batch"], 1: Dim("many", min=2, max=512)}
     program = torch.export.export(Rows(forward).eval(), example, dynamic_shapes=(sizes, sizes))
     assert prove_padding(program, "mask", ("out",)).side == side
-
-
-class Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(20, WIDTH)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.table(ids)
-        return attention(hidden, additive(mask)), hidden.mean(1)
-
-
-def test_outputs_are_proved_one_by_one() -> None:
-    found = prove_padding(program_of(Both()), "mask", ("rows", "pooled"))
-    assert found.side == "any"
-    assert not found.outputs["rows"]
-    assert "mean takes padding along" in found.outputs["pooled"]

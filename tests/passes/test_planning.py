@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from msgspec.structs import replace
 from programs import (
     TOKENS,
     Text,
@@ -21,8 +20,6 @@ from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
-from enginecast.passes.quantize.measure.calibration import largest_row_error
-from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
 from enginecast.passes.registry import build
 
@@ -98,21 +95,6 @@ def net() -> ExportedProgram:
         return captured(module, torch.randn(2, 3, 4, 4), torch.randint(48, (2, 5)))
 
 
-def test_native_fp8_wants_multiples_of_16_and_enough_to_do(net: ExportedProgram) -> None:
-    with pytest.raises(PassError, match="no layer is left to quantize"):
-        planned(net, "plan-fp8{arch=sm90 heads=true}")
-    plan = planned(net, "plan-fp8{arch=sm90 heads=true min_gain=0 max_error=1}")
-    here = planned(net, "plan-fp8{heads=true max_error=1}")  # no other product than a GPU's
-    assert of(here, "layer").reason == "native fp8 wants multiples of 16: K=37"
-    assert of(plan, "odd").reason == "native fp8 wants multiples of 16: N=33"
-    assert of(plan, "layer").reason == "native fp8 wants multiples of 16: K=37"
-    head = of(plan, "head")
-    assert (head.choice, head.weights, head.activations) == ("w8a8-dynamic", "row", "row")
-    assert head.gain is not None
-    assert head.gain < 0.1
-    assert head.gain_from == "model"
-
-
 @pytest.mark.parametrize(
     ("options", "form"),
     [
@@ -153,23 +135,6 @@ def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
 ) -> None:
     assert too_small(n, k, rowwise=rowwise) is not pays
     assert (modeled_gain(n, k, rowwise=rowwise) > 1) is pays
-
-
-def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -> None:
-    fast = planned(t5, "plan-int8{any_cpu=false max_error=9}")
-    assert all(x.activations == "row" for x in fast.layers if x.kind == "linear")
-    plan = planned(t5, "plan-int8{any_cpu=false max_error=0.03}")
-    assert fast.predicted_error is not None
-    assert plan.predicted_error is not None
-    assert plan.predicted_error <= 0.03 < fast.predicted_error
-    moved = [x for x in plan.layers if x.kind == "linear" and x.activations != "row"]
-    assert len(moved) > 0
-    assert all(x.reason.startswith("not within max_error: w8a8-dynamic row/row") for x in moved)
-    again = simulate(t5, plan, calibrated(t5).calibration)
-    exact = simulate(t5, replace(plan, layers=()), calibrated(t5).calibration)
-    error = largest_row_error(again, exact, [None])
-    assert error == pytest.approx(plan.predicted_error, rel=1e-4)
-    assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
 
 
 def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:

@@ -19,12 +19,10 @@ from programs import (
     prompts,
     relative_error,
     rewritten,
-    same_bits,
     seeded,
 )
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Node
 from transformers import T5EncoderModel
 
 from enginecast.errors import PassError
@@ -75,11 +73,6 @@ def calls(program: ExportedProgram, target: object) -> list[Any]:
     return [node for node in program.graph.nodes if node.target is target]
 
 
-def first(program: ExportedProgram, name: str) -> Node:
-    found: Node = next(node for node in program.graph.nodes if name in node.name)
-    return found
-
-
 VIEWS: dict[str, Callable[[Net, Tensor], Any]] = {
     "as one matrix": lambda n, x: (n.a(h := x.tanh()), n.b(h.reshape(-1, WIDTH))),
     "twice": lambda n, x: (n.a((h := x.tanh()).unsqueeze(0)), n.b(h.reshape(-1, WIDTH)[None])),
@@ -119,17 +112,6 @@ def test_static_scales_come_from_valid_rows() -> None:
         assert float(constant) == pytest.approx(largest / 448, rel=1e-6)
 
 
-def test_weights_that_are_not_finite_are_named() -> None:
-    module = net(pair)
-    module.b.weight[3, 4], module.b.weight[7, 1] = float("inf"), float("nan")
-    before = captured(module, torch.randn(2, 5, WIDTH))
-    _, sites = carried_out(before, plan_for(before, "rowwise"))
-    assert [site.reason for site in sites] == [
-        "",
-        "b.weight is not finite in 2 of 48 rows (the first is 3)",
-    ]
-
-
 @pytest.mark.parametrize("form", ["rowwise", "tensorwise", "storage"])
 @pytest.mark.parametrize("format_", ["fp8", "int8"])
 def test_rows_of_zeros_and_of_denormals_stay_finite(form: str, format_: Format) -> None:
@@ -146,28 +128,6 @@ def test_rows_of_zeros_and_of_denormals_stay_finite(form: str, format_: Format) 
     known = weight_expressions(after)
     made = [n for n in calls(after, own.dynamic_scale.default) if n in known]
     assert all((weight_value(after, node) >= SMALLEST_SCALE).all() for node in made)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "kept": ({"choice": "keep", "reason": "a head"}, "kept: a head"),
-    "an old GPU": (
-        {"choice": "w8a8-dynamic", "activations": "row", "arch": "sm86"},
-        "fp8 products need sm89 or sm90 and later, and sm86 is older",
-    ),
-    "fp32 by rows on a GPU": (
-        {"choice": "w8a8-dynamic", "activations": "row", "arch": "sm90"},
-        "with a scale for each row, sm90 gives bf16 or f16, not f32",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_forms_that_do_not_exist_are_left_alone_with_the_reason(name: str) -> None:
-    before = program_of(lambda n, x: n.a(x))
-    changes, reason = REFUSED[name]
-    after, sites = carried_out(before, plan_for(before, "storage", **changes))
-    assert [site.reason for site in sites] == [reason]
-    assert same_bits(before, after, torch.randn(3, 7, WIDTH))
 
 
 def test_plans_that_do_not_fit_are_refused() -> None:

@@ -2,18 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from planned_programs import quantized_by_plan
 from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
 
-from enginecast.passes.ir.edit import arguments, aten, value
 from enginecast.passes.ir.quantization_plan import Format
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate
@@ -96,26 +92,3 @@ def test_a_lowered_program_is_emulated_like_the_one_before(
     (expected,), (found,) = (emulate(p, cases, profile)[0] for p in (ours, plain))
     # A rounding of bf16 more or less.
     assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
-
-
-@pytest.mark.parametrize("form", ["rowwise", "static"])
-def test_a_gpu_would_take_every_product(low: Quantized, form: str) -> None:
-    plain = lowered(low(form, "fp8"), "cuda")
-    calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
-    assert len(calls) == 3
-    for call in calls:  # torch's meta kernel has the rules of layouts and of scales
-        *tensors, _, dtype, _ = (value(a) if isinstance(a, Node) else a for a in arguments(call))
-        with FakeTensorMode():
-            given: Any = [t if t is None else on_cuda(t) for t in tensors]
-            product: Any = torch._scaled_mm  # of which the stubs know other arguments
-            product(*given, out_dtype=dtype)
-        assert given[-1] is None or given[-1].dtype == dtype != torch.float32, call.format_node()
-
-
-def on_cuda(tensor: Any) -> Any:
-    """A tensor of these sizes, strides and dtype, as the example's."""
-    sizes, strides = (
-        [s if isinstance(s, int) else int(s.node.hint) for s in given]
-        for given in (tensor.shape, tensor.stride())
-    )
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="cuda")

@@ -187,19 +187,6 @@ def test_gradients_are_refused_and_not_lost(attached: Attached) -> None:
         assert torch.equal(found, attached.pipe.unet(*UNET).sample)
 
 
-def test_sizes_out_of_range_say_how_to_export_for_them(attached: Attached) -> None:
-    _, step, text = UNET
-    with pytest.raises(InputError, match=r"unet: .*expected sample_2 in 8\.\.16.*, got 40") as no:
-        attached.pipe.unet(torch.ones(2, 4, 40, 8), step, text)
-    assert "Export unet again for more: --dynamic sample:2=8..40" in no.value.hint
-    with pytest.raises(InputError, match=r"unet: .*expected 16, got 12") as no:
-        attached.pipe.unet(torch.ones(2, 4, 8, 8), step, torch.ones(2, 77, 12))
-    assert "--dynamic" not in no.value.hint  # of the width of the text, which the weights fix
-    with pytest.raises(InputError, match="unet: ") as no:
-        attached.pipe.unet(torch.ones(2, 3, 40, 8), step, text)
-    assert "--dynamic sample:2=8..40," in no.value.hint
-
-
 def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
     pipe = attached.pipe
     for call, expected in (

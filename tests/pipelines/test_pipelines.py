@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import PIPELINES, asked, save_pipeline
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import CaptureError, EnginecastWarning
 from enginecast.pipelines import export as exporting
@@ -295,23 +294,6 @@ def test_a_folder_that_is_something_else_is_never_replaced(
     assert f"{tmp_path}: exists and is not a bundle (it holds no {RECORD})" in done.err
 
 
-def test_an_eager_component_has_the_weights_of_the_variant(
-    sd15: Path, broken: Path, tmp_path: Path
-) -> None:
-    pipe = open_pipeline(sd15).load()
-    unet = pipe.unet.half()
-    unet.save_pretrained(broken / "unet", variant="fp16", max_shard_size="100KB")
-    (broken / "unet").chmod(0o555)
-    folder = open_pipeline(broken, "fp16")
-    assert [folder.variant_of(name) for name in ("unet", "vae", "text_encoder")] == ["fp16", "", ""]
-    loaded = folder.load().unet.state_dict()
-    assert all(tensor.equal(loaded[name].half()) for name, tensor in unet.state_dict().items())
-    folder.copy("unet", tmp_path / "unet")
-    assert (tmp_path / "unet").stat().st_mode & 0o200
-    stored = type(unet).from_pretrained(tmp_path / "unet").state_dict()
-    assert all(tensor.equal(loaded[name]) for name, tensor in stored.items())
-
-
 @pytest.mark.parametrize(
     ("output", "said"),
     [("a.bmp", "ends in .png"), ("none/a.png", "there is no folder"), ("", "is not a pipeline of")],
@@ -346,21 +328,6 @@ def test_an_eager_pipeline_that_overflows_is_refused(
     done = cast(capsys, "diffusers", "export", broken, "-o", tmp_path / "engines", *SMALL)
     assert done.code == 2
     assert "the eager StableDiffusionPipeline gives values that are not finite" in done.err
-
-
-def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
-    pipe = open_pipeline(sd15).load()
-    assert exporting.other_size(pipe, 48, 48) == (16, 32)
-    assert exporting.other_size(pipe, 512, 512) == (240, 272)
-    assert exporting.other_size(pipe, 512, 512, 4) == (192, 320)
-    assert exporting.other_size(pipe, 50, 50) == (50, 50)
-    with record(pipe) as calls:
-        for height, width in ((48, 48), (16, 32)):
-            generate(pipe, Wish(steps=1, height=height, width=width))
-    unet = calls["unet"]
-    assert isinstance(unet, Recorded)
-    assert unet.dynamic() == ["sample:2=sample_2:8..24/8", "sample:3=sample_3:16..24/8"]
-    assert unet.fixed() == ["sample:2=24", "sample:3=24"]
 
 
 def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:

@@ -1,7 +1,6 @@
 """The rules that docs/how-it-works/design.md sets for the folders, checked on the sources."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -212,17 +211,6 @@ def test_every_folder_with_code_is_packaged() -> None:
     }
     assert with_code == set(MAPPED.values())
     assert set(MAPPED) == {"enginecast"} | {f"enginecast.{folder}" for folder in FOLDERS}
-
-
-def test_every_packaged_folder_has_its_link() -> None:
-    links = {path.name: os.readlink(path) for path in FACE.iterdir() if path.is_symlink()}
-    assert links == {folder: f"../{folder}" for folder in FOLDERS}
-
-
-def test_git_stores_the_links_as_links() -> None:
-    staged = [line.split() for line in git_files("--stage", "enginecast")]
-    modes = {fields[3]: fields[0] for fields in staged}
-    assert {modes.get(f"enginecast/{folder}") for folder in FOLDERS} == {"120000"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

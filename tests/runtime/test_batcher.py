@@ -19,7 +19,7 @@ from enginecast.errors import (
     UsageError,
 )
 from enginecast.runtime import Batcher
-from enginecast.runtime.bundle.manifest import Input, Output, Padding
+from enginecast.runtime.bundle.manifest import Padding
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
 from enginecast.runtime.joining import Joining
@@ -220,27 +220,6 @@ def test_a_fork_is_refused_and_does_not_wait_for_ever(
 def test_bad_options(engine: Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Batcher(engine, **options)
-
-
-def test_an_engine_without_a_batch_is_refused(tmp_path: Path) -> None:
-    fixed = bundles.unary_manifest(
-        "float32",
-        inputs=(Input(name="x", kind="tensor", dtype="float32", shape=(2, 3)),),
-        outputs=(Output(name="y", dtype="float32", shape=(2, 3)),),
-        symbols={},
-    )
-    with stage(tmp_path / "fixed") as staging:
-        graph = helper.make_graph(
-            [helper.make_node("Neg", ["x"], ["y"])],
-            "fixed",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
-        )
-        bundles.save_model(graph, staging.folder / "engine.onnx")
-        staging.publish(fixed)
-    engine = load(tmp_path / "fixed")
-    with pytest.raises(UsageError, match=r"expected a batch of any size .*, got x \[2, 3\], y"):
-        Batcher(engine)
 
 
 @pytest.mark.parametrize("where", ["join", "part", "difference"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,10 +17,8 @@ from enginecast.runtime.bundle.manifest import (
     Model,
     Output,
     Padding,
-    SizeCheck,
 )
 from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
-from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.trimming import Trimming
 
@@ -90,21 +87,6 @@ def check(found: Trimming, feeds: dict[str, Any]) -> list[tuple[int, ...]]:
     return fake.calls
 
 
-def test_rows_of_very_different_lengths_run_apart() -> None:
-    assert check(trimming(), ragged([3, 100, 3, 99], 512)) == [(2, 3), (2, 100)]
-    assert check(trimming(call=500), ragged([3, 100, 3, 99], 512)) == [(4, 100)]
-
-
-def test_sizes_are_those_that_the_engine_takes() -> None:
-    feeds = ragged([3, 2], 64)
-    assert check(trimming(steps={"t": 8}), feeds) == [(2, 8)]
-    assert check(trimming(symbols={"b": (1, 4), "t": (5, 64)}), feeds) == [(2, 5)]
-    odd = SizeCheck(condition="t % 7 == 0")
-    assert check(trimming(size_checks=(odd,)), feeds) == [(2, 7)]
-    unread = SizeCheck(condition="t in b")
-    assert check(trimming(size_checks=(unread,)), feeds) == [(2, 64)]
-
-
 def test_many_rows_run_in_groups() -> None:
     found = trimming(group_tokens=64)
     assert check(found, ragged([16] * 9, 16)) == [(5, 16), (4, 16)]
@@ -113,18 +95,6 @@ def test_many_rows_run_in_groups() -> None:
     assert check(found, ragged([3] * 64 + [200], 512)) == [(22, 3), (21, 3), (21, 3), (1, 200)]
     together = trimming(group_tokens=64, symbols={"b": (2, 64), "t": (1, 1024)})
     assert check(together, ragged([16] * 9, 16)) == [(9, 16)]
-
-
-def test_rows_of_padding_that_are_computed_run_together() -> None:
-    feeds, fake = ragged([16] * 8 + [15], 16), Fake()
-    expected = Fake()(feeds)
-    got = trimming(group_tokens=64).run(fake, feeds, zero=False)
-    assert fake.calls == [(9, 16)]
-    for name, array in expected.items():
-        np.testing.assert_array_equal(got[name], array)
-    feeds["mask"][:] = 1
-    trimming(group_tokens=64).run(fake, feeds, zero=False)
-    assert fake.calls[1:] == [(5, 16), (4, 16)]
 
 
 @pytest.fixture
@@ -162,27 +132,6 @@ def test_an_engine_gives_zeros_for_padding(bert: Path) -> None:
         assert not engine.run(feeds, pad_rows="zero")["last_hidden_state"][~valid].any()
 
 
-def test_an_engine_runs_many_rows_in_groups(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feeds = text(bert, [30] * 8, 30)
-    with load(bert, threads=1) as engine:
-        whole = engine.run(feeds)
-    monkeypatch.setattr("enginecast.runtime.engine.GROUP_TOKENS", 60)
-    with load(bert, threads=1) as engine:
-        calls = []
-        session = engine._open()
-        run = session.run_to_host
-
-        def counted(given: Any, outputs: Any) -> Any:
-            calls.append(given["input_ids"].shape)
-            return run(given, outputs)
-
-        monkeypatch.setattr(session, "run_to_host", counted)
-        apart = engine.run(feeds)
-    assert calls == [(2, 30)] * 4
-    for name, array in whole.items():
-        np.testing.assert_allclose(apart[name], array, rtol=1e-4, atol=1e-5)
-
-
 def test_zeros_are_refused_where_padding_shows(exports: Exports) -> None:
     folder = exports("words-clip").folder
     feeds = text(folder, [4, 6], 8)
@@ -193,18 +142,6 @@ def test_zeros_are_refused_where_padding_shows(exports: Exports) -> None:
         assert engine.run(feeds)["last_hidden_state"][0, 7].any()
         hidden = engine.run(feeds, outputs=wanted, pad_rows="zero")["last_hidden_state"]
         assert not hidden[0, 4:].any()
-
-
-def test_zeros_are_refused_without_a_mask() -> None:
-    bundle: Any = SimpleNamespace(root="it.bundle", manifest=MANIFEST)
-    session: Any = SimpleNamespace(provider="CPUExecutionProvider", backend="onnxruntime-cpu")
-    record: Any = None
-    with pytest.raises(UsageError, match="nothing was proved of it"):
-        Engine(bundle, record, session, pad_rows="zero")
-    bundle.manifest = msgspec.structs.replace(MANIFEST, inputs=MANIFEST.inputs[2:])
-    assert Engine(bundle, record, session).provider == session.provider
-    with pytest.raises(UsageError, match="no input is an attention mask"):
-        Engine(bundle, record, session, pad_rows="zero")
 
 
 def test_the_command_line(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

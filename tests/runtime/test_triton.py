@@ -15,7 +15,7 @@ from exports import Exports
 from triton_server import Server, TritonError, protobuf, read_config
 
 from enginecast.errors import BundleError, UsageError
-from enginecast.runtime.bundle.manifest import Input, Manifest, Output, SizeCheck, Text
+from enginecast.runtime.bundle.manifest import Manifest, Output, Text
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.load import load
 
@@ -124,26 +124,6 @@ def compare(server: Server, engine: Any, group: list[str]) -> None:
     assert set(found) == set(wanted)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value)
-
-
-OTHER = Input(name="scale", kind="tensor", dtype="float32", shape=(3,))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"inputs": (*bundles.manifest().inputs, OTHER)}, "not dimension 0 alone of 'scale'"),
-        ({"outputs": (Output(name="mean", dtype="float32", shape=(3,)),)}, "alone of 'mean'"),
-        (
-            {"outputs": (Output(name="far", dtype="float32", shape=("batch", "batch")),)},
-            "alone of 'far'",
-        ),
-        ({"inputs": (OTHER,)}, "does not vary"),
-        ({"size_checks": (SizeCheck(condition="batch * sequence != 12"),)}, "sequence != 12"),
-    ],
-)
-def test_without_a_common_batch_there_are_no_batches(changes: Any, reason: str) -> None:
-    assert reason in triton.no_batches(changed(**changes))
 
 
 def test_what_triton_does_not_run_is_refused() -> None:

@@ -103,17 +103,6 @@ def test_flags(rig: Rig, options: dict[str, Any], expected: set[str]) -> None:
     assert flags(rig) == expected
 
 
-@pytest.mark.parametrize(
-    ("hardware", "level"),
-    [("none", "NONE"), ("ampere+", "AMPERE_PLUS"), ("same-capability", "SAME_COMPUTE_CAPABILITY")],
-)
-def test_hardware_compatibility(rig: Rig, hardware: str, level: str) -> None:
-    made = lower_to_tensorrt(rig.order(hardware=hardware))
-    (call,) = rig.fake.called("IBuilderConfig.hardware_compatibility_level=")
-    assert call["value"].name == level
-    assert made.requires["hardware"] == hardware
-
-
 def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
     made = lower_to_tensorrt(rig.order(strip_weights=True))
     assert made.files[0] == PLAN_FILE
@@ -133,15 +122,6 @@ def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
 
 
 # What goes wrong.
-
-
-def test_an_op_that_the_parser_does_not_know(rig: Rig) -> None:
-    rig.fake.failures.unsupported = frozenset({"Relu"})
-    message = r"(?s)does not take this network: Relu 'node_relu'.*: No importer .* op: Relu"
-    with pytest.raises(LoweringError, match=message):
-        lower_to_tensorrt(rig.order())
-    assert rig.files == []
-    assert rig.fake.called("Builder.build_serialized_network") == []
 
 
 def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Which plans are read, and which are refused: with the fake of TensorRT and a CPU stand-in."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,6 @@ def test_a_plan_for_another_machine_is_not_seen_by_tensorrt(
     assert sentence in caught.value.message
     assert "--also onnxruntime" in caught.value.hint
     assert fake.calls == []
-
-
-def test_without_tensorrt(tmp_path: Path, fake: FakeTensorRT, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(MissingError, match=r"^engine\.plan: a TensorRT engine needs tensorrt"):
-        opened(tmp_path, {"engine.plan": small.plan(fake)})
 
 
 def test_tensorrt_does_not_start(tmp_path: Path, fake: FakeTensorRT, monkeypatch: Any) -> None:

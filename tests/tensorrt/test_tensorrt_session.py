@@ -83,25 +83,6 @@ def test_tensors_on_the_device_go_in_by_their_address(
         assert address(shifted) not in (shifted.data_ptr(), aligned.data_ptr())
 
 
-def test_a_shape_outside_the_profile_is_refused_and_the_next_run_is_right(
-    tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn
-) -> None:
-    requires = small.REQUIRES | {"tensorrt": fake.__version__}
-    symbols = {"batch": (1, 9), "tokens": (2, 6)}
-    content = small.manifest(small.record(requires=requires), symbols=symbols)
-    with opened(tmp_path, fake, content) as engine:
-        engine.run(small.feeds())
-        with pytest.raises(InputError) as caught:
-            engine.run(small.feeds(batch=7))
-        assert "input 'x': expected a shape in [1, 2, 4]..[4, 6, 4], got [7, 3, 4]: " in str(
-            caught.value
-        )
-        assert "is not within" in str(caught.value)
-        feeds = small.feeds(seed=8)
-        found = engine.run(feeds)["y"]
-    np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
-
-
 def test_what_tensorrt_says_of_a_failed_run_is_in_the_error(
     tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn
 ) -> None:
@@ -113,20 +94,6 @@ def test_what_tensorrt_says_of_a_failed_run_is_in_the_error(
         "engine.plan: failed on x [2, 3, 4], mask [2, 3]: Error Code 1: Cuda Runtime (an illegal"
         " memory access)"
     )
-
-
-def test_runs_that_repeat_are_replayed(
-    tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn
-) -> None:
-    with opened(tmp_path, fake) as engine:
-        for seed in range(5):
-            feeds = small.feeds(seed=seed)
-            found = engine.run(feeds)["y"]
-            np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
-    assert stand_in.log == ["record", "replay", "replay", "replay"]
-    # A context for each graph; its shapes are set before it is recorded, and never again.
-    assert len(fake.called("ICudaEngine.create_execution_context")) == 2
-    assert len(fake.called("IExecutionContext.set_input_shape")) == 4
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])

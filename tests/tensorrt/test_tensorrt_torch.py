@@ -13,17 +13,15 @@ import pytest
 import torch
 from fake_torch_tensorrt import PLAN, FakeTorchTensorRT, modules
 from programs import TOKENS, captured, rewritten, targets
-from quantized_programs import FP8, Form, in_torch, quantized
+from quantized_programs import FP8, quantized
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import LoweringError
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt import torch_build as tensorrt_torch
 from enginecast.exporters.tensorrt.lower import lowering
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.torch_build import check_program, plan_by_torch
-from enginecast.passes.ir.edit import with_weights
+from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import ShapeRange
 
 IDS = ShapeRange(name="ids", least=(1, 2), optimal=(4, 16), greatest=(8, 32))
@@ -145,18 +143,6 @@ def test_each_version_knows_its_settings(trt: Any, version: str, tmp_path: Path)
     assert "enabled_precisions" not in settings  # the default alone goes with it
 
 
-def test_an_op_without_a_converter(build: Build, fake: FakeTorchTensorRT) -> None:
-    fake.without = {torch.ops.aten.gelu.default}
-    sentence = (
-        r"torch_tensorrt 2\.13\.0\+fake has no converter for aten\.gelu\.default"
-        r" \(module '', test_tensorrt_torch\.py:\d+\)\n"
-    )
-    with pytest.raises(LoweringError, match=sentence) as stop:
-        build(block())
-    assert stop.value.hint == "Use --trt-route onnx."
-    assert fake.network is None, "nothing was built"
-
-
 def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
     build(quantized(block(), "static", FP8))
     assert len(fake.layers("add_quantize")) == 2
@@ -171,21 +157,6 @@ def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
         assert scale.shape == (values.shape[layer.axis],)
         assert layer._arguments["output_type"] == trt.DataType.FLOAT  # fp16 rounds these scales
     assert {fake.value(one).dtype for one in _read(fake)} == {FP8, torch.float32, torch.float16}
-
-
-@pytest.mark.parametrize("form", ["static", "storage", None])
-def test_what_is_prepared_computes_the_same(form: Form | None) -> None:
-    program, _ = rewritten(block(torch.float32), "fuse-skip-norm")
-    if form is not None:
-        program = quantized(program, form, FP8)
-    ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(1))
-    prepared, _ = rewritten(program, lowering("torch"))
-    check_program(prepared)
-    wanted = in_torch(program, ids)
-    with torch.no_grad():
-        found = with_weights(prepared).module()(ids)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def _read(fake: FakeTorchTensorRT) -> list[Any]:

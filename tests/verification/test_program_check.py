@@ -20,7 +20,7 @@ from program_edits import (
     scale_after,
     sum_in_another_order,
 )
-from small_programs import NAMES, Inputs, cases, encoder, program
+from small_programs import NAMES, cases, encoder, program
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -53,14 +53,6 @@ def failure_of(passes: Sequence[Pass], **options: Any) -> str:
     observer, _ = observe(passes, **options)
     assert [check.failure for check in observer.checks[:-1]] == [""] * (len(passes) - 1)
     return observer.checks[-1].failure
-
-
-def test_an_exact_pass_that_changes_nothing_is_equal_everywhere() -> None:
-    observer, _ = observe([Exact()])
-    check = observer.checks[0]
-    assert (check.failure, check.worst_error, check.moved) == ("", 0.0, ())
-    assert "blocks.1.norm" in check.modules
-    assert check.rewritten == 1
 
 
 def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:
@@ -112,36 +104,6 @@ def test_a_wrong_pass_in_low_precision_fails() -> None:
     reference = low_reference("bf16")
     failure = failure_of([UnifyDtype(to="bf16"), Reordered(negate)], reference=reference)
     assert failure.startswith("'edit' promises 'reordered'")
-
-
-class Sharp(nn.Module):
-    """Attention of two tokens; in bf16 one rounding of a score turns the first row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Linear(2, 2, bias=False)
-        self.score.weight = nn.Parameter(torch.eye(2), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = (self.score(x) * 1000).softmax(-1)
-        found: torch.Tensor = weights @ torch.tensor([[3.0, -1.0], [-2.0, 4.0]])
-        return found
-
-
-@pytest.mark.parametrize(
-    ("factor", "fails"), [(1 - 2.0**-7, False), (-1.0, True)], ids=["one step", "wrong"]
-)
-def test_no_pass_is_blamed_for_a_row_that_one_rounding_turns(factor: float, fails: bool) -> None:
-    def move(program: ExportedProgram) -> None:
-        weight = program.state_dict["score.weight"].detach().clone()
-        weight[0, 0] *= factor
-        program.state_dict["score.weight"] = nn.Parameter(weight, requires_grad=False)
-
-    x = torch.tensor([[1.005, 1.0], [1.0, 2.0], [3.0, 1.0], [0.5, 0.2]])
-    exported = torch.export.export(Sharp().eval(), (x,))
-    observer = Observer(exported, [Inputs("sharp", {"x": x})], names=["output_0"])
-    run_pipeline([UnifyDtype(to="bf16"), Reordered(move)], exported, PassContext(), [observer])
-    assert bool(observer.checks[1].failure) is fails, observer.checks
 
 
 def test_fp16_that_overflows_is_rejected_with_the_module() -> None:

@@ -49,25 +49,6 @@ def test_the_page_is_quiet_and_fits(name: str, width: int, chrome: Browser, tmp_
     assert chrome.requests() == [page.as_uri()]
 
 
-@needs_browser
-def test_it_reads_without_scripts_and_links_open_what_is_folded(
-    chrome: Browser, tmp_path: Path
-) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(page_of(full()), encoding="utf-8")
-    chrome.open(page, 800, scripts=False)
-    shown = "document.querySelector('{}').getBoundingClientRect().height"
-    assert chrome.evaluate(shown.format(".strip svg")) > 50
-    assert chrome.evaluate(shown.format("svg.graph")) > 50
-    assert chrome.evaluate("document.querySelectorAll('th button').length") == 0
-    chrome.open(page, 800)
-    fold = "document.getElementById('pass-2').open"
-    assert chrome.evaluate(fold) is False
-    chrome.evaluate("document.querySelector(\"a[href='#pass-2']\").click()")
-    chrome.evaluate("unfold()")
-    assert chrome.evaluate(fold) is True
-
-
 def test_the_strip_comes_first_and_shows_what_is_lost_in_a_color_of_its_own() -> None:
     page = page_of(full())
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
