@@ -345,7 +345,7 @@ def new_gate_off(data: Any) -> Any:
     return edited
 
 
-@pytest.mark.parametrize("rows", [512], ids=["of the input", "of the state"])
+@pytest.mark.parametrize("rows", [512], ids=["of the state"])
 def test_a_gru_with_other_weights_is_rejected(rows: int, spoken: Path, tmp_path: Path) -> None:
     def change(folder: Path) -> None:
         path = folder / "weights.safetensors"

@@ -90,7 +90,7 @@ def test_what_the_first_computes_for_all_stays_outside() -> None:
         lambda: Mixer(24),
         lambda: Mixer(write=True),
     ],
-    ids=["epsilon", "constant", "axis", "weight shape", "write", "another module"],
+    ids=["epsilon", "weight shape", "write"],
 )
 def test_what_differs_is_on_its_own(other: Callable[[], nn.Module]) -> None:
     class Pair(Stack):

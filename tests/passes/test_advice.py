@@ -147,7 +147,7 @@ def by_hand(exponents: Tensor) -> Tensor:
         (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),
         (lambda h: by_hand(h.exp()), 20.0, False),
     ],
-    ids=["unit", "norm", "sigmoid", "mask", "tanh", "softmax", "logsumexp"],
+    ids=["unit", "softmax"],
 )
 def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
     function: Callable[[Tensor], Tensor], large: float, is_safe: bool
