@@ -21,9 +21,10 @@ import fake_tensorrt_attention
 import fake_tensorrt_build
 import fake_tensorrt_parser
 import fake_tensorrt_run
+import onnx
 import pytest
 from fake_tensorrt_base import Call, Failures, Overridden, Recorded, attribute, recording
-from fake_tensorrt_build import ADDED, ILayer, adder
+from fake_tensorrt_build import ADDED, ILayer, adder, plan_of
 
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import names_for
@@ -87,6 +88,17 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "11.0.0.114+fake") -
     fake = fake_tensorrt(version)
     monkeypatch.setitem(sys.modules, "tensorrt", fake)
     return fake
+
+
+def fake_plan(fake: FakeTensorRT, model: onnx.ModelProto, **profile: Any) -> bytes:
+    """The bytes of a plan of this model, without a builder.
+
+    Args:
+        model: with its weights inside.
+        profile: of each dynamic input: its least, optimal and greatest shape.
+    """
+    plan = plan_of(fake, model)
+    return type(plan)(plan.version, plan.network, profile, detailed=True).pack()
 
 
 def _class_of(fake: FakeTensorRT, name: str, members: tuple[str, ...]) -> Any:

@@ -71,6 +71,17 @@ class IErrorRecorder(Overridden):
         raise NotImplementedError
 
 
+class IProgressMonitor(Overridden):
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        raise NotImplementedError
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        raise NotImplementedError
+
+    def phase_finish(self, phase_name: str) -> None:
+        raise NotImplementedError
+
+
 class IHostMemory(Recorded, bytes):
     """A buffer: bytes() and memoryview() read it."""
 
