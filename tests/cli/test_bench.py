@@ -6,9 +6,12 @@ import pytest
 from exports import Exports, cast
 
 
-def test_an_engine_beside_its_peers(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = exports("bert").folder
-    model = exports.model("bert")
+def test_an_engine_beside_its_peers(
+    exports: Exports, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exports("plain").folder
+    model = exports.model("plain")
+    monkeypatch.chdir(exports.root)
     given = ["--model", model, "--against", "eager,onnx", "--rounds", 3, "--threads", 1]
     ran = cast(capsys, "bench", folder, *given, "--json")
     assert ran.code == 0, ran.err
@@ -27,7 +30,7 @@ def test_an_engine_beside_its_peers(exports: Exports, capsys: pytest.CaptureFixt
 def test_an_engine_alone_needs_no_torch(
     exports: Exports, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = exports("bert").folder
+    folder = exports("plain").folder
     monkeypatch.setitem(sys.modules, "torch", None)
     ran = cast(capsys, "bench", folder, "--rounds", 3)
     assert ran.code == 0, ran.err
@@ -53,6 +56,6 @@ def test_what_does_not_fit_is_refused(
     arguments: list[object],
     message: str,
 ) -> None:
-    ran = cast(capsys, "bench", exports("bert").folder, *arguments)
+    ran = cast(capsys, "bench", exports("plain").folder, *arguments)
     assert ran.code == 2
     assert message in ran.err

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import models
 import onnx
 import onnxruntime
 import pytest
@@ -57,18 +56,12 @@ def engine(source: Prepared, precision: str, folder: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def t5(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
-    """Engines by number of layers and precision; one is of a model whose file is bf16."""
+    """Engines of two layers by precision."""
     base = tmp_path_factory.mktemp("t5")
     two = prepared(exports.model("t5"))
     return {
         "2 fp32": engine(two, "fp32", base / "2-fp32"),
         "2 fp16": engine(two, "fp16", base / "2-fp16"),
-        "4 fp32": engine(prepared(exports.model("t5-4")), "fp32", base / "4-fp32"),
-        "bf16 file": engine(
-            prepared(models.tiny_t5(base / "bf16", layers=1, dtype=torch.bfloat16)),
-            "fp32",
-            base / "bf16-fp32",
-        ),
     }
 
 
@@ -83,11 +76,9 @@ def test_every_norm_and_attention_is_one_node(t5: dict[str, Engine], key: str, l
 
 
 def test_node_count_does_not_creep_up(t5: dict[str, Engine]) -> None:
-    assert t5["4 fp32"].lowered.nodes <= 82
+    assert t5["2 fp32"].lowered.nodes <= 58
     # Three nodes keep the fill of masks above the lowest number of fp32.
     assert t5["2 fp16"].lowered.nodes + 3 == t5["2 fp32"].lowered.nodes
-    per_layer = (t5["4 fp32"].lowered.nodes - t5["2 fp32"].lowered.nodes) / 2
-    assert per_layer == 12
 
 
 def test_names_and_dimensions_are_the_user_s(t5: dict[str, Engine]) -> None:
@@ -100,7 +91,7 @@ def test_names_and_dimensions_are_the_user_s(t5: dict[str, Engine]) -> None:
     }
 
 
-@pytest.mark.parametrize("key", ["2 fp32", "2 fp16", "bf16 file"])
+@pytest.mark.parametrize("key", ["2 fp32", "2 fp16"])
 def test_weights_lie_in_one_file_and_all_of_it_is_used(t5: dict[str, Engine], key: str) -> None:
     made, used = t5[key], set()
     for tensor in made.graph.graph.initializer:

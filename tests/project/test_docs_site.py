@@ -74,6 +74,7 @@ def test_links_lead_somewhere(site: Path) -> None:
     assert not broken
 
 
+@pytest.mark.slow
 def test_nothing_comes_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert [name for name in Page(page).loaded if re.match(r"(https?:)?//", name)] == []

@@ -64,6 +64,7 @@ def test_readme_names_the_versions_that_were_tested(library: str, called: str) -
     assert wanted == f"{library}{library_names.TESTED[library].partition(',')[0]}"
 
 
+@pytest.mark.slow
 def test_every_module_imports_where_torch_lacks_every_operator_and_private_name() -> None:
     """None of our tables, and none of our modules, needs one to be there."""
     done = subprocess.run(
