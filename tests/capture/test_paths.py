@@ -23,9 +23,6 @@ def unless_full(mask: Tensor) -> Tensor | None:
     return mask
 
 
-ASKS = unless_full.__code__.co_firstlineno + 1
-
-
 class Dropped(nn.Module):
     """Without a mask it does something else than with one of ones."""
 
@@ -35,44 +32,6 @@ class Dropped(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         mask = unless_full(attention_mask)
-        x: Tensor = self.table(input_ids)
-        return x.cumsum(1) if mask is None else x * 2 - mask.unsqueeze(-1)
-
-
-class Twice(Dropped):
-    """Asks the same again, in another place."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        first = super().forward(input_ids, attention_mask)
-        return first + 1 if unless_full(attention_mask) is None else first
-
-
-class Nested(nn.Module):
-    """Asks in a module, whose call is split, and again beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Dropped()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        first: Tensor = self.inner(input_ids, attention_mask)
-        return first + 1 if unless_full(attention_mask) is None else first
-
-
-class Maker(nn.Module):
-    def forward(self, mask: Tensor) -> Tensor | None:
-        return unless_full(mask)
-
-
-class Inner(Dropped):
-    """A module gives a tensor or None, so that the call of the one around it is split."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.make = Maker()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        mask = self.make(attention_mask)
         x: Tensor = self.table(input_ids)
         return x.cumsum(1) if mask is None else x * 2 - mask.unsqueeze(-1)
 
@@ -178,16 +137,6 @@ def assert_the_same(found: Captured, module: nn.Module) -> None:
         ids = torch.randint(0, 9, (4, 5))
         [given] = program(input_ids=ids, attention_mask=mask).values()
         torch.testing.assert_close(given, module(ids, mask))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Dropped, Twice, Nested, Inner, Passed])
-def test_the_whole_forward_runs_for_each_answer(kind: type[nn.Module]) -> None:
-    module = kind()
-    found = captured(module)
-    assert "for each answer" in found.rungs[-1].reason
-    assert [place.line for place in found.branches] == [ASKS]
-    assert_the_same(found, module)
 
 
 @pytest.mark.parametrize("kind", [Kept, Global])

@@ -56,21 +56,8 @@ def scaled(boxes: Tensor, size: Tensor) -> Tensor:
     return boxes * torch.stack([size[1], size[0], size[1], size[0]])
 
 
-def attention(x: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)
-
-
-def guidance(x: Tensor, y: Tensor) -> Tensor:
-    y = y if len(x) == len(y) else y.repeat(len(x) // len(y), 1)
-    return x * y
-
-
 def pairs(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([a * b for a, b in zip(x, y, strict=False)])
-
-
-def normalized(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return (x - mean[:, None, None]) / std[:, None, None]
 
 
 class Recurrent(nn.Module):
@@ -84,26 +71,14 @@ class Recurrent(nn.Module):
 
 B = "batch"
 DEFAULTS: dict[str, tuple[object, list[list[int]], list[list[str | int]]]] = {
-    # A second batch where the code needs it, in whichever dimension.
     "layers": (layers, [[2, 8], [2, 2, 8]], [[B, 8], [2, B, 8]]),
     "gru": (Recurrent(), [[2, 5, 6], [2, 2, 8]], [[B, 5, 6], [2, B, 8]]),
-    "more rows than layers": (Recurrent(), [[3, 5, 6], [2, 3, 8]], [[B, 5, 6], [2, B, 8]]),
     "transposed": (lambda x, y: x + y.T, [[4, 4], [4, 4]], [[B, 4], [4, B]]),
-    "guidance": (guidance, [[4, 6], [4, 6]], [[B, 6], [B, 6]]),
     "pairs": (pairs, [[3, 6], [3, 6]], [[B, 6], [B, 6]]),
-    # Numbers that are read by index, channels and weights are none.
     "height and width": (scaled, [[2, 6, 4], [2]], [[B, 6, 4], [2]]),
     "size first": (lambda x, y: scaled(y, x), [[2], [2, 6, 4]], [[2], [B, 6, 4]]),
-    "channels": (normalized, [[3, 3, 8, 8], [3], [3]], [[B, 3, 8, 8], [3], [3]]),
     "weights": (lambda x, y: x @ y, [[4, 4], [4, 4]], [[B, 4], [4, 4]]),
-    # Others vary on their own.
-    "classes": (lambda x, y: x @ y.T, [[4, 8], [4, 8]], [[B, 8], ["y_0", 8]]),
     "memory": (lambda x, y: (x @ y.T).softmax(1) @ y, [[4, 8], [4, 8]], [[B, 8], ["y_0", 8]]),
-    "towers": (
-        lambda x, y, z: (x * 2, y * z),
-        [[3, 4], [3, 5], [3, 5]],
-        [[B, 4], ["y_0", 5], ["y_0", 5]],
-    ),
 }
 
 
@@ -122,25 +97,12 @@ ASKED: dict[str, tuple[object, list[list[int]], str, list[list[str | int]]]] = {
         [["b", 8], [2, "b", 8]],
     ),
     "tied": (lambda x, y: x @ y.T, [[4, 8], [4, 8]], "y:0=batch", [[B, 8], [B, 8]]),
-    "one row": (lambda x, y: x * y, [[4, 8], [4, 8]], "y:0=1", [[B, 8], [1, 8]]),
     "fixed": (lambda x, y: x * y, [[4, 8], [4, 8]], "y:0=3", [[3, 8], [3, 8]]),
-    "mask": (
-        attention,
-        [[2, 6, 8], [2, 1, 6, 6]],
-        "x:1=1..16",
-        [[B, "x_1", 8], [B, 1, "x_1", "x_1"]],
-    ),
     "cache": (
         lambda x, y, z: F.scaled_dot_product_attention(z, x, y),
         [[2, 6, 8], [2, 6, 8], [2, 1, 8]],
         "x:1=1..16",
         [[B, "x_1", 8], [B, "x_1", 8], [B, 1, 8]],
-    ),
-    "keys alone": (
-        lambda x, y: x @ y.mT,
-        [[2, 6, 8], [2, 6, 8]],
-        "y:1=1..16",
-        [[B, 6, 8], [B, "y_1", 8]],
     ),
 }
 

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import SpecError
 from enginecast.passes.ir.base import Pass, PassContext, Site
-from enginecast.passes.ir.options import describe, option_fields, pass_from_spec
+from enginecast.passes.ir.options import pass_from_spec
 from enginecast.passes.ir.spec import parse_located
 
 
@@ -89,17 +89,3 @@ def test_misspelled_option_names_the_close_one_and_all() -> None:
         make(Tune, "tune{too=fp16}")
     assert "Did you mean 'to'" in caught.value.hint
     assert "widths" in caught.value.hint
-
-
-def test_options_can_be_listed() -> None:
-    listed = {name: describe(annotation) for name, (annotation, _) in option_fields(Tune).items()}
-    assert listed == {
-        "to": "fp16 or bf16",
-        "on": "true or false",
-        "size": "a whole number",
-        "ratio": "a number",
-        "label": "text",
-        "keep": "text, one or more",
-        "widths": "a whole number, one or more",
-        "limit": "a whole number",
-    }

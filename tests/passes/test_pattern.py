@@ -14,17 +14,12 @@ from torch.fx import Node
 from enginecast.passes import registry
 from enginecast.passes.ir.base import Pass
 from enginecast.passes.ir.edit import aten
-from enginecast.passes.ir.match import NoMatch
 from enginecast.passes.ir.pattern import (
-    ANYTHING,
     Number,
     Pattern,
     Value,
-    either,
     op,
     pattern,
-    repeat,
-    through,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,12 +30,6 @@ def node_of(function: Callable[[Tensor], Any], target: object) -> Node:
     """The last call of an op in a captured function."""
     nodes: list[Node] = list(program_of(function, torch.randn(2, 5)).graph.nodes)
     return [node for node in nodes if node.target is target][-1]
-
-
-def reason(wanted: Pattern, node: Node) -> str:
-    with pytest.raises(NoMatch) as caught:
-        wanted.match(node)
-    return caught.value.reason
 
 
 @pattern
@@ -54,31 +43,6 @@ def test_placeholders_bind_what_stands_in_either_order() -> None:
         assert found.node("x").op == "placeholder"
         assert (found.number("slope"), found.number("offset")) == (3.0, 2.0)
         assert found.root.target is aten.add.Tensor
-
-
-def test_steps_repeat_and_each_binds_what_it_adds() -> None:
-    @pattern
-    def total(x: Value, y: Value, n: Number) -> Pattern:
-        start = tanh(x)
-        return repeat(start, lambda inner: either(inner * n.each(), inner + y.each()))
-
-    node = node_of(lambda x: (x.tanh() * 2 + x.sin()) * 3, aten.mul.Tensor)
-    found = total.match(node)
-    assert found.every("n") == (2, 3)
-    assert [n.target for n in found.every("y")] == [aten.sin.default]
-    assert total.match(node_of(lambda x: x.tanh(), aten.tanh.default)).every("n") == ()
-
-
-def test_predicates_have_reasons_and_other_arguments_are_theirs() -> None:
-    @pattern
-    def mean(x: Value) -> Pattern:
-        return op(aten.mean.dim)(through(x, aten.neg.default), ANYTHING).where(
-            lambda node: node.args[1] == [-1], lambda node: f"over dims {node.args[1]}"
-        )
-
-    found = mean.match(node_of(lambda x: (-x).mean(-1), aten.mean.dim))
-    assert found.node("x").op == "placeholder"
-    assert reason(mean, node_of(lambda x: x.mean(0), aten.mean.dim)) == "over dims [0]"
 
 
 def test_the_pass_in_the_docs_works(monkeypatch: pytest.MonkeyPatch) -> None:

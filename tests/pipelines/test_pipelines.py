@@ -276,16 +276,6 @@ def test_bad_input_is_one_clear_error(
     assert not (tmp_path / "engines").exists()
 
 
-@pytest.mark.parametrize("command", ["export", "run"])
-def test_help_shows_whole_names_of_options(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = cast(capsys, "diffusers", command, "--help")
-    assert done.code == 0
-    assert "…" not in done.out
-    assert "--json" in done.out
-
-
 def test_a_folder_that_is_something_else_is_never_replaced(
     sd15: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
