@@ -99,7 +99,7 @@ def test_an_op_without_an_onnx_form_is_a_refusal_too(capsys: Capture) -> None:
 
 @pytest.mark.slow
 def test_a_shape_to_tune_for_must_be_one_of_the_range(exports: Exports, capsys: Capture) -> None:
-    given = ("inspect", "taken_factory:make", "--target", "tensorrt", "--opt-shape")
+    given = ("inspect", exports.model("vit"), "--target", "tensorrt", "--opt-shape")
     ran = cast(capsys, *given, "pixels=1x3x32x32")
     assert "--opt-shape pixels=1x3x32x32: expected one of the inputs pixel_values" in ran.err
     ran = cast(capsys, *given, "pixel_values=65x3x16x16")
