@@ -5,7 +5,7 @@ from pathlib import Path
 import golden
 import pytest
 import torch
-from programs import captured, ir_diff, rewritten
+from programs import Function, captured, ir_diff, rewritten
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -71,6 +71,17 @@ def test_golden_diffs(earlier: str, last: str) -> None:
     after, sites = rewritten(before, last)
     assert any(site.rewritten for site in sites)
     golden.check(f"{last.replace('-', '_')}.diff", ir_diff(before, after))
+
+
+def test_golden_diff_of_taking_fused_ops_apart() -> None:
+    def norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = torch.ops.enginecast.skip_rms_norm(x, x, weight, 1e-6)
+        return found
+
+    program = captured(Function(norm), torch.randn(2, 3, 4), torch.randn(4))
+    after, sites = rewritten(program, "decompose-fused")
+    assert [site.rewritten for site in sites] == [True]
+    golden.check("decompose_fused.diff", ir_diff(program, after))
 
 
 def test_a_lowered_program_computes_the_same_with_its_weights_or_without() -> None:
