@@ -117,6 +117,7 @@ def t5_programs() -> dict[int, ExportedProgram]:
     return {layers: t5_program(layers) for layers in (1, 3)}
 
 
+@pytest.mark.slow
 def test_t5_bias_and_mask_are_computed_once_whatever_the_depth(
     t5_programs: dict[int, ExportedProgram],
 ) -> None:
