@@ -82,6 +82,7 @@ class Last(nn.Module):
         return found, last[0] if isinstance(last, tuple) else last
 
 
+@pytest.mark.slow
 def test_recurrent_layers_stay_whole_over_any_number_of_steps() -> None:
     module = Last(nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True)).eval()
     found = captured(module, "x:1=1..64", x=torch.randn(2, 5, 4))

@@ -68,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ExportedProgram:
     return capture_t5(T5EncoderModel.from_pretrained(folder))
 
 
-@pytest.mark.parametrize("saved", ["fp16"])
+@pytest.mark.parametrize("saved", ["fp16 with wo in fp32"])
 def test_files_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, saved: str
 ) -> None:
