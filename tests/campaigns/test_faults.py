@@ -14,7 +14,7 @@ QUICK = [campaign for campaign in CAMPAIGNS if campaign.sizes.quick]
     "campaign",
     some_slow(
         QUICK,
-        ["full disks", "kills of exports", "kills of cache writers"],
+        ["full disks", "kills of exports", "kills of cache writers", "caches on network disks"],
         lambda campaign: campaign.name,
     ),
 )

@@ -356,12 +356,6 @@ def test_passes_are_listed_with_their_options(capsys: Capture) -> None:
     assert all(row["summary"] for row in reported)
 
 
-def test_doctor_without_torch() -> None:
-    done = process("doctor", "--json")
-    assert done.code == 0
-    assert done.json["enginecast"]
-
-
 def test_a_defect_of_ours_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

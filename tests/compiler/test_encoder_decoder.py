@@ -1,7 +1,6 @@
 """Encoder-decoders as two engines in one bundle: what is verified, refused, and generated."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,12 @@ from enginecast.cli.app import main
 from enginecast.errors import BundleError, UsageError, VerificationError
 from enginecast.runtime import Generator, generate
 from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.engine import Engine
 from enginecast.runtime.generation import Sampling, not_heeded
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(encoder_decoder("t5"), tmp_path_factory.mktemp("t5") / "bundle").root
-
-
-@pytest.fixture
-def engine(bundle: Path) -> Iterator[Engine]:
-    with enginecast.load(bundle) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

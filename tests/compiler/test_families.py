@@ -51,6 +51,7 @@ def manifest_of(exports: Exports, family: Family) -> Manifest:
 
 
 @each
+@pytest.mark.slow
 def test_its_fp32_engine_is_verified(exports: Exports, family: Family, rows: Rows) -> None:
     done = exports(f"family-{family.name}")
     verdict = done.report.verdict

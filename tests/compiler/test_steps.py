@@ -41,6 +41,7 @@ def halved():
 """
 
 
+@pytest.mark.slow
 def test_a_unet_is_published_with_steps(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import CaptureError, VerificationError
 
-OFTEN = {("Branches", "fp16"), ("Counted", "fp32")}
+OFTEN = {("Branches", "fp16")}
 """What a default run exports; the others are slow together."""
 
 

@@ -8,7 +8,6 @@ import models
 import pytest
 import torch
 from programs import TOKENS, Text, captured, count, notes, outputs, program_of, prompts, rewritten
-from slow_cases import some_slow
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -84,9 +83,8 @@ def test_files_of_every_dtype_end_in_one_program(
         assert skeleton(after) == skeleton(wanted)
 
 
-@pytest.mark.parametrize(
-    "loaded", some_slow(LOADED, ["dtype=float16", "dtype=bfloat16", "dtype=float32"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loaded", LOADED)
 def test_modules_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, loaded: str
 ) -> None:

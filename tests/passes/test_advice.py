@@ -67,6 +67,7 @@ def test_what_is_rescaled_is_safe_in_fp16() -> None:
 
 
 @pytest.mark.usefixtures("converted")
+@pytest.mark.slow
 def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> None:
     options = ModelOptions()
     prepared = prepare(open_source(str(loud)), options, Steps())

@@ -67,6 +67,7 @@ def test_casts_of_the_models_code_are_named_with_their_lines(mixed: ExportedProg
     assert {meeting.by for meeting in meetings} == {MODEL}
 
 
+@pytest.mark.slow
 def test_cast_of_a_stored_weight_is_not_the_models(folder: Path, plain: ExportedProgram) -> None:
     program = capture_t5(folder, torch.float32)
     weights = {n: t.bfloat16() for n, t in program.state_dict.items()}

@@ -137,6 +137,7 @@ def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
     assert (modeled_gain(n, k, rowwise=rowwise) > 1) is pays
 
 
+@pytest.mark.slow
 def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
     """One scale for all rows cannot hold the peak and the others; nothing here goes by names."""
     loud = "model.encoder.block.1.layer.1.DenseReluDense.wo"

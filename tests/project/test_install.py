@@ -62,13 +62,10 @@ def test_the_small_installation_runs_engines(bundle: Path, tmp_path: Path) -> No
     for words in (
         ("run", bundle, "--inputs", feeds, "-o", output),
         ("inspect", bundle),
-        ("inspect", bundle, "--json"),
         ("bench", bundle, "--inputs", feeds, "--rounds", "3"),
         ("trust", bundle),
         ("doctor",),
         ("doctor", tmp_path),
-        ("--version",),
-        ("--help",),
     ):
         code, _, err = run(*words)
         assert code == 0, (words, err)
@@ -102,6 +99,7 @@ def test_what_needs_an_extra_says_how_to_install_it(words: tuple[str, ...], tmp_
     assert f"error: enginecast {words[0]} needs " in err
 
 
+@pytest.mark.slow
 def test_parts_of_commands_that_need_an_extra(bundle: Path, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n")

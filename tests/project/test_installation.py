@@ -100,6 +100,7 @@ def command(folder: Path, *words: str) -> tuple[int, list[str]]:
     ("name", "words"),
     [("torchvision", ("export", "json:make", "-o", "out"))],
 )
+@pytest.mark.slow
 def test_a_command_says_it_in_one_sentence(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:

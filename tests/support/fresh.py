@@ -33,14 +33,6 @@ def bare(folder: Path) -> Path:
     return folder / LIBRARIES
 
 
-def with_base(folder: Path) -> Path:
-    """An environment with what the installation without extras needs, in copies."""
-    packages = bare(folder)
-    for name in sorted(closure(["enginecast"]) - {"enginecast"}):
-        copy(metadata.distribution(name), packages)
-    return packages
-
-
 def with_everything(folder: Path) -> Path:
     """An environment that sees all that is installed here, below what is installed in itself."""
     packages = bare(folder)
