@@ -187,14 +187,6 @@ class Chosen(Base):
         return self.up(x[x.sum(-1) > 0])
 
 
-class Found(Base):
-    """Where something is, and what is there."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        places = torch.nonzero(x > 0.5)
-        return {"places": places, "values": x[x > 0.5], "total": x.masked_select(x > 0.5).sum()}
-
-
 class Cut(Base):
     """As many tokens as a number in the input says, twice."""
 
@@ -233,15 +225,6 @@ class Remembers(Base):
             return h + self.table
 
         return torch.cond(x.sum() > 0, write, lambda h: h * 2.0, (x,))
-
-
-class Bessel(Base):
-    """A branch with an op that ONNX does not have."""
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.cond(
-            x.sum() > 0, lambda h: torch.special.bessel_j0(h), lambda h: self.up(h), (x,)
-        )
 
 
 class OneWay(Base):
