@@ -69,6 +69,7 @@ def test_a_cache_filled_eagerly_gives_what_the_encoder_gives(
 @pytest.mark.parametrize(
     "pipeline", [p if p == "pixart-sigma" else pytest.param(p, marks=SLOW) for p in PIPELINES]
 )
+@pytest.mark.slow
 def test_a_cache_filled_by_an_engine_gives_what_the_encoder_gives(
     workshop: Workshop, pipeline: str
 ) -> None:

@@ -94,10 +94,6 @@ def in_half(encoder: nn.Module) -> Any:
     return prepared(encoder.bfloat16())
 
 
-def compiled(encoder: nn.Module) -> Any:
-    return torch.compile(encoder, backend="eager")
-
-
 def in_a_compiled_step(encoder: nn.Module) -> Any:
     def step(*given: Any, **named: Any) -> Any:
         return encoder(*given, **named)
@@ -107,7 +103,7 @@ def in_a_compiled_step(encoder: nn.Module) -> Any:
 
 @pytest.mark.parametrize(
     "wrap",
-    [offloaded, with_hooks, prepared, in_half, compiled, in_a_compiled_step],
+    [offloaded, with_hooks, prepared, in_half, in_a_compiled_step],
 )
 def test_what_wraps_an_encoder_wraps_it(
     clip: CachedEncoder,

@@ -39,6 +39,7 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "few"), [(Experts, 16)], ids=["places"])
+@pytest.mark.slow
 def test_a_loop_over_hit_experts_is_a_branch_for_each(
     kind: type[Experts], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

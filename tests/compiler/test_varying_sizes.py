@@ -94,6 +94,7 @@ def test_recurrent_layers_stay_whole_over_any_number_of_steps() -> None:
         check(found, module, x=torch.randn(3, length, 4))
 
 
+@pytest.mark.slow
 def test_a_recurrent_engine_of_any_length_is_one_node(tmp_path: Path) -> None:
     layer = nn.RNN(4, 6, nonlinearity="relu", bidirectional=True, batch_first=True)
     module, example = Last(layer).eval(), {"x": torch.randn(2, 5, 4)}

@@ -68,6 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ExportedProgram:
 
 
 @pytest.mark.parametrize("saved", ["fp16 with wo in fp32"])
+@pytest.mark.slow
 def test_files_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, saved: str
 ) -> None:

@@ -117,13 +117,9 @@ with patch.object(staging.Staging, "publish", publish):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-    ],
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
 def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(
