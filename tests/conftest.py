@@ -34,10 +34,19 @@ SLOW_SECONDS = 900
 """Timeout of a slow test without one of its own: the exports of a pipeline took longer on a busy
 machine than what pyproject.toml gives a test.
 """
+LONGEST = ("test_wheel.py", "test_aotinductor.py", "test_cli.py")
+"""Files that take a minute: begun first, so that no worker is left alone with one at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep xdist from giving out files by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests more time."""
+    """Begin with the longest files, and give slow tests more time."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))

@@ -102,12 +102,6 @@ def flip(path: Path, byte: int) -> None:
     path.write_bytes(data)
 
 
-def copied(entry: Entry) -> Entry:
-    """An entry that needs no file any more."""
-    outputs = {name: values.copy() for name, values in entry.outputs.items()}
-    return Entry(entry.key, entry.text, entry.ids.copy(), outputs)
-
-
 def held(encodings: Encodings) -> list[str]:
     """The texts whose entries are there, whole; each once."""
     found = []

@@ -1,11 +1,8 @@
 """Fills in processes of their own, to be killed."""
 
 import multiprocessing
-import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -53,12 +50,6 @@ class Forked:
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
-
-
-def spawned(*arguments: object) -> subprocess.Popen[bytes]:
-    """The command as users start it."""
-    words = [sys.executable, "-m", "enginecast", "cache", "fill", *map(str, arguments), "--quiet"]
-    return subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def _main(words: list[str], file_size: int | None) -> None:

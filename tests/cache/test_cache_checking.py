@@ -1,12 +1,8 @@
 """Checking a cache: every flipped bit is found, taken out, and costs no whole entry."""
 
-import errno
-import functools
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,27 +10,19 @@ import pytest
 from cache_entries import (
     POOLED,
     SPEC,
-    TOKENIZER_JSON,
     byte_of,
-    copied,
     entries,
     fill,
     flip,
     held,
-    spec_with,
     texts,
 )
 from cache_shards import open_folder, read_only
 
 from enginecast.cache.store.folders import Encodings, open_store
-from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry, open_shard, shard_name, write_shard
-from enginecast.cache.upkeep import checking
 from enginecast.cache.upkeep.checking import Checked, check_store
-from enginecast.cache.upkeep.merging import merge
 from enginecast.cache.upkeep.pruning import prune_store
-from enginecast.cache.upkeep.rewriting import commit_all, only_keeper, size_of
-from enginecast.errors import CacheError
 
 TEXTS = texts(12)
 
@@ -48,17 +36,6 @@ def encodings(tmp_path: Path) -> Encodings:
 def check(encodings: Encodings) -> Checked:
     (checked,) = check_store(open_store(encodings.folder.parent))
     return checked
-
-
-def index_of(encodings: Encodings) -> Index:
-    return open_index(encodings, keep=False).require_whole()
-
-
-def test_a_whole_cache_is_whole(encodings: Encodings) -> None:
-    before = encodings.shard_paths()
-    size = sum(path.stat().st_size for path in before)
-    assert check(encodings) == Checked("text_encoder", shards=2, texts=12, bytes=size)
-    assert encodings.shard_paths() == before
 
 
 @pytest.mark.parametrize("tensor", ["rows.last_hidden_state", "text.pooler_output"])
@@ -115,52 +92,6 @@ def test_a_cut_shard_is_taken_out(encodings: Encodings, size: int) -> None:
     assert encodings.shard_paths() == [other]
 
 
-def test_swapped_names_lose_nothing(encodings: Encodings) -> None:
-    one, other = encodings.shard_paths()
-    aside = one.with_suffix(".aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-
-    damages = check(encodings).damages
-    assert {damage.problem for damage in damages} == {"its name is not the hash of its keys"}
-    assert [(damage.salvaged, damage.lost) for damage in damages] == [(6, ()), (6, ())]
-    assert held(encodings) == sorted(TEXTS)
-    assert check(encodings).damages == ()
-
-
-def test_a_kill_while_names_are_put_right_loses_nothing(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = encodings.shard_paths()
-    contents = [open_shard(path, SPEC) for path in (one, other)]
-    sizes = [sum(size_of(shard.entry(text)) for text in range(6)) for shard in contents]
-    aside = one.with_suffix(".aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-    child = os.fork()
-    if child == 0:
-        exactly = functools.partial(commit_all, shard_bytes=sizes[1])  # the first file's content
-        monkeypatch.setattr(checking, "commit_all", exactly)
-        commit = Encodings.commit
-
-        def commit_and_die(self: Encodings, made: Sequence[Entry]) -> None:
-            commit(self, made)
-            os.kill(os.getpid(), 9)
-
-        monkeypatch.setattr(Encodings, "commit", commit_and_die)
-        try:
-            check(encodings)
-        finally:
-            os._exit(7)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9
-    check(encodings)
-    prune_store(open_store(encodings.folder.parent))
-    assert held(encodings) == sorted(TEXTS)
-
-
 def broken(kind: str) -> Entry:
     """An entry that a writer got wrong: its sum and digest are right."""
     (made,) = entries(["w1 w2 w3"])
@@ -196,57 +127,6 @@ def test_entries_that_were_written_wrong_are_found(
     assert held(encodings) == sorted([*TEXTS, "w4 w5", "w6"])
 
 
-def test_a_shard_of_another_spec_goes_to_quarantine(encodings: Encodings, tmp_path: Path) -> None:
-    other = spec_with(max_length=7)
-    foreign = fill(tmp_path / "other", entries(TEXTS[:3], other), spec=other).shard_paths()[0]
-    (encodings.shard_folder / foreign.name).write_bytes(foreign.read_bytes())
-    (damage,) = check(encodings).damages
-    assert damage.problem.startswith("expected a shard of spec")
-    assert held(encodings) == sorted(TEXTS)
-
-
-def test_a_whole_entry_that_is_elsewhere_too_is_not_doubled(encodings: Encodings) -> None:
-    path = encodings.shard_paths()[0]
-    shard = open_shard(path, SPEC)
-    encodings.commit([shard.entry(text) for text in range(3)])
-    flip(path, byte_of(path, "text.pooler_output"))  # of text 0, which is in the copy
-    (damage,) = check(encodings).damages
-    assert (damage.salvaged, damage.lost) == (6, ())
-    assert held(encodings) == sorted(TEXTS)
-    assert index_of(encodings).doubles == 0
-
-
-def test_a_second_quarantine_of_the_same_texts_keeps_both(encodings: Encodings) -> None:
-    path = encodings.shard_paths()[0]
-    shard = open_shard(path, SPEC)
-    whole = path.read_bytes()
-    for _ in range(2):
-        path.write_bytes(whole)
-        flip(path, byte_of(path, "keys"))
-        check(encodings)
-    kept = sorted(file.name for file in (encodings.folder / "quarantine").iterdir())
-    assert kept == sorted(
-        f"{shard.path.stem}{more}{suffix}"
-        for more in ("", "-2")
-        for suffix in (".json", ".safetensors")
-    )
-
-
-def test_what_a_writer_puts_in_place_of_a_damaged_shard_stays(encodings: Encodings) -> None:
-    path = encodings.shard_paths()[0]
-    shard = open_shard(path, SPEC)
-    made = [copied(shard.entry(text)) for text in range(len(shard))]
-    flip(path, byte_of(path, "keys"))
-
-    def refill(read: Path) -> None:
-        if read == path:
-            encodings.commit(made)
-
-    (checked,) = check_store(open_store(encodings.folder.parent), watch=refill)
-    assert [damage.quarantine for damage in checked.damages] == [None]
-    assert held(encodings) == sorted(TEXTS)
-
-
 @pytest.mark.parametrize("tensor", ["text.pooler_output", "keys"])
 def test_damage_is_reported_where_nothing_can_be_written(tensor: str) -> None:
     with open_folder() as folder:
@@ -264,87 +144,6 @@ def test_damage_is_reported_where_nothing_can_be_written(tensor: str) -> None:
         assert sorted(folder.rglob("*")) == before
         (damage,) = check(encodings).damages
         assert (damage.stays, damage.quarantine) == ("", f"text_encoder/quarantine/{path.name}")
-
-
-def test_a_shard_that_cannot_be_moved_is_reported(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = encodings.shard_paths()[0]
-    flip(path, byte_of(path, "text.pooler_output"))
-
-    def refuse(*given: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(Path, "rename", refuse)  # as of a file that is immutable
-    (damage,) = check(encodings).damages
-    assert (damage.salvaged, len(damage.lost), damage.quarantine) == (5, 1, None)
-    assert damage.stays.endswith("Operation not permitted")
-    assert list((encodings.folder / "quarantine").iterdir()) == []
-    monkeypatch.undo()
-    (damage,) = check(encodings).damages
-    assert (damage.salvaged, damage.stays) == (5, "")
-    assert len(held(encodings)) == 11
-
-
-def test_a_cache_without_its_folder_of_shards_is_empty(tmp_path: Path) -> None:
-    encodings = fill(tmp_path / "cache")
-    fill(tmp_path / "other")
-    encodings.shard_folder.rmdir()  # as tools leave it that copy no empty folders
-    assert check(encodings).shards == 0
-    encodings.shard_folder.rmdir()
-    assert prune_store(open_store(tmp_path / "cache"))[0].kept == 0
-    encodings.shard_folder.rmdir()
-    assert merge([tmp_path / "other"], tmp_path / "cache")[0].texts == 0
-    encodings.shard_folder.rmdir()
-    encodings.commit(entries(TEXTS))
-    assert held(encodings) == sorted(TEXTS)
-
-
-@pytest.mark.parametrize("file", ["spec.json", "tokenizer.json"])
-def test_damaged_files_beside_the_shards_are_named(encodings: Encodings, file: str) -> None:
-    path = encodings.folder / file
-    was = path.read_bytes()
-    changed = was.replace(b"w12", b"v12") if file == "tokenizer.json" else was.replace(b"8", b"9")
-    for content, problem in (
-        (changed, "fingerprint" if file == "spec.json" else "expected the tokenizer"),
-        (was[:50], ""),
-        (b"[1]", ""),
-    ):
-        path.write_bytes(content)
-        (damage,) = check(encodings).damages
-        assert (damage.file, damage.quarantine) == (f"text_encoder/{file}", None)
-        assert problem in damage.problem
-        assert "Put the original back" in damage.hint
-    path.unlink()
-    if file == "tokenizer.json":
-        assert [damage.problem for damage in check(encodings).damages] == [
-            "No such file or directory"
-        ]
-        path.write_bytes(TOKENIZER_JSON)
-    else:
-        path.write_bytes(was)
-    assert check(encodings).damages == ()
-
-
-def test_other_encoders_are_checked_where_one_spec_is_damaged(encodings: Encodings) -> None:
-    root = encodings.folder.parent
-    second = fill(root, entries(TEXTS[:2]), name="second")
-    flip(second.folder / "spec.json", 3)
-    first, other = check_store(open_store(root))
-    assert (first.name, len(first.damages)) == ("second", 1)
-    assert (other.texts, other.damages) == (12, ())
-    assert [one.name for one in check_store(open_store(root), "text_encoder")] == ["text_encoder"]
-
-
-def test_names_that_are_not_there_are_refused(encodings: Encodings) -> None:
-    with pytest.raises(CacheError, match="no encoder 'nobody': it holds text_encoder"):
-        check_store(open_store(encodings.folder.parent), "nobody")
-
-
-def test_two_commands_that_move_shards_keep_out_of_each_others_way(encodings: Encodings) -> None:
-    with only_keeper(encodings), pytest.raises(CacheError, match="another verify, prune or merge"):
-        check(encodings)
-    assert check(encodings).damages == ()
 
 
 WRITER = """

@@ -1,18 +1,14 @@
 """Claims and leftovers: who is alive keeps what is theirs, who is dead lets go."""
 
-import errno
-import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cache_shards import entries, made, open_folder, read_only
+from cache_shards import made
 
-from enginecast.cache.store import disk
 from enginecast.cache.store.claims import FOLDER, claim, sweep
-from enginecast.cache.store.disk import own_folder
 from enginecast.cache.store.folders import STAGING_NAME, Encodings
 
 HOLD = """
@@ -82,33 +78,3 @@ def test_the_claims_of_the_dead_are_swept(encodings: Encodings) -> None:
     holder.kill()
     holder.communicate()
     assert encodings.staging_folder / FOLDER / "one.lock" in sweep(encodings)
-
-
-def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-
-
-def test_disks_without_locks_are_written_to(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_locks(monkeypatch)
-    with claim(encodings, "one") as ours, claim(encodings, "one") as again:
-        assert ours
-        assert again
-    encodings.commit(entries(range(3)))
-    with own_folder(encodings.staging_folder) as folder:
-        assert sweep(encodings) == []
-        yesterday = folder.stat().st_mtime - disk._ABANDONED_SECONDS - 1
-        os.utime(folder, (yesterday, yesterday))
-        assert sweep(encodings) == [folder]
-
-
-def test_nothing_can_be_claimed_where_nothing_can_be_written() -> None:
-    with open_folder() as folder:
-        encodings = made(folder / "cache")
-        with read_only(folder), claim(encodings, "one") as ours:
-            assert ours
-        assert list(encodings.folder.rglob("*.lock")) == []

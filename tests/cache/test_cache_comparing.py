@@ -1,17 +1,13 @@
 """Comparing caches: the numbers are those that numpy gives on all entries at once."""
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cache_entries import (
     HIDDEN,
-    POOLED,
-    byte_of,
     entries,
     fill,
-    flip,
     spec_with,
     texts,
 )
@@ -89,60 +85,6 @@ def test_the_worst_texts_are_listed_with_their_worst_token(tmp_path: Path) -> No
     assert hidden.cosine_median == 1.0
 
 
-def test_tokens_count_from_the_first_that_the_tokenizer_gave(tmp_path: Path) -> None:
-    first, second = spec_with(skip_rows=2), spec_with(skip_rows=2, precision="bf16")
-    long = [text for text in TEXTS if len(text.split()) == 6]
-    made = entries(long, second)
-    made[3].outputs["last_hidden_state"][1] *= -1
-    found = compare(
-        fill(tmp_path / "a", entries(long, first), spec=first),
-        fill(tmp_path / "b", made, spec=second),
-        worst=1,
-    )
-    assert [(one.text, one.token) for one in found.worst] == [(long[3], 3)]
-
-
-def test_equal_caches_do_not_differ_at_all(tmp_path: Path) -> None:
-    made = entries(TEXTS)
-    found = compare(fill(tmp_path / "a", made), fill(tmp_path / "b", made), worst=0)
-    assert (found.differs, found.worst) == ((), ())
-    for one in found.outputs:
-        assert (one.cosine_least, one.relative_largest, one.largest) == (1.0, 0.0, 0.0)
-
-
-def test_texts_in_one_alone_are_counted(tmp_path: Path) -> None:
-    found = compare(
-        fill(tmp_path / "a", entries(TEXTS[:30])),
-        fill(tmp_path / "b", entries(TEXTS[25:], OTHER), spec=OTHER),
-    )
-    assert (found.texts, found.only_first, found.only_second) == (5, 25, 10)
-
-
-def test_other_tokenizers_are_joined_by_text(tmp_path: Path) -> None:
-    other = spec_with(tokenizer="ab")
-    made = entries(TEXTS[:20], other)
-    shifted = [Entry(one.key, one.text, one.ids + 1, one.outputs) for one in made]
-    found = compare(fill(tmp_path / "a", entries(TEXTS)), fill(tmp_path / "b", shifted, spec=other))
-    assert (found.joined_by, found.texts, found.only_first) == ("text", 20, 20)
-    cut = []
-    for one in made[1:]:
-        outputs = {**one.outputs, HIDDEN.name: one.outputs[HIDDEN.name][:-1]}
-        cut.append(Entry(one.key, one.text, one.ids[:-1], outputs))
-    with pytest.raises(CacheError, match=r"last_hidden_state of .*: expected \[\d, 5\] as in"):
-        compare(fill(tmp_path / "a"), fill(tmp_path / "c", cut, spec=other))
-
-
-def test_values_of_zero_have_defined_errors(tmp_path: Path) -> None:
-    first, second = entries(TEXTS[:3]), entries(TEXTS[:3], OTHER)
-    for one in (first[1], first[2], second[1]):
-        one.outputs["pooler_output"][:] = 0
-    found = compare(fill(tmp_path / "a", first), fill(tmp_path / "b", second, spec=OTHER), worst=1)
-    pooled = found.outputs[1]
-    assert (pooled.cosine_least, pooled.cosine_median) == (0.0, 1.0)
-    assert pooled.relative_largest == float("inf")
-    assert found.worst[0].text == TEXTS[2]
-
-
 def narrow() -> OutputSpec:
     return OutputSpec(name=HIDDEN.name, per="token", width=4, dtype="bfloat16")
 
@@ -167,58 +109,3 @@ def test_what_cannot_be_compared_is_refused(
     with pytest.raises(CacheError) as raised:
         compare(first, fill(tmp_path / "b", entries(TEXTS[:5], other), spec=other))
     assert problem in raised.value.message
-
-
-def test_masked_caches_of_other_lengths_are_compared(tmp_path: Path) -> None:
-    other = spec_with(max_length=20)
-    found = compare(
-        fill(tmp_path / "a", entries(TEXTS)),
-        fill(tmp_path / "b", entries(TEXTS, other), spec=other),
-    )
-    assert found.texts == 40
-    assert max(one.largest for one in found.outputs) == 0
-
-
-def test_nothing_in_common_and_damage_are_refused(tmp_path: Path) -> None:
-    first = fill(tmp_path / "a", entries(TEXTS[:5]))
-    second = fill(tmp_path / "b", entries(TEXTS[5:]))
-    with pytest.raises(CacheError, match="no text in common"):
-        compare(first, second)
-    path = second.shard_paths()[0]
-    flip(path, byte_of(path, "rows.last_hidden_state"))
-    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of"):
-        compare(fill(tmp_path / "c", entries(TEXTS)), second)
-    flip(path, byte_of(path, "sums"))
-    with pytest.raises(CacheError, match=f"{path}: damaged: its index"):
-        compare(second, first)
-
-
-def peak_of(root: Path, count: int) -> int:
-    """Bytes that a comparison of so many texts takes at most."""
-    wide = OutputSpec(name=HIDDEN.name, per="token", width=2048, dtype="float32")
-    spec = spec_with(outputs=(wide,))
-    made = entries(texts(count), spec)
-    sides = [fill(root / f"{name}{count}", made, spec=spec) for name in "ab"]
-    del made
-    tracemalloc.start()
-    compare(*sides)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
-
-
-def test_memory_does_not_grow_with_the_cache(tmp_path: Path) -> None:
-    peak_of(tmp_path, 10)  # what is set up once
-    assert peak_of(tmp_path, 160) < 1.2 * peak_of(tmp_path, 20)
-
-
-def test_small_differences_keep_their_digits(tmp_path: Path) -> None:
-    spec = spec_with(outputs=(POOLED,))
-    first = entries(TEXTS[:1], spec)
-    exact = np.array([1.0, 0.0, 0.0], np.float32)
-    turned = np.array([1.0, 1e-5, 0.0], np.float32)
-    one, other = (Entry(first[0].key, "", first[0].ids, {POOLED.name: v}) for v in (exact, turned))
-    found = compare(
-        fill(tmp_path / "a", [one], spec=spec), fill(tmp_path / "b", [other], spec=spec)
-    )
-    assert 1 - found.outputs[0].cosine_least == pytest.approx(5e-11, rel=1e-3)

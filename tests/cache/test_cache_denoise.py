@@ -15,8 +15,6 @@ from diffusers import (
 )
 from exports import Exports
 
-from enginecast.cache.read.cached_encoder import CachedEncoder
-
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory, exports: Exports) -> Workshop:
@@ -97,17 +95,3 @@ def test_a_cache_gives_the_same_image(workshop: Workshop, pipeline: str) -> None
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
     other = image(cached, PROMPTS[1], **options)
     assert np.abs(other - theirs).max() > 1e-3
-
-
-def test_a_pipeline_in_bfloat16_takes_outputs_of_its_dtype(workshop: Workshop) -> None:
-    """The cache is float32: `dtype=`, as the documentation has it, is what makes it fit."""
-    cache, options = workshop.cache("pixart-sigma"), {"use_resolution_binning": False}
-    torch.manual_seed(0)
-    others = pixart()
-    others["transformer"].bfloat16()
-    others["vae"].bfloat16()
-    made = {"text_encoder": CachedEncoder(cache, dtype=torch.bfloat16)}
-    found = image(workshop.pipeline("pixart-sigma", made, **others), PROMPTS[0], **options)
-    assert np.isfinite(found).all()
-    with pytest.raises(RuntimeError, match="BFloat16"):
-        image(workshop.cached("pixart-sigma", cache, **others), PROMPTS[0], **options)

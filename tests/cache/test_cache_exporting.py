@@ -1,24 +1,21 @@
 """Exports: what other tools read is what the cache holds."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from cache_entries import SPEC, byte_of, entries, fill, flip, texts
+from cache_entries import SPEC, entries, fill, texts
 from pyarrow import parquet
 from safetensors.torch import load_file
 
 from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.upkeep.exporting import export
-from enginecast.errors import CacheError, MissingError, UsageError
-from enginecast.installation import install_command
+from enginecast.errors import CacheError
 
 TEXTS = texts(12)
 MADE = {entry.text: entry for entry in entries(TEXTS)}
@@ -42,10 +39,6 @@ def lines(folder: Path) -> Iterator[tuple[Entry, Path]]:
     assert len(list(folder.rglob("*.*"))) == 13
 
 
-def require_nothing_left(folder: Path) -> None:
-    assert [path.name for path in folder.iterdir()] == ["cache"]
-
-
 def test_a_parquet_file_has_every_entry(encodings: Encodings, tmp_path: Path) -> None:
     done = export(encodings, tmp_path / "out.parquet")
     assert (done.texts, done.bytes) == (12, (tmp_path / "out.parquet").stat().st_size)
@@ -66,28 +59,6 @@ def test_a_parquet_file_has_every_entry(encodings: Encodings, tmp_path: Path) ->
     assert spec["tokenizer"] == SPEC.tokenizer
 
 
-def test_groups_of_rows_are_small(
-    encodings: Encodings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from enginecast.cache.upkeep import exporting
-
-    monkeypatch.setattr(exporting, "_GROUP_BYTES", 400)
-    reported: list[int] = []
-    export(encodings, tmp_path / "out.parquet", watch=reported.append)
-    assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == len(reported) > 3
-    assert sum(reported) == 12
-
-
-@pytest.mark.slow
-def test_datasets_reads_the_parquet_file(encodings: Encodings, tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    export(encodings, tmp_path / "out.parquet")
-    read: Any = Dataset.from_parquet(str(tmp_path / "out.parquet"), cache_dir=str(tmp_path / "hub"))
-    assert sorted(read["text"]) == sorted(TEXTS)
-    assert isinstance(read[0]["last_hidden_state"], bytes)
-
-
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
 def test_a_file_of_tensors_for_each_text(encodings: Encodings, tmp_path: Path, form: str) -> None:
     done = export(encodings, tmp_path / "out", form)
@@ -102,16 +73,6 @@ def test_a_file_of_tensors_for_each_text(encodings: Encodings, tmp_path: Path, f
         assert got["last_hidden_state"].untyped_storage().nbytes() == len(wanted.ids) * 5 * 2
 
 
-def test_npz_files_are_float32(encodings: Encodings, tmp_path: Path) -> None:
-    export(encodings, tmp_path / "out", "npz")
-    for wanted, file in lines(tmp_path / "out"):
-        with np.load(file) as got:
-            assert sorted(got) == ["ids", "last_hidden_state", "pooler_output"]
-            for name, values in wanted.outputs.items():
-                assert got[name].dtype == np.float32
-                np.testing.assert_array_equal(got[name], values.astype(np.float32))
-
-
 @pytest.mark.parametrize("form", ["parquet", "pt"])
 def test_nothing_is_overwritten(encodings: Encodings, tmp_path: Path, form: str) -> None:
     for kind in ("file", "folder"):
@@ -121,51 +82,3 @@ def test_nothing_is_overwritten(encodings: Encodings, tmp_path: Path, form: str)
             export(encodings, target, form)
     assert (tmp_path / "file").read_text() == "mine"
     assert list((tmp_path / "folder").iterdir()) == []
-
-
-@pytest.mark.parametrize("form", ["parquet", "safetensors", "pt", "npz"])
-def test_a_damaged_entry_leaves_nothing_behind(
-    encodings: Encodings, tmp_path: Path, form: str
-) -> None:
-    path = encodings.shard_paths()[1]
-    flip(path, byte_of(path, "text.pooler_output"))
-    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of"):
-        export(encodings, tmp_path / "out", form)
-    require_nothing_left(tmp_path)
-    flip(path, byte_of(path, "keys"))
-    with pytest.raises(CacheError, match="its index differs"):
-        export(encodings, tmp_path / "out", form)
-
-
-@pytest.mark.parametrize("form", ["parquet", "safetensors", "pt", "npz"])
-def test_a_full_disk_leaves_nothing_behind(encodings: Encodings, tmp_path: Path, form: str) -> None:
-    resource = pytest.importorskip("resource")
-    signal = pytest.importorskip("signal")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))  # EFBIG, which no disk is past
-        with pytest.raises(CacheError, match="File too large"):
-            export(encodings, tmp_path / "out", form)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    require_nothing_left(tmp_path)
-
-
-def test_wrong_targets_are_refused(encodings: Encodings, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--format lmdb: expected parquet, safetensors, pt, npz"):
-        export(encodings, tmp_path / "out", "lmdb")
-    with pytest.raises(UsageError, match="there is no folder"):
-        export(encodings, tmp_path / "nowhere" / "out")
-
-
-def test_without_pyarrow_the_way_out_is_said(
-    encodings: Encodings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingError, match="pyarrow") as raised:
-        export(encodings, tmp_path / "out.parquet")
-    assert install_command("cache") in raised.value.hint
-    require_nothing_left(tmp_path)
-    export(encodings, tmp_path / "out", "npz")

@@ -1,10 +1,6 @@
 """Fills: what is stored is what the encoder gives, once, whatever ends a fill."""
 
-import errno
-import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +14,12 @@ from fill_fixtures import (
     encodings,
     entries_of,
     fill,
-    planned,
     require_all,
     spec,
-    stamps,
 )
 
-from enginecast.cache.fill.local import fill_chunk, fill_local
-from enginecast.cache.store import folders as store
-from enginecast.cache.store.claims import claim
-from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures
-from enginecast.cache.store.shard import Entry, write_shard
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.errors import InputError, MissingError
 
 SPECS = {
     "real": spec(),
@@ -83,32 +71,6 @@ def alone(encoder: TableEncoder, ids: Any) -> dict[str, Any]:
     }
 
 
-def test_batches_hold_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
-    for made, name in ((spec(), "real"), (spec(mask=False, rows="all"), "all")):
-        encoder = TableEncoder(made)
-        fill(encodings(tmp_path / "cache", encoder, name), encoder, captions(80), batch_tokens=50)
-        assert all(rows * length <= 50 for rows, length in encoder.batches)
-        assert max(rows for rows, _ in encoder.batches) >= 4
-        encoder.batches.clear()
-        other = encodings(tmp_path / "cache", encoder, f"{name}1")
-        fill(other, encoder, captions(9), batch_tokens=1)
-        assert {rows for rows, _ in encoder.batches} == {1}
-
-
-def test_rows_are_cloned_out_of_their_batch(tmp_path: Path, monkeypatch: Any) -> None:
-    seen: list[Entry] = []
-
-    def remembered(path: Path, made: EncoderSpec, entries: Sequence[Entry]) -> None:
-        seen.extend(entries)
-        write_shard(path, made, entries)
-
-    monkeypatch.setattr(store, "write_shard", remembered)
-    encoder = TableEncoder()
-    fill(encodings(tmp_path / "cache", encoder), encoder, captions(20))
-    assert len(seen) == 21
-    assert all(array.base is None for entry in seen for array in entry.outputs.values())
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_listed_and_not_stored(tmp_path: Path, value: float) -> None:
     texts = Lines([*captions(40, longest=5), "w5 w90", "w90", "w7 w8 w90 w90"])
@@ -124,106 +86,6 @@ def test_what_is_not_finite_is_listed_and_not_stored(tmp_path: Path, value: floa
     whole = fill(where, TableEncoder(), texts)
     assert (whole.done.texts, whole.done.failures) == (len(broken), [])
     assert read_failures(where) == []
-    require_all(where, texts)
-
-
-def test_a_text_that_the_encoder_refuses_is_named(tmp_path: Path) -> None:
-    texts = Lines(["w5 w6", "w7 w90", "w8 w9"])
-    encoder = TableEncoder(refused=90)
-    where = encodings(tmp_path / "cache", encoder)
-    filled = fill(where, encoder, texts)
-    assert [(one.text, one.tokens) for one in filled.done.failures] == [("w7 w90", 3)]
-    assert filled.done.failures[0].reason == (
-        "refused by the encoder: input_ids: token 90 is out of range"
-    )
-    require_all(where, Lines(["w5 w6", "w8 w9"]))
-
-
-def test_an_encoder_that_refuses_every_text_is_an_error(tmp_path: Path) -> None:
-    encoder = TableEncoder(refused=1)  # which ends each text
-    where = encodings(tmp_path / "cache", encoder)
-    with pytest.raises(InputError, match="token 1 is out of range"):
-        fill(where, encoder, captions(20))
-    assert where.shard_paths() == []
-
-
-@dataclass
-class StoppedEncoder(TableEncoder):
-    """Ends with an error in one of its batches."""
-
-    stops_at: int = 3
-    with_error: BaseException | None = None
-
-    def encode(self, ids: Any, mask: Any) -> dict[str, Any]:
-        if len(self.batches) == self.stops_at and self.with_error is not None:
-            raise self.with_error
-        return super().encode(ids, mask)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
-def test_what_was_encoded_before_an_end_is_stored(tmp_path: Path, error: BaseException) -> None:
-    texts = captions(80)
-    encoder = StoppedEncoder(stops_at=5, with_error=error)
-    where = encodings(tmp_path / "cache", encoder)
-    with pytest.raises(type(error)):
-        fill(where, encoder, texts)
-    assert len(entries_of(where)) == sum(rows for rows, _ in encoder.batches) > 20
-    before = stamps(where)
-    again = fill(where, TableEncoder(), texts)
-    assert again.schedule.cached + again.done.texts == 81
-    assert before.items() <= stamps(where).items()
-    require_all(where, texts)
-
-
-def test_a_chunk_that_takes_long_is_committed_in_parts(tmp_path: Path) -> None:
-    encoder = TableEncoder()
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, captions(40), shard_bytes=10**6)
-    reported: list[tuple[int, int]] = []
-    done = fill_chunk(
-        where,
-        encoder,
-        plan.chunks[0],
-        batch_tokens=64,
-        flush_seconds=0,
-        progress=lambda texts, size: reported.append((texts, size)),
-    )
-    assert set(done.shards) == {path.name for path in where.shard_paths()}
-    assert len(done.shards) == len(encoder.batches) == len(reported) > 3
-    assert (done.texts, done.tokens) == (41, plan.tokens)
-    assert np.sum(reported, axis=0).tolist() == [41, plan.output_bytes]
-    require_all(where, captions(40))
-
-
-def test_a_chunk_that_another_writer_has_done_costs_nothing(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(60)
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, texts)
-    other = fill(where, TableEncoder(), texts)
-    before = stamps(where)
-    filled = fill_local(where, encoder, plan, batch_tokens=64)
-    assert encoder.batches == []
-    assert (filled.done.texts, filled.by_others) == (0, other.done.texts)
-    assert stamps(where) == before
-
-
-def test_a_chunk_that_another_writer_holds_is_left_for_last(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(60)
-    where = encodings(tmp_path / "cache", encoder)
-    plan = planned(where, texts)
-    held = plan.chunks[0]
-    thread = threading.Thread(
-        target=fill_local, args=(where, encoder, plan), kwargs=dict(batch_tokens=64)
-    )
-    with claim(where, held.name) as ours:
-        assert ours
-        thread.start()
-        while len(where.shard_paths()) < len(plan.chunks) - 1:
-            thread.join(0.01)
-        thread.join(0.3)
-        assert thread.is_alive()
-        assert open_index(where).find(held.wanted[0].key) is None
-    thread.join()
     require_all(where, texts)
 
 
@@ -243,67 +105,3 @@ def test_two_writers_share_the_work(tmp_path: Path) -> None:
     require_all(where, texts)
     encoded = [sum(rows for rows, _ in encoder.batches) for encoder in encoders]
     assert sum(encoded) == 301, encoded
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
-    texts = captions(80)
-    where = encodings(tmp_path / "cache", TableEncoder())
-
-    def full(path: Path, made: EncoderSpec, entries: Sequence[Entry]) -> None:
-        write_shard(path, made, entries)
-        if len(where.shard_paths()) >= 2:
-            os.truncate(path, path.stat().st_size // 2)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "write_shard", full)
-        with pytest.raises(MissingError, match="the disk is full; what was committed before"):
-            fill(where, TableEncoder(), texts)
-    before = stamps(where)
-    assert len(before) == 2
-    assert [path for path in where.staging_folder.rglob("*") if path.is_file()] == []
-    fill(where, TableEncoder(), texts)
-    assert before.items() <= stamps(where).items()
-    require_all(where, texts)
-
-
-def test_shards_that_are_joined_meanwhile_are_counted(tmp_path: Path) -> None:
-    where = encodings(tmp_path / "cache", TableEncoder())
-    moved = tmp_path / "moved"
-    sizes = []
-
-    def take_out(texts: int, size: int) -> None:
-        for path in where.shard_paths():
-            sizes.append(path.stat().st_size)
-            path.rename(moved)
-
-    plan = planned(where, captions(80))
-    done = fill_local(where, TableEncoder(), plan, batch_tokens=64, progress=take_out)
-    assert len(sizes) > 1
-    left = [path.stat().st_size for path in where.shard_paths()]
-    assert done.done.bytes == sum(sizes) + sum(left)
-
-
-def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
-    where = encodings(tmp_path / "cache", TableEncoder())
-    left = where.staging_folder / "0123"
-    left.mkdir(parents=True)
-    (left / "half.safetensors").write_bytes(b"half")
-    fill(where, TableEncoder(), captions(5))
-    assert not left.exists()
-
-
-def test_a_reader_sees_a_snapshot(tmp_path: Path) -> None:
-    encoder, texts = TableEncoder(), captions(120)
-    where = encodings(tmp_path / "cache", encoder)
-    fill(where, encoder, Lines(texts[:50]))
-    snapshot = open_index(where)
-    seen = [snapshot.row(number) for number in range(len(snapshot))]
-    before = [snapshot.shards[at.shard].entry(at.text) for at in seen]
-    fill(where, encoder, texts)
-    assert len(snapshot) == 51
-    for at, old in zip(seen, before, strict=True):
-        new = snapshot.shards[at.shard].entry(at.text)
-        assert (new.key, new.text) == (old.key, old.text)
-        assert snapshot.shards[at.shard].is_whole(at.text)
-    assert len(open_index(where)) == 121

@@ -1,15 +1,9 @@
 """Fills that are killed: nothing is lost, nothing is there twice, nothing is done again."""
 
-import contextlib
-import os
 import random
-import signal
 import time
 from pathlib import Path
 
-import pytest
-from cache_fixtures import captions, short_captions
-from exports import Exports
 from fill_fixtures import (
     colour_bundle,
     colour_captions,
@@ -17,7 +11,7 @@ from fill_fixtures import (
     stamps,
     write_captions,
 )
-from fill_processes import Forked, Running, Start, spawned
+from fill_processes import Forked, Running, Start
 
 from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
@@ -106,18 +100,6 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     fill_with_kills(Forked, encoder, colour_captions(1500), tmp_path, kills=4, shard_size="2kB")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_fifty_kills_of_a_hundred_thousand_captions(exports: Exports, tmp_path: Path) -> None:
-    made = exports("words-t5").bundle
-    assert made is not None
-    texts = list(dict.fromkeys(captions(140_000)))
-    fitting = [text for text in texts if len(text.split()) <= 12][:100_000]
-    texts = list(dict.fromkeys([*fitting, *short_captions(200_000, seed=3)]))[:100_000]
-    assert len(texts) == 100_000
-    fill_with_kills(spawned, made.root, texts, tmp_path, kills=50, shard_size="500kB")
-
-
 def two_writers(start: Start, encoder: Path, texts: list[str], folder: Path, size: str) -> None:
     path, cache = write_captions(folder, texts), folder / "cache"
     arguments = (encoder, "--prompts", path, "-o", cache, "--shard-size", size)
@@ -130,60 +112,3 @@ def two_writers(start: Start, encoder: Path, texts: list[str], folder: Path, siz
 def test_two_writers_double_nothing(tmp_path: Path) -> None:
     encoder = colour_bundle(tmp_path / "colors.bundle")
     two_writers(Forked, encoder, colour_captions(800), tmp_path, "5kB")
-
-
-@pytest.mark.slow
-def test_two_writers_of_many_captions_double_nothing(exports: Exports, tmp_path: Path) -> None:
-    made = exports("words-t5").bundle
-    assert made is not None
-    texts = list(dict.fromkeys(short_captions(20_000)))
-    two_writers(spawned, made.root, texts, tmp_path, "500kB")
-
-
-def test_an_interrupt_stores_what_was_encoded(tmp_path: Path) -> None:
-    texts = colour_captions(6000)
-    encoder = colour_bundle(tmp_path / "colors.bundle")
-    path = write_captions(tmp_path, texts)
-    # It is one chunk: stored at its end, or when it is interrupted.  How long it takes depends on
-    # what else runs: too early nothing is encoded, and too late all is stored.
-    delay = 0.1
-    for number in range(30):
-        cache = tmp_path / f"cache-{number}"
-        arguments = (encoder, "--prompts", path, "-o", cache, "--batch-tokens", 16)
-        running = Forked(*arguments)
-        while there(cache) is None:
-            time.sleep(0.001)
-        time.sleep(delay)
-        assert running.pid is not None
-        with contextlib.suppress(ProcessLookupError):  # it may be done by now
-            os.kill(running.pid, signal.SIGINT)
-        code = running.wait()
-        assert code in (0, 130)
-        stored = len(entries_of(opened(cache)))
-        if code == 130 and stored:
-            break
-        delay *= 0.7 if code == 0 else 1.3
-    assert code == 130
-    assert 0 < stored < len(texts) + 1
-    before = shards_of(cache)
-    assert Forked(*arguments).wait() == 0
-    assert before.items() <= shards_of(cache).items()
-    require_whole(cache, texts, complete=True)
-
-
-def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    texts = colour_captions(300)
-    encoder = colour_bundle(tmp_path / "colors.bundle")
-    path, cache = write_captions(tmp_path, texts), tmp_path / "cache"
-    arguments = (encoder, "--prompts", path, "-o", cache, "--batch-tokens", 64)
-    assert Forked(*arguments, "--shard-size", "5kB").wait() == 0
-    before = shards_of(cache)
-    more = [*texts, *(text for text in colour_captions(900, seed=1) if text not in texts)]
-    write_captions(tmp_path, more)
-    # 2, and not 3: a file grew too large, and the disk is not full.
-    assert Forked(*arguments, file_size=30_000).wait() == 2
-    assert shards_of(cache) == before
-    assert leftovers(cache) == []
-    assert Forked(*arguments).wait() == 0
-    assert before.items() <= shards_of(cache).items()
-    require_whole(cache, more, complete=True)

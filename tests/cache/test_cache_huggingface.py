@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from test_cache_reader import TEXTS, fill, spec_of
@@ -47,52 +46,12 @@ def test_a_loader_keeps_the_other_columns(cache: EmbeddingCache) -> None:
         assert torch.equal(batches[1][name], wanted[name]), name
 
 
-def test_a_dataset_around_a_cached_one_may_add_to_its_items(cache: EmbeddingCache) -> None:
-    plain = as_dataset(cache)
-    items = [{**plain[number], "pixels": torch.full((2, 2), number)} for number in range(3)]
-    batch = collate(cache.spec)(items)
-    assert batch["pixels"].shape == (3, 2, 2)
-    assert batch["text"] == [item["text"] for item in items]
-
-
-def test_numbers_are_not_texts(cache: EmbeddingCache) -> None:
-    """Each would be the row of that number: an output, and of another text."""
-    own = dataset_of(number=list(range(COUNT)), nothing=[None] * COUNT)
-    for column, kind in (("number", "int64"), ("nothing", "null")):
-        with pytest.raises(UsageError, match=f"column '{column}': expected texts, got {kind}"):
-            as_huggingface(cache, own, column=column)
-    gaps = datasets.Dataset.from_dict({"caption": [TEXTS[0], None]})
-    with pytest.raises(UsageError, match="column 'caption': expected a text at 1, got None"):
-        as_huggingface(cache, gaps)[0:2]
-
-
 @pytest.mark.parametrize("wrong", [3, None, b"a b", ["a b"]])
 def test_what_is_not_text_is_refused_with_its_place(cache: EmbeddingCache, wrong: Any) -> None:
     with pytest.raises(UsageError, match="texts: expected a text at 2, got"):
         as_dataset(cache, [*TEXTS[:2], wrong])
     with pytest.raises(UsageError, match="text: expected a text at 0, got"):
         cache.by_text(wrong)
-
-
-def test_one_text_is_not_a_list_of_them(cache: EmbeddingCache) -> None:
-    with pytest.raises(UsageError, match="texts: expected a list of texts, got one: 'a b'"):
-        as_dataset(cache, "a b")
-
-
-def test_texts_in_an_array(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache, np.array(TEXTS[:3]))  # type: ignore[arg-type]
-    assert [dataset[number]["text"] for number in range(3)] == TEXTS[:3]
-    with pytest.raises(UsageError, match="texts: expected a text at 0, got"):
-        as_dataset(cache, np.array([TEXTS[:3]]))  # type: ignore[arg-type]
-
-
-def test_items_have_the_text_that_was_asked_for(cache: EmbeddingCache) -> None:
-    """The same ids as the cached text "a b"."""
-    asked = ["a  b", "a b"]
-    dataset = as_dataset(cache, asked)
-    assert [dataset[number]["text"] for number in range(2)] == asked
-    loader: Any = DataLoader(dataset, 2, collate_fn=collate(cache.spec))
-    assert next(iter(loader))["text"] == asked
 
 
 def test_columns_that_would_be_overwritten_are_refused(cache: EmbeddingCache) -> None:
@@ -118,24 +77,3 @@ def test_what_is_not_a_dataset_with_items_is_refused(cache: EmbeddingCache) -> N
     streamed = dataset_of().to_iterable_dataset()
     with pytest.raises(UsageError, match=r"expected a datasets\.Dataset, got IterableDataset"):
         as_huggingface(cache, streamed)
-
-
-def test_a_transform_of_its_own_is_not_lost(cache: EmbeddingCache) -> None:
-    """`with_transform` would take its place: images would no longer be augmented."""
-    for own in (dataset_of().with_transform(dict), dataset_of().with_format("torch")):
-        kind = own.format["type"]
-        with pytest.raises(UsageError, match=f"the dataset has the format {kind!r}") as refused:
-            as_huggingface(cache, own)
-        assert "with_format(None)" in refused.value.hint
-        assert as_huggingface(cache, own.with_format(None))[0]["caption"] == TEXTS[0]
-
-
-@pytest.mark.parametrize("rows", ["real", "all"])
-def test_a_batch_of_nothing(tmp_path: Path, rows: str) -> None:
-    spec = spec_of(rows=rows)
-    batch = collate(spec)([])
-    sequence = 12 if rows == "all" else 0
-    assert batch["last_hidden_state"].shape == (0, sequence, 5)
-    assert batch["last_hidden_state"].dtype == torch.bfloat16
-    assert batch["pooler_output"].shape == (0, 3)
-    assert batch["input_ids"].shape == (0, sequence)

@@ -1,28 +1,20 @@
 """The index: right for every key, quick to refresh, and never trusted where a shard has changed."""
 
-import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, read_only, scramble
+from cache_shards import entries, entry, flip, keyed, made
 
-from enginecast.cache.store import index as index_module
 from enginecast.cache.store import mapping
 from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import (
     FILE_NAME,
     Index,
-    Stamp,
-    list_shards,
     open_index,
     read_index,
 )
-from enginecast.cache.store.mapping import FileBytes
-from enginecast.cache.store.shard import open_shard
 from enginecast.errors import CacheError
 
 
@@ -60,14 +52,6 @@ def test_every_key_is_found_where_it_is(encodings: Encodings) -> None:
         index.row(27)
 
 
-def test_an_empty_cache_has_an_index(encodings: Encodings) -> None:
-    index = open_index(encodings)
-    assert (len(index), index.doubles, index.errors) == (0, 0, ())
-    assert index.find_all([bytes(16)]).tolist() == [-1]
-    encodings.shard_folder.rmdir()
-    assert len(open_index(encodings)) == 0
-
-
 def test_keys_that_are_equal_in_one_half(encodings: Encodings) -> None:
     chooser = random.Random(0)
     halves = [bytes(8), b"\xff" * 8, *(chooser.randbytes(8) for _ in range(4))]
@@ -85,106 +69,10 @@ def test_keys_that_are_equal_in_one_half(encodings: Encodings) -> None:
     np.testing.assert_array_equal(index.find_all(array), index.find_all(keys))
 
 
-def test_of_doubles_the_first_shard_counts(encodings: Encodings) -> None:
-    paths = [encodings.commit(entries(range(begin, begin + 6))) for begin in (0, 3, 6, 30)]
-    index = open_index(encodings)
-    assert (len(index), index.doubles) == (18, 6)
-    assert keys_of(index) == in_order(encodings)
-    shared = entry(4).key
-    for removed in sorted(paths[:2]):
-        place = index.find(shared)
-        assert place is not None
-        assert index.shards[place.shard].path == removed
-        removed.unlink()
-        index = open_index(encodings, index)
-        assert keys_of(index) == in_order(encodings)
-    assert index.find(shared) is None
-
-
-def test_many_random_refreshes_agree_with_a_fresh_index(encodings: Encodings) -> None:
-    chooser = random.Random(1)
-    index = open_index(encodings)
-    for _ in range(25):
-        paths = encodings.shard_paths()
-        if paths and chooser.random() < 0.3:
-            chooser.choice(paths).unlink()
-        begin = chooser.randrange(60)
-        encodings.commit(entries(range(begin, begin + chooser.randint(1, 9))))
-        index = open_index(encodings, index)
-        assert keys_of(index) == in_order(encodings)
-        all_keys = [entry(number).key for number in range(70)]
-        there = set(keys_of(index))
-        assert [at >= 0 for at in index.find_all(all_keys)] == [key in there for key in all_keys]
-    assert (encodings.folder / FILE_NAME).exists()
-
-
 def fill_many(encodings: Encodings, shards: int) -> list[bytes]:
     for number in range(shards):
         encodings.commit(entries([2 * number, 2 * number + 1]))
     return [entry(number).key for number in range(2 * shards)]
-
-
-class Joined:
-    """Lists shards; each of the first times all of them are joined before anybody opens one."""
-
-    def __init__(self, encodings: Encodings, rounds: int) -> None:
-        self.encodings = encodings
-        self.rounds = rounds
-        self.calls = 0
-
-    def __call__(self, encodings: Encodings) -> list[Stamp]:
-        self.calls += 1
-        stamps = list_shards(encodings)
-        if self.calls <= self.rounds:
-            shards = [open_shard(path, encodings.spec) for path in encodings.shard_paths()]
-            made = [shard.entry(text) for shard in shards for text in range(len(shard))]
-            for shard in shards:
-                shard.path.unlink()
-            half = len(made) // (self.calls + 1)
-            encodings.commit(made[:half])
-            encodings.commit(made[half:])
-        return stamps
-
-
-def test_only_new_shards_are_read(encodings: Encodings) -> None:
-    keys = fill_many(encodings, 20)
-    before = open_index(encodings)
-    assert (encodings.folder / FILE_NAME).exists()
-    for path in encodings.shard_paths():
-        scramble(path)
-    encodings.commit(entries([100, 101]))
-    for index in (open_index(encodings, before), open_index(encodings)):
-        assert index.errors == ()
-        assert (index.find_all(keys) >= 0).all()
-        assert (index.find_all([entry(100).key, entry(101).key]) >= 0).all()
-        place = index.find(keys[0])
-        assert place is not None
-        with pytest.raises(CacheError, match="damaged"):
-            index.shards[place.shard].outputs(place.text)
-    assert open_index(encodings, before).find(entry(100).key) is not None
-
-
-def test_an_index_that_nothing_was_added_to_is_the_same(encodings: Encodings) -> None:
-    encodings.commit(entries(range(3)))
-    index = open_index(encodings)
-    assert open_index(encodings, index) is index
-
-
-def test_the_index_on_disk_takes_24_bytes_a_text_and_is_written_seldom(
-    encodings: Encodings,
-) -> None:
-    writes, index, last = 0, open_index(encodings), None
-    for number in range(80):
-        encodings.commit(entries([number]))
-        index = open_index(encodings, index)
-        file = encodings.folder / FILE_NAME
-        now = file.stat().st_ino if file.exists() else None
-        writes += now != last
-        last = now
-    assert 1 < writes < 20
-    found = read_index(encodings)
-    assert found is not None
-    assert sum(array.nbytes for array in found[1]) == 24 * len(found[1].keys)
 
 
 def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:
@@ -205,106 +93,6 @@ def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:
         assert read_index(encodings) is not None
 
 
-def test_an_index_of_another_spec_is_not_used(tmp_path: Path) -> None:
-    ours = made(tmp_path / "ours")
-    fill_many(ours, 20)
-    open_index(ours)
-    theirs = Encodings(ours.folder, SPEC.__replace__(max_length=9), ours.about)
-    assert read_index(ours) is not None
-    assert read_index(theirs) is None
-    assert len(open_index(theirs).errors) == 20
-
-
-def test_damaged_shards_are_named_and_the_others_read(encodings: Encodings) -> None:
-    bad, good = (encodings.commit(entries(range(begin, begin + 4))) for begin in (0, 4))
-    bad.write_bytes(bad.read_bytes()[:-1])
-    index = open_index(encodings)
-    assert [str(bad) in str(error) for error in index.errors] == [True]
-    assert [shard.path for shard in index.shards] == [good]
-    assert index.find(entry(0).key) is None
-    again = encodings.commit(entries(range(4)))
-    assert again == bad
-    index = open_index(encodings, index)
-    assert index.errors == ()
-    assert index.find(entry(0).key) is not None
-
-
-def test_a_shard_that_vanishes_is_an_error_when_it_is_read(encodings: Encodings) -> None:
-    path = encodings.commit(entries(range(3)))
-    index = open_index(encodings)
-    path.unlink()
-    place = index.find(entry(1).key)
-    assert place is not None
-    with pytest.raises(CacheError, match="the shard no longer exists\nAnother process removed"):
-        index.shards[place.shard].outputs(place.text)
-    assert len(open_index(encodings, index)) == 0
-
-
-@pytest.mark.parametrize("known", [0, 20], ids=["new", "refreshed"])
-def test_shards_that_are_joined_meanwhile_are_not_damage(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch, known: int
-) -> None:
-    keys = fill_many(encodings, 20)
-    before = open_index(encodings) if known else None
-    encodings.commit(entries([100, 101]))
-    monkeypatch.setattr(index_module, "list_shards", listing := Joined(encodings, rounds=2))
-    index = open_index(encodings, before)
-    assert index.errors == ()
-    assert len(index) == 42
-    assert (index.find_all(keys) >= 0).all()
-    assert listing.calls == 3
-
-
-def test_shards_that_are_joined_while_they_are_listed_are_listed_again(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = fill_many(encodings, 20)
-    scan, joins = os.scandir, list[object]()
-
-    @contextmanager
-    def scan_then_join(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-        with scan(folder) as found:
-            entries_found = list(found)
-        if not joins:
-            joins.append(folder)
-            Joined(encodings, rounds=1)(encodings)
-        yield iter(entries_found)
-
-    monkeypatch.setattr(os, "scandir", scan_then_join)
-    index = open_index(encodings, keep=False)
-    assert (len(index), index.errors, len(joins)) == (40, (), 1)
-    assert (index.find_all(keys) >= 0).all()
-
-
-def test_shards_that_go_all_the_time_are_an_error(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encodings.commit(entries(range(3)))
-    stamps = list_shards(encodings)
-    encodings.shard_paths()[0].unlink()
-    monkeypatch.setattr(index_module, "list_shards", lambda _: stamps)  # a listing gone stale
-    index = open_index(encodings)
-    assert ["the shard no longer exists" in error.message for error in index.errors] == [True]
-
-
-def test_an_error_ends_with_its_shard(encodings: Encodings) -> None:
-    encodings.commit(entries(range(3)))
-    path = encodings.commit(entries([9]))
-    scramble(path)
-    before = open_index(encodings)
-    assert len(before.errors) == 1
-    path.unlink()
-    assert open_index(encodings, before).errors == ()
-
-
-def test_a_shard_that_was_mapped_outlives_its_file(encodings: Encodings) -> None:
-    path = encodings.commit(entries(range(3)))
-    shard = open_index(encodings).shards[0]
-    before = shard.outputs(1)
-    path.unlink()
-    np.testing.assert_array_equal(shard.outputs(1)["pooler_output"], before["pooler_output"])
-
-
 def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
     encodings: Encodings,
 ) -> None:
@@ -316,43 +104,6 @@ def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
     assert open_index(encodings, index).shards[0].text(0) == entry(2).text
 
 
-def test_a_read_only_cache_is_indexed_and_not_written_to() -> None:
-    with open_folder() as folder:
-        encodings = made(folder / "cache")
-        keys = fill_many(encodings, 20)
-        before = sorted(folder.rglob("*"))
-        with read_only(folder):
-            index = open_index(encodings)
-            assert (index.find_all(keys) >= 0).all()
-            assert keys_of(index) == in_order(encodings)
-        assert sorted(folder.rglob("*")) == before
-
-
-def test_shards_hold_no_file_descriptors(encodings: Encodings) -> None:
-    fill_many(encodings, 30)
-    index = open_index(encodings)
-    before = len(os.listdir("/dev/fd"))
-    views = [shard.outputs(0) for shard in index.shards]
-    assert len(os.listdir("/dev/fd")) == before
-    assert len(views) == 30
-
-
-def test_a_mapping_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"abcdef")
-
-    def is_mapped() -> bool:
-        return str(file) in Path("/proc/self/maps").read_text(encoding="utf-8")
-
-    whole = FileBytes(file)
-    part = whole.read(2, 4)
-    del whole
-    assert part.tobytes() == b"cd"
-    assert is_mapped()
-    del part
-    assert not is_mapped()
-
-
 @pytest.fixture
 def without_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that can map no file."""
@@ -361,16 +112,6 @@ def without_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(19, "No such device")
 
     monkeypatch.setattr(mapping, "map_file", refuse)
-
-
-@pytest.mark.usefixtures("without_mapping")
-def test_disks_that_map_no_files_are_read(encodings: Encodings) -> None:
-    encodings.commit(entries(range(9)))
-    shard = open_index(encodings).shards[0]
-    for number in range(9):
-        assert shard.is_whole(number)
-        for name, values in entry(number).outputs.items():
-            np.testing.assert_array_equal(shard.outputs(number)[name], values)
 
 
 @pytest.mark.usefixtures("without_mapping")

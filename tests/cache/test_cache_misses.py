@@ -24,10 +24,9 @@ from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.cache.store.records import Failure, record
 from enginecast.cache.store.spec import pad_rows
-from enginecast.errors import CacheError, CacheMissError
+from enginecast.errors import CacheMissError
 
 TOKENIZER = digest_of(tokenizer_of().to_str().encode())
-LONG = " ".join("abcdefghijklmnop")
 
 
 @pytest.fixture(scope="module")
@@ -71,58 +70,10 @@ def test_a_text_that_failed_says_why(filled: Filled) -> None:
     )
 
 
-def test_a_text_that_is_too_long(filled: Filled) -> None:
-    said = missed(filled(), one(LONG).ids)
-    assert "it is longer than 12 tokens" in said
-    assert "--max-length 17" in said
-
-
-@pytest.mark.parametrize("length", [8, 16])
-def test_the_same_text_padded_to_another_length(filled: Filled, length: int) -> None:
-    said = missed(filled(mask=False, rows="all"), one("a b c", length).ids)
-    assert f"the same text is there, but padded to 12 tokens, and this one to {length}" in said
-    assert "max_length=12" in said
-
-
 def test_a_text_that_was_cut_here(filled: Filled) -> None:
     said = missed(filled(), one("a b c d e f g h", 6).ids)
     assert "it is how 'a b c d e f g h' (9 tokens) begins, as if it was cut at 6 tokens" in said
     assert "max_length=12" in said
-
-
-def test_no_mask_where_one_was_given(filled: Filled) -> None:
-    said = missed(filled(), one("a b c", 8).ids)
-    assert "4 of its ids are padding" in said
-    assert "the text is there without it" in said
-
-
-def test_no_mask_where_all_rows_are_kept(filled: Filled) -> None:
-    """The key is the same then: without a look at the mask this would be a silent mistake."""
-    cache = filled(rows="all")
-    batch = one("a b c", 12)
-    CachedEncoder(cache)(batch.ids, batch.mask)
-    assert "8 of its ids are padding" in missed(cache, batch.ids)
-
-
-def test_a_mask_where_none_was_given(filled: Filled) -> None:
-    cached = CachedEncoder(filled(mask=False, rows="all"))
-    batch = one("a b c", 12)
-    cached(batch.ids, torch.ones_like(batch.mask))
-    with pytest.raises(CacheError, match="8 of 12 ids are masked, but these outputs were computed"):
-        cached(batch.ids, batch.mask)
-
-
-def test_a_template_left_out(filled: Filled) -> None:
-    cache = filled(["a b c"], template="x y {}")
-    CachedEncoder(cache)(one("x y a b c").ids)
-    assert "puts texts into the template 'x y {}'" in missed(cache, one("a b c").ids)
-
-
-def test_ids_that_the_tokenizer_does_not_make(filled: Filled) -> None:
-    cache = filled()
-    assert "token id 90 is not among the 29" in missed(cache, [[90, 8, 1]])
-    assert "it lacks '</s>'" in missed(cache, [[24, 23, 22]])
-    assert "makes other ids of the same text" in missed(cache, [[24, 1, 23, 1]])
 
 
 @pytest.mark.parametrize("name", ["words-t5", "words-clip"])
@@ -143,18 +94,6 @@ def test_word_pieces_and_an_end_that_pads(
     assert "it was not filled; the one most like it is 'a " in missed(cache, row, masked)
     if cache.spec.mask:
         assert f"{row.shape[1] - len(tokens)} of its ids are padding" in missed(cache, row)
-
-
-def test_a_damaged_shard_is_named(filled: Filled) -> None:
-    cache = filled()
-    path = cache.encodings.shard_paths()[0]
-    path.write_bytes(path.read_bytes()[:-1])
-    cache = open_cache(cache.path.parent)
-    lost = next(text for text in TEXTS if text not in set(cache.texts()))
-    said = missed(cache, one(lost).ids)
-    assert "1 shards are damaged" in said
-    assert path.name in said
-    assert "cache verify" in said
 
 
 def test_a_text_that_nobody_filled(filled: Filled) -> None:

@@ -116,30 +116,6 @@ def test_every_mask_that_a_pipeline_returns_was_looked_into(pipeline: str, tmp_p
     assert masked == (pipeline in DENOISERS)
 
 
-def test_what_is_left_open_comes_from_the_table() -> None:
-    found = resolve(EncoderRequest("t5", pipeline="flux:text_encoder_2", precision="bf16"))
-    assert (found.mask, found.keep_all, found.max_length) == (False, True, 512)
-    assert (found.template, found.clean) == ("{}", "none")
-    assert (found.extra_rows, found.skip_rows) == (0, 0)
-    assert found.outputs == ("last_hidden_state",)
-    assert found.padding_side is None
-    assert resolve(EncoderRequest("g", pipeline="sana")).padding_side == "right"
-    assert (found.model, found.precision, found.store_dtype) == ("t5", "bf16", None)
-    assert resolve(found) == found
-    assert resolve(EncoderRequest("t5")) == EncoderRequest("t5")
-
-
-def test_what_is_said_stays() -> None:
-    found = resolve(
-        EncoderRequest("t5", pipeline="wan", max_length=226, keep_all=True, clean="none")
-    )
-    assert (found.max_length, found.keep_all, found.clean, found.mask) == (226, True, "none", True)
-    outputs = ("text_embeds", "hidden_states.-2", "hidden_states.-3")
-    assert resolve(EncoderRequest("c", pipeline="sd3:text_encoder", outputs=outputs)).outputs == (
-        outputs
-    )
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -178,12 +154,6 @@ def test_an_unknown_name_lists_those_there_are(name: str, words: str, hint: str)
     with pytest.raises(UsageError, match=words) as refused:
         part_of(name)
     assert hint in refused.value.hint
-
-
-def test_each_part_is_there_once_and_its_template_has_one_place_for_a_text() -> None:
-    names = [part.name for part in table().parts]
-    assert len(names) == len(set(names))
-    assert {part.template.count("{}") for part in table().parts} == {1}
 
 
 def table_lines() -> list[str]:

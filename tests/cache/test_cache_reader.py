@@ -1,10 +1,5 @@
 """Reading a cache without torch: by number, ids, text; in other processes; damage is found."""
 
-import errno
-import multiprocessing
-import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,10 +9,8 @@ import numpy as np
 import pytest
 from cached_models import tokenizer_of
 
-import enginecast.cache as cache_package
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
-from enginecast.cache.store import mapping
 from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec, pad_rows
@@ -103,36 +96,6 @@ def test_many_come_back_in_the_order_they_were_asked_for(root: Path) -> None:
     assert cache.get_many([]) == []
 
 
-@pytest.mark.parametrize("fields", [{"mask": False, "rows": "all"}, {"mask": False}])
-def test_without_a_mask_bare_ids_and_padded_rows_are_one_text(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    cache = EmbeddingCache(fill(tmp_path / "cache", spec_of(**fields), TEXTS), check="first")
-    for entry in entries_of(cache.spec, TEXTS):
-        assert_same(cache.by_ids(entry.ids), entry)
-        assert_same(
-            cache.by_ids(pad_rows(cache.spec, [entry.ids], cache.spec.max_length)[0][0]), entry
-        )
-        assert_same(cache.by_text(entry.text), entry)
-
-
-def test_nobody_writes_to_what_was_read(root: Path) -> None:
-    entry = open_cache(root).by_row(0)
-    for values in entry.outputs.values():
-        with pytest.raises(ValueError, match="read-only"):
-            values[...] = 0
-
-
-def test_a_snapshot_until_it_is_refreshed(root: Path) -> None:
-    cache = open_cache(root)
-    cache.encodings.commit(entries_of(cache.spec, ["q w e"]))
-    assert len(cache) == len(TEXTS)
-    with pytest.raises(CacheMissError):
-        cache.by_text("q w e")
-    assert cache.refresh() == 1
-    assert cache.by_text("q w e").text == "q w e"
-
-
 def flip(cache: EmbeddingCache, text: str) -> Path:
     """Damage a byte of the outputs of a text."""
     entry = cache.by_text(text)
@@ -160,27 +123,6 @@ def test_damaged_outputs_are_found_when_they_are_first_read(root: Path) -> None:
     assert open_cache(root, check="never").by_text("a b c").text == "a b c"
 
 
-def test_what_was_whole_is_looked_at_again_only_where_that_is_asked(root: Path) -> None:
-    first, always = open_cache(root), open_cache(root, check="always")
-    for cache in (first, always):
-        cache.by_text("a b c")
-    path = flip(open_cache(root), "a b c")  # in place: the mappings show it
-    assert first.by_text("a b c").text == "a b c"
-    with pytest.raises(CacheError, match="differ from their sum"):
-        always.by_text("a b c")
-    assert path.exists()
-
-
-def test_a_disk_that_maps_nothing_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, size: int) -> None:
-        raise OSError(errno.ENODEV, "No such device")
-
-    monkeypatch.setattr(mapping, "map_file", refuse)
-    cache = open_cache(root)
-    for entry in entries_of(cache.spec, TEXTS):
-        assert_same(cache.by_text(entry.text), entry)
-
-
 def test_threads_read_at_once(root: Path) -> None:
     cache = open_cache(root)
     wanted = {entry.text: entry for entry in entries_of(cache.spec, TEXTS)}
@@ -201,49 +143,6 @@ def test_threads_read_at_once(root: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def sums(cache: EmbeddingCache, numbers: list[int]) -> list[float]:
-    return [
-        float(entry.outputs["last_hidden_state"].astype(np.float64).sum())
-        for entry in cache.get_many(numbers)
-    ]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same(root: Path, method: str) -> None:
-    cache = open_cache(root)
-    numbers = list(range(len(cache)))
-    wanted = sums(cache, numbers)  # the parent has mapped everything before
-    if method == "fork":
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.starmap(sums, [(cache, numbers)] * 2) == [wanted, wanted]
-        return
-    (root / "cache.pickle").write_bytes(pickle.dumps((cache, numbers)))
-    code = (
-        "import pickle, sys\n"
-        "from enginecast.cache import Variants, open_cache\n"
-        "cache, numbers = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "rows = [one.outputs['last_hidden_state'] for one in cache.get_many(numbers)]\n"
-        "print([float(one.astype('f8').sum()) for one in rows])\n"
-        "assert open_cache(cache.path.parent).by_text('a b c').text == 'a b c'\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(root / "cache.pickle")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(wanted)
-
-
-def test_a_pickle_has_no_outputs(root: Path) -> None:
-    cache = open_cache(root)
-    before = len(pickle.dumps(cache))
-    sums(cache, list(range(len(cache))))
-    assert len(pickle.dumps(cache)) == before
 
 
 def test_wrong_questions(root: Path) -> None:
@@ -273,10 +172,3 @@ def test_a_changed_tokenizer_is_refused(root: Path) -> None:
     assert cache.by_row(0).text in TEXTS  # which needs no tokenizer
     with pytest.raises(CacheError, match=r"tokenizer\.json"):
         cache.by_text("a")
-
-
-def test_the_public_names() -> None:
-    for name in cache_package.__all__:
-        assert getattr(cache_package, name).__name__ == name
-    with pytest.raises(AttributeError, match=r"'enginecast\.cache' has no attribute 'nothing'"):
-        _ = cache_package.nothing  # type: ignore[attr-defined]

@@ -12,9 +12,7 @@ from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.records import (
     FILES,
     Failure,
-    Truncation,
     read_failures,
-    read_truncated,
     record,
 )
 from enginecast.errors import MissingError
@@ -40,13 +38,6 @@ def test_failures_come_back_until_they_are_stored(encodings: Encodings) -> None:
     assert read_failures(encodings) == [failure(0, "it is infinite"), failure(2)]
 
 
-def test_texts_that_were_cut_come_back(encodings: Encodings) -> None:
-    cut = [Truncation("a long text", 900, b"k" * 16), Truncation("another", 901, b"l" * 16)]
-    record(encodings, cut)
-    record(encodings, cut[:1])
-    assert read_truncated(encodings) == cut
-
-
 def test_several_writers_mix_no_lines(encodings: Encodings) -> None:
     def write(writer: int) -> None:
         for number in range(20):
@@ -57,15 +48,6 @@ def test_several_writers_mix_no_lines(encodings: Encodings) -> None:
     assert sorted(one.tokens for one in read_failures(encodings)) == sorted(
         len(entry(number).ids) for number in range(160)
     )
-
-
-def test_a_line_that_a_killed_writer_left_is_passed_over(encodings: Encodings) -> None:
-    record(encodings, [failure(0), failure(1)])
-    file = encodings.folder / FILES[Failure]
-    file.write_bytes(file.read_bytes()[:-9])
-    assert read_failures(encodings) == [failure(0)]
-    record(encodings, [failure(2)])
-    assert read_failures(encodings) == [failure(0), failure(2)]
 
 
 def test_a_full_disk_leaves_no_half_line(

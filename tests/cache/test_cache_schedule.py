@@ -10,11 +10,7 @@ from enginecast.cache.fill.local import fill_chunk
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.store.folders import Encodings
 from enginecast.cache.store.index import Index, open_index
-from enginecast.cache.store.mapping import FileBytes
-from enginecast.cache.store.shard import DTYPES, Entry, read_table, shard_size, write_shard
 from enginecast.cache.store.spec import EncoderSpec, Keys, OutputSpec
-from enginecast.errors import InputError
-from enginecast.runtime.bundle.manifest import DType
 
 SPEC = spec()
 
@@ -42,22 +38,6 @@ def test_equal_ids_are_one_text_and_the_empty_one_is_added() -> None:
     assert [one.ids.tolist() for one in wanted] == [[5, 6, 1], [7, 1], [1]]
 
 
-def test_texts_that_end_in_what_pads_them() -> None:
-    texts = Lines(["w5", "w5 w1", "w6"])  # 1 ends each text, and pads it here
-    unmasked = planned(texts, made=spec(padding_id=1, mask=False, rows="all"))
-    wanted = [one for chunk in unmasked.chunks for one in chunk.wanted]
-    assert sorted(one.text for one in wanted) == ["", "w5 w1", "w6"]  # "w5" is the same row
-    assert len({one.key for one in wanted}) == unmasked.unique == 3
-    masked = planned(texts, made=spec(padding_id=1, rows="all"))
-    wanted = [one for chunk in masked.chunks for one in chunk.wanted]
-    assert len({one.key for one in wanted}) == masked.unique == 4
-
-
-def test_an_empty_text_that_was_given_is_the_same_one() -> None:
-    plan = planned(Lines(["", "w7"]))
-    assert (plan.texts, plan.unique) == (2, 2)
-
-
 def test_chunks_go_from_long_to_short_and_do_not_depend_on_the_order_of_texts() -> None:
     texts = captions(200)
     plan = planned(texts)
@@ -68,21 +48,6 @@ def test_chunks_go_from_long_to_short_and_do_not_depend_on_the_order_of_texts() 
     again = planned(Lines(reversed(texts)))
     assert [chunk.name for chunk in again.chunks] == [chunk.name for chunk in plan.chunks]
     assert len({chunk.name for chunk in plan.chunks}) == len(plan.chunks) > 5
-
-
-def test_chunks_are_as_large_as_asked_for() -> None:
-    plan = planned(captions(200))
-    sizes = [sum(SPEC.bytes_for(len(one.ids)) for one in chunk.wanted) for chunk in plan.chunks]
-    assert all(2000 - 108 < size <= 2000 for size in sizes[:-1])  # 108: of the longest text
-    alone = planned(captions(20), shard_bytes=1)
-    assert [len(chunk.wanted) for chunk in alone.chunks] == [1] * 21
-
-
-def test_several_workers_get_several_chunks() -> None:
-    texts, where = captions(200), Encodings(Path("nowhere"), SPEC, TableEncoder().about)
-    plan = schedule_fill(SPEC, WordTokenizer(), texts, open_index(where), 10**9, least_chunks=6)
-    assert 6 <= len(plan.chunks) <= 8
-    assert len(planned(texts, shard_bytes=10**9).chunks) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,19 +70,6 @@ def test_bytes_are_those_of_the_files_to_the_last_one(tmp_path: Path, made: Enco
     assert plan.bytes == sum(path.stat().st_size for path in where.shard_paths())
 
 
-def test_the_order_of_tensors_is_that_of_safetensors(tmp_path: Path) -> None:
-    kinds: tuple[DType, ...] = ("float64", "float32", "bfloat16", "float16")
-    outputs = tuple(OutputSpec(name=kind, per="text", width=3, dtype=kind) for kind in kinds)
-    made, ids = spec(outputs=outputs), np.array([5, 1], np.int32)
-    values = {str(kind): np.zeros(3, np.dtype(kind)) for kind in kinds}
-    path = tmp_path / "shard.safetensors"
-    write_shard(path, made, [Entry(Keys(made).of_tokens(ids), "w5", ids, values)])
-    tensors, _ = read_table(FileBytes(path))
-    written = sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end))
-    assert list(dict.fromkeys(tensor.dtype for tensor in written)) == list(DTYPES)
-    assert shard_size(made, [2], 2) == path.stat().st_size
-
-
 def test_what_is_there_is_left_out_and_the_cuts_stay(tmp_path: Path) -> None:
     encoder, texts = TableEncoder(), captions(200)
     where = encodings(tmp_path / "cache", encoder)
@@ -130,17 +82,6 @@ def test_what_is_there_is_left_out_and_the_cuts_stay(tmp_path: Path) -> None:
     names = [chunk.name for chunk in plan.chunks]
     assert [chunk.name for chunk in again.chunks] == names[:2] + names[3:]
     assert [one.key for one in again.chunks[3].wanted] == [one.key for one in half.wanted[1::2]]
-
-
-def test_texts_that_are_too_long_are_counted_and_placed() -> None:
-    texts = Lines(["w5", *[" ".join(["w9"] * count) for count in (12, 13, 14, 15)]])
-    with pytest.raises(InputError) as caught:
-        planned(texts)
-    assert caught.value.message == (
-        "4 texts are longer than 12 tokens: captions.txt:2 (13 tokens); captions.txt:3 (14 tokens);"
-        " captions.txt:4 (15 tokens); and 1 more"
-    )
-    assert "--too-long truncate" in caught.value.hint
 
 
 def test_texts_that_are_too_long_can_be_cut() -> None:

@@ -4,22 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
-from test_cache_reader import TEXTS, fill, flip, spec_of
-from torch.utils.data import DataLoader
+from test_cache_reader import TEXTS, fill, spec_of
 
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.datasets import (
-    CachedDataset,
-    ShardShuffle,
     as_dataset,
     as_huggingface,
     collate,
 )
-from enginecast.cache.read.reader import EmbeddingCache, open_cache
-from enginecast.errors import CacheError, CacheMissError, UsageError
+from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.runtime.device.torch_values import as_tensor
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -61,14 +56,6 @@ def test_nobody_changes_the_cache_through_an_item(cache: EmbeddingCache) -> None
     assert dataset[0]["last_hidden_state"].any()
 
 
-def test_an_item_for_each_text_that_is_asked_for(cache: EmbeddingCache) -> None:
-    asked = [TEXTS[9], TEXTS[2], TEXTS[9]]
-    assert [item["text"] for item in as_dataset(cache, asked)] == asked  # type: ignore[attr-defined]
-    with pytest.raises(CacheMissError, match="'w w w'"):
-        as_dataset(cache, [*asked, "w w w"])
-    assert len(as_dataset(cache, [])) == 0
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_batches_are_what_the_encoder_gives(tmp_path: Path, name: str) -> None:
     """The drop-in, which was compared with live encoders, lays rows out as these do."""
@@ -89,81 +76,6 @@ def test_batches_are_what_the_encoder_gives(tmp_path: Path, name: str) -> None:
     assert mask[1][outer].tolist() == [0, 1]
 
 
-def test_batches_of_a_given_length(cache: EmbeddingCache) -> None:
-    items = as_dataset(cache).__getitems__([0, 1])
-    shortest = collate(cache.spec)(items)["last_hidden_state"]
-    long = collate(cache.spec, 12)(items)["last_hidden_state"]
-    assert long.shape == (2, 12, 5)
-    assert torch.equal(long[:, : shortest.shape[1]], shortest)
-    assert not long[:, shortest.shape[1] :].any()
-    with pytest.raises(UsageError, match="rows of the longest text, got 1"):
-        collate(cache.spec, 1)(items)
-    with pytest.raises(UsageError, match="expected 12, to which the cached texts are padded"):
-        collate(spec_of(rows="all"), 8)
-
-
-def loaded(dataset: CachedDataset, **options: Any) -> list[list[float]]:
-    """The sums of two epochs' texts, and their order."""
-    loader: DataLoader[Any] = DataLoader(
-        dataset, 4, collate_fn=collate(dataset.cache.spec), **options
-    )
-    return [
-        [float(one.double().sum()) for batch in loader for one in batch["last_hidden_state"]]
-        for _ in range(2)
-    ]
-
-
-def test_forked_workers_read_the_same(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    wanted = loaded(dataset)  # maps the files before the workers are made
-    assert len(wanted[0]) == len(cache)
-    context: dict[str, Any] = {
-        "timeout": 120,
-        "multiprocessing_context": "fork",
-        "persistent_workers": True,
-    }
-    assert loaded(dataset, num_workers=1, **context) == wanted
-
-
-@pytest.mark.slow  # each spawned worker imports torch
-def test_spawned_workers_read_the_same(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    wanted = loaded(dataset)
-    context: dict[str, Any] = {
-        "timeout": 120,
-        "multiprocessing_context": "spawn",
-        "persistent_workers": True,
-    }
-    assert loaded(dataset, num_workers=2, **context) == wanted
-
-
-def test_an_error_in_a_worker_arrives(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    path = flip(open_cache(cache.path.parent), "a b c")
-    with pytest.raises(CacheError, match="differ from their sum") as error:
-        loaded(dataset, num_workers=1, multiprocessing_context="fork")
-    assert str(path) in str(error.value)
-
-
-def test_shards_are_shuffled_some_at_a_time(cache: EmbeddingCache) -> None:
-    dataset = as_dataset(cache)
-    shards = dataset.shards()
-    sampler = ShardShuffle(dataset, shards=2, seed=5)
-    first = list(sampler)
-    assert sorted(first) == list(range(len(dataset)))
-    assert list(sampler) == first
-    begun = [shards[number] for number in first]
-    window = 0
-    for start in range(0, len(first), 10):  # shards of five, but for the last
-        window = max(window, len(set(begun[start : start + 10])))
-    assert len(np.unique(shards)) == 5
-    assert window <= 3
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    with pytest.raises(UsageError, match="shards: expected at least 1"):
-        ShardShuffle(dataset, shards=0)
-
-
 def test_a_dataset_of_hugging_face_stays_text(cache: EmbeddingCache, tmp_path: Path) -> None:
     own = datasets.Dataset.from_dict({"caption": TEXTS[:6], "image": list(range(6))})
     dataset = as_huggingface(cache, own)
@@ -177,15 +89,3 @@ def test_a_dataset_of_hugging_face_stays_text(cache: EmbeddingCache, tmp_path: P
     assert datasets.load_from_disk(tmp_path / "saved")[0] == {"caption": TEXTS[0], "image": 0}
     batch = dataset[2:4]
     assert len(batch["input_ids"]) == 2
-
-
-def test_the_texts_of_a_cache_as_a_dataset(cache: EmbeddingCache) -> None:
-    dataset = as_huggingface(cache, column="text")
-    assert [item["text"] for item in dataset] == list(cache.texts())
-    loader: Any = DataLoader(dataset, 4, collate_fn=collate(cache.spec))
-    rows = [row for batch in loader for row in batch["pooler_output"]]
-    assert len(rows) == len(cache)
-    with pytest.raises(UsageError, match="column: expected one of caption, got 'text'"):
-        as_huggingface(cache, datasets.Dataset.from_dict({"caption": TEXTS}), column="text")
-    with pytest.raises(CacheMissError, match="'nobody'"):
-        as_huggingface(cache, datasets.Dataset.from_dict({"caption": ["nobody"]}))[0]

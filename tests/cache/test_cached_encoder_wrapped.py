@@ -1,7 +1,5 @@
 """The drop-in under what trainers and pipelines put around an encoder: offload, casts, graphs."""
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +8,12 @@ import pytest
 import torch
 from accelerate import Accelerator, cpu_offload, cpu_offload_with_hook
 from accelerate.state import AcceleratorState
-from cached_models import TEXTS, batch_of, entries_of, fill, spec_of, tiny
+from cached_models import TEXTS, batch_of, fill, spec_of, tiny
 from diffusers import CogVideoXPipeline
 from torch import Tensor, nn
-from transformers import CLIPTextModelWithProjection, PreTrainedModel, T5EncoderModel
+from transformers import CLIPTextModelWithProjection, PreTrainedModel
 
-from enginecast.cache.read.cached_encoder import CachedEncoder, absent_output
-from enginecast.cache.store.folders import create_store
-from enginecast.cache.store.spec import About
-from enginecast.capture.outputs.partial import MissingOutput
+from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.errors import CacheError
 
 OUTPUTS = ("text_embeds", "hidden_states.-2")
@@ -99,10 +94,6 @@ def in_half(encoder: nn.Module) -> Any:
     return prepared(encoder.bfloat16())
 
 
-def compiled(encoder: nn.Module) -> Any:
-    return torch.compile(encoder, backend="eager")
-
-
 def in_a_compiled_step(encoder: nn.Module) -> Any:
     def step(*given: Any, **named: Any) -> Any:
         return encoder(*given, **named)
@@ -112,7 +103,7 @@ def in_a_compiled_step(encoder: nn.Module) -> Any:
 
 @pytest.mark.parametrize(
     "wrap",
-    [offloaded, with_hooks, prepared, in_half, compiled, in_a_compiled_step],
+    [offloaded, with_hooks, prepared, in_half, in_a_compiled_step],
 )
 def test_what_wraps_an_encoder_wraps_it(
     clip: CachedEncoder,
@@ -125,15 +116,6 @@ def test_what_wraps_an_encoder_wraps_it(
     require_like(found, live, plain, clip.dtype)
 
 
-def test_sequential_offload_of_a_part_of_a_module(clip: CachedEncoder, ids: Tensor) -> None:
-    """diffusers offloads buffers, too, where a component has parameters of its own."""
-    whole = nn.ModuleDict({"encoder": clip, "other": nn.Linear(2, 2)})
-    plain = clip(ids).text_embeds
-    cpu_offload(whole, torch.device("cpu"), offload_buffers=len(clip._parameters) > 0)
-    assert clip.device == torch.device("meta")  # where the weights of an encoder are, then
-    assert torch.equal(whole["encoder"](ids).text_embeds, plain)
-
-
 def test_a_pipelines_offload(clip: CachedEncoder, ids: Tensor) -> None:
     pipeline = CogVideoXPipeline(
         tokenizer=None, text_encoder=None, vae=None, transformer=None, scheduler=None
@@ -143,65 +125,3 @@ def test_a_pipelines_offload(clip: CachedEncoder, ids: Tensor) -> None:
     pipeline.enable_model_cpu_offload(device="cpu")
     assert torch.equal(pipeline.text_encoder(ids).text_embeds, plain)
     pipeline.maybe_free_model_hooks()
-
-
-def test_a_module_with_it_loads_what_was_saved_without_it(clip: CachedEncoder) -> None:
-    trained = nn.ModuleDict({"other": nn.Linear(2, 2)})
-    whole = nn.ModuleDict({"other": nn.Linear(2, 2), "encoder": clip})
-    whole.load_state_dict(trained.state_dict())
-    whole.load_state_dict(whole.state_dict())
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.shared"):
-        whole.load_state_dict({**trained.state_dict(), "encoder.shared": torch.ones(1)})
-
-
-def test_its_outputs_are_copied_and_pickled(
-    clip: CachedEncoder, model: PreTrainedModel, ids: Tensor
-) -> None:
-    live, found = call(model, ids), call(clip, ids)
-    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert type(other) is type(found)
-        require_like(other, live, found)
-
-
-def test_an_absent_output_fails_wherever_it_is_used() -> None:
-    absent = MissingOutput("pooler_output", ["last_hidden_state"], absent_output)
-    assert not hasattr(absent, "to")
-    for use in (
-        lambda: torch.cat([torch.ones(1), absent]),  # type: ignore[list-item]
-        lambda: torch.ones(1) + absent,  # type: ignore[operator]
-        lambda: absent.float(),
-        lambda: absent[0],
-    ):
-        with pytest.raises(CacheError, match="pooler_output is not in the cache, which has last"):
-            use()
-
-
-def test_hidden_states_of_an_unknown_number(tmp_path: Path) -> None:
-    """Without config.json nobody knows which layer -2 is from the front."""
-    model = tiny(T5EncoderModel)
-    spec = spec_of(model, ("hidden_states.-2",))
-    made = create_store(tmp_path).add("mine", spec, About(encoder="Mine", source="mine"), b"{}")
-    made.commit(entries_of(model, spec, TEXTS))
-    cached = CachedEncoder(tmp_path)
-    batch = batch_of(TEXTS)
-    plain = cached(batch.ids, batch.mask, output_hidden_states=True).hidden_states
-    moved = prepared(cached.half())(batch.ids, batch.mask, output_hidden_states=True).hidden_states
-    for found in (plain, moved, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        assert found[-2].dtype == torch.float32
-        torch.testing.assert_close(found[-2], plain[-2], rtol=0.01, atol=0.01)
-        with pytest.raises(
-            CacheError, match=r"hidden_states\.1 is not in the cache, which has hid"
-        ):
-            _ = found[1]
-        with pytest.raises(CacheError, match="does not know how many"):
-            list(found)
-
-
-def test_a_copy_for_a_device_has_its_dtype(clip: CachedEncoder, ids: Tensor) -> None:
-    """As `nn.DataParallel` makes them: their parameters are plain attributes."""
-    whole: Any = clip.half()
-    copied = whole._replicate_for_data_parallel()
-    for name, parameter in clip.named_parameters():
-        setattr(copied, name, parameter.detach())
-    assert list(copied.parameters()) == []
-    assert torch.equal(copied(ids).text_embeds, clip(ids).text_embeds)

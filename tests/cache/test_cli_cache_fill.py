@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import bundles
@@ -20,11 +19,9 @@ from fill_fixtures import (
 )
 from tokenizers import Tokenizer
 
-from enginecast.cache.store.folders import MARK_NAME, Encodings, open_store
+from enginecast.cache.store.folders import Encodings, open_store
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import read_failures, read_truncated
-from enginecast.cache.store.shard import open_shard
-from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]
 
@@ -70,31 +67,6 @@ def test_it_stores_every_text_once_and_says_how_to_read_them(
     assert stamps(where) == before
 
 
-def test_what_it_stores_is_what_the_engine_gives(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    assert fill(capsys, bundle, captions, tmp_path / "cache", "--quiet").out == ""
-    where = there(tmp_path / "cache")
-    shard = open_shard(where.shard_paths()[0], where.spec)
-    with load(bundle) as engine:
-        for text in range(0, len(shard), 7):
-            ids = shard.ids(text).astype(np.int64)[None]
-            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-            wanted = engine.run(feeds)["hidden"][0]
-            np.testing.assert_array_equal(shard.outputs(text)["hidden"], wanted)
-
-
-def test_json_is_one_object(capsys: Capture, bundle: str, captions: Path, tmp_path: Path) -> None:
-    done = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5")
-    found = done.json
-    assert (found["texts"], found["unique"], found["stored"]) == (60, 61, 61)
-    assert (found["name"], found["failed"], found["cached_before"]) == ("t5", [], 0)
-    where = there(tmp_path / "cache", "t5")
-    assert found["bytes"] == sum(path.stat().st_size for path in where.shard_paths())
-    again = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5").json
-    assert (again["cached_before"], again["stored"], again["bytes"]) == (61, 0, 0)
-
-
 def test_a_dry_run_writes_nothing_and_knows_the_size(
     capsys: Capture, bundle: str, captions: Path, tmp_path: Path
 ) -> None:
@@ -115,47 +87,8 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(
     assert tree(cache) == before
 
 
-def test_a_dry_run_keeps_no_index(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    fill(capsys, bundle, captions, cache, "--shard-size", "200B")
-    assert len(there(cache).shard_paths()) > 20
-    (cache / "text_encoder" / "index.safetensors").unlink()  # which is derived
-    before = tree(cache)
-    assert fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["cached_before"] == 61
-    assert tree(cache) == before
-
-
 def tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
-
-
-def test_several_encoders_share_a_cache(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    as_used = ("--for", "flux:text_encoder_2", "--outputs", "hidden", "--max-length", 24)
-    assert fill(capsys, bundle, captions, cache, *as_used).code == 0
-    assert fill(capsys, bundle, captions, cache).code == 0
-    store = open_store(cache)
-    assert store.names() == ["text_encoder", "text_encoder_2"]
-    specs = [store.encodings(name).spec for name in store.names()]
-    assert [(made.rows, made.max_length) for made in specs] == [("real", 32), ("all", 24)]
-    assert [len(open_index(store.encodings(name))) for name in store.names()] == [61, 61]
-
-
-def test_an_encoder_of_another_spec_needs_another_name(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    fill(capsys, bundle, captions, cache)
-    before = tree(cache)
-    other = fill(capsys, bundle, captions, cache, "--max-length", 20, "--template", "a {}")
-    assert other.code == 2
-    assert "template: '{}', 'a {}'; max_length: 32, 20" in other.err
-    assert "another --name" in other.err
-    assert tree(cache) == before
 
 
 def test_longer_texts_are_refused_or_cut_and_listed(
@@ -204,68 +137,14 @@ def test_texts_without_finite_outputs_are_reported_and_not_stored(
     assert sorted(one.text for one in read_failures(where)) == sorted(texts[1:])
 
 
-def test_a_limit_of_disk_is_kept(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    size = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["bytes"]
-    refused = fill(capsys, bundle, captions, cache, "--max-disk", f"{size} B")
-    assert refused.code == 3
-    assert "(--max-disk), got 0 bytes that are there and " in refused.err
-    assert "of the texts would fit." in refused.err
-    assert not cache.exists()
-    limit = size + 30_000  # tokenizer, spec and index are files of the cache, too
-    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{limit}B").code == 0
-    taken = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    assert size < taken <= limit
-    assert fill(capsys, bundle, captions, cache, "--max-disk", "1kB").code == 0  # adds nothing
-    captions.write_text("one more\n")
-    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{taken}B").code == 3
-
-
-def test_a_shard_that_cannot_be_read_is_reported_and_filled_again(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    fill(capsys, bundle, captions, tmp_path / "cache")
-    path = there(tmp_path / "cache").shard_paths()[0]
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        done = fill(capsys, bundle, captions, tmp_path / "cache", "--json")
-    assert done.err.startswith("warning: ")
-    assert f"1 shard cannot be read, whose texts count as missing: {path}: damaged" in done.err
-    assert done.json["stored"] == 61
-    assert len(open_shard(path, there(tmp_path / "cache").spec)) == 61
-
-
-def test_a_dry_run_says_what_max_disk_has_to_allow(
-    bundle: str, captions: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    cache = tmp_path / "cache"
-    asked = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["disk_bytes"]
-    shown = fill(capsys, bundle, captions, cache, "--dry-run").out
-    assert f"--max-disk {asked}B\n" in shown
-    refused = fill(capsys, bundle, captions, cache, "--max-disk", f"{asked - 1}B")
-    assert (refused.code, f"allow more ({asked}B)" in refused.err) == (3, True)
-    assert not cache.exists()
-    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{asked}B").code == 0
-    assert sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) <= asked
-
-
 BAD = [
     (("--shard-size", "12"), 2, "--shard-size 12: expected a size such as 256MB"),
-    (("--shard-size", "0MB"), 2, "--shard-size 0MB: expected a size"),
     (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),
     (("--too-long", "skip"), 2, "--too-long skip: expected error or truncate"),
-    (("--runner", "spark"), 2, "--runner spark: expected local or ray"),
     (("--workers", "2"), 2, "--workers 2: only for --runner ray"),
-    (("--ray-address", "auto"), 2, "--ray-address auto: only for --runner ray"),
-    (("--name", "../t5"), 2, "--name ../t5: expected letters"),
     (("--for", "fluxx"), 2, "--for fluxx: no such pipeline is known"),
     (("--column", "caption"), 2, "caption"),
     (("--template", "a photo"), 2, "--template"),
-    (("--clean", "wash"), 2, "clean"),
     (("--batch-tokens", "0"), 2, "--batch-tokens"),
     (("--dry-rum",), 2, "`enginecast cache fill --help` lists what it takes."),
 ]
@@ -286,47 +165,6 @@ def test_bad_options_are_refused_before_any_work(
     assert message in done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_folder_of_something_else_is_left_alone(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    done = fill(capsys, bundle, captions, tmp_path)  # where captions.txt is
-    assert done.code == 2
-    assert f"{tmp_path}: expected an embedding cache" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["captions.txt"]
-
-
-def test_a_cache_that_another_fill_is_making_is_joined(
-    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / f".{MARK_NAME}.0123").write_text("{")  # what `write_once` is writing
-    assert fill(capsys, bundle, captions, cache).code == 0
-    assert len(open_index(there(cache))) == 61
-
-
-def test_texts_that_are_not_there(capsys: Capture, bundle: str, tmp_path: Path) -> None:
-    done = fill(capsys, bundle, tmp_path / "no.txt", tmp_path / "cache")
-    assert done.code == 2
-    assert f"{tmp_path / 'no.txt'}" in done.err
-    assert not (tmp_path / "cache").exists()
-
-
-def test_progress_is_for_terminals(
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-    bundle: str,
-    captions: Path,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    done = fill(capsys, bundle, captions, tmp_path / "cache")
-    assert "61 of 61 texts" in done.err
-    assert "texts/s" in done.err
-    assert fill(capsys, bundle, captions, tmp_path / "other", "--quiet").err == ""
 
 
 def test_a_bundle_needs_no_torch(bundle: str, captions: Path, tmp_path: Path) -> None:

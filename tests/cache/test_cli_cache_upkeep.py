@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cache_entries import ABOUT, byte_of, entries, fill, flip, held, spec_with, texts
-from cache_shards import open_folder, read_only
+from cache_entries import byte_of, entries, fill, flip, held, spec_with, texts
 from exports import cast
 from pyarrow import parquet
 
@@ -79,19 +78,6 @@ def test_verify_tells_of_damage_by_its_exit_code(cache: Path, capsys: Out) -> No
     assert reported.json["encoders"][0]["damages"][0]["file"] == "text_encoder/tokenizer.json"
 
 
-def test_verify_tells_of_damage_in_a_cache_that_is_read_only(capsys: Out) -> None:
-    with open_folder() as folder:
-        encodings = fill(folder / "cache", entries(texts(6)))
-        path = encodings.shard_paths()[0]
-        flip(path, byte_of(path, "keys"))
-        with read_only(folder):
-            ran = cast(capsys, "cache", "verify", folder / "cache")
-        assert ran.code == 1
-        assert f"{path.name}: its index differs from its digest" in ran.out
-        assert re.search(r"\n +stays +\S.*Permission denied\n", ran.out)
-        assert "moved to" not in ran.out
-
-
 def test_prune_joins_and_keeps_what_a_file_says(cache: Path, capsys: Out, tmp_path: Path) -> None:
     encodings = open_store(cache).encodings()
     planned = cast(capsys, "cache", "prune", cache, "--dry-run").out
@@ -152,25 +138,6 @@ def test_compare_lists_the_worst_texts(cache: Path, capsys: Out, tmp_path: Path)
     reported = cast(capsys, "cache", "compare", cache, tmp_path / "b", "--json").json
     assert len(reported["worst"]) == 10
     assert 0.99 < reported["outputs"][0]["cosine_least"] < 1
-
-
-def test_two_encoders_of_one_cache_are_compared(cache: Path, capsys: Out) -> None:
-    spec = spec_with(precision="bf16")
-    fill(cache, entries(TEXTS, spec), name="bf16", spec=spec, about=ABOUT)
-    names = ("--name", "text_encoder,bf16")
-    reported = cast(capsys, "cache", "compare", cache, cache, *names, "--json").json
-    assert (reported["texts"], reported["outputs"][0]["largest"]) == (20, 0.0)
-    wrong = cast(capsys, "cache", "compare", cache, cache, "--name", "a,b,c")
-    assert (wrong.code, "one for A and one for B" in wrong.err) == (2, True)
-    several = cast(capsys, "cache", "compare", cache, cache)
-    assert (several.code, "several encoders" in several.err) == (2, True)
-
-
-def test_no_cache_is_an_error_with_a_way_out(capsys: Out, tmp_path: Path) -> None:
-    for command in ("info", "verify", "prune"):
-        failed = cast(capsys, "cache", command, tmp_path)
-        assert failed.code == 2
-        assert "expected an embedding cache" in failed.err
 
 
 def test_looking_after_a_cache_does_not_import_torch(cache: Path, tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from adversary.cases import GROUPS
 from adversary.examine import Row, examine, unchanging
 from adversary.judge import Array, Taken, judge
 from adversary.page import table
-from adversary.run import CAMPAIGN
 from slow_cases import some_slow
 from torch import Tensor, nn
 
 ALL = [case for group in GROUPS for case in group]
 QUICK = [case for case in ALL if case.is_quick]
+SLOW = [f"generated: graph {number}" for number in range(3)]
+SLOW += ["values: item", "traced: pointer", "traced: exact type", "sizes: type is int"]
+SLOW += ["ordinary: cells", "traced: a part that is scripted and branches", "dtypes: wide"]
 TOGETHER = {
     "constants": "add 1e-8|times nearly one|power nearly|log of|over norm|over deviation|normalize|leaky|clamp|lerp|softplus",
     "edges": "log1p|expm1|elu|softsign|mish|sinh|atanh|round|divide|logsumexp|cumulative s|ties",
@@ -35,9 +37,7 @@ def named(case: Case) -> str:
 
 
 @pytest.mark.all_sizes
-@pytest.mark.parametrize(
-    "case", some_slow(QUICK, ["generated: graph 1", "generated: graph 2"], named)
-)
+@pytest.mark.parametrize("case", some_slow(QUICK, SLOW, named))
 def test_a_module_that_misleads(case: Case, tmp_path: Path) -> None:
     row = examine(case, tmp_path, asks_plain=False)
     assert row.is_as_expected, f"{row.outcome}: {row.reason}"
@@ -63,20 +63,20 @@ def together(group: Group) -> list[Case]:
     return [case for case in found if case.example["x"] is first and not case.dynamic]
 
 
-@pytest.mark.parametrize("group", [g for g in GROUPS if g.name in TOGETHER], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "group",
+    some_slow(
+        [group for group in GROUPS if group.name in TOGETHER],
+        ["constants", "fusions", "writes"],
+        lambda group: str(group.name),
+    ),
+)
 def test_modules_that_mislead_side_by_side(group: Group, tmp_path: Path) -> None:
     cases = together(group)
     assert len(cases) >= 10
     shared = Group(group.name, "")
     shared.right("together", partial(Together, cases), x=cases[0].example["x"])
     row = examine(next(iter(shared)), tmp_path, asks_plain=False)
-    assert row.is_as_expected, f"{row.outcome}: {row.reason}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ALL, ids=named)
-def test_any_module_that_misleads(case: Case, tmp_path: Path) -> None:
-    (row,) = CAMPAIGN.run([case], tmp_path)
     assert row.is_as_expected, f"{row.outcome}: {row.reason}"
 
 

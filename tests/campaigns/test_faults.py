@@ -11,7 +11,12 @@ QUICK = [campaign for campaign in CAMPAIGNS if campaign.sizes.quick]
 
 
 @pytest.mark.parametrize(
-    "campaign", some_slow(QUICK, ["full disks", "kills of exports"], lambda campaign: campaign.name)
+    "campaign",
+    some_slow(
+        QUICK,
+        ["full disks", "kills of exports", "kills of cache writers", "caches on network disks"],
+        lambda campaign: campaign.name,
+    ),
 )
 def test_faults_do_no_harm(campaign: Campaign, tmp_path: Path) -> None:
     if lacks := campaign.lacks():

@@ -1,7 +1,6 @@
 """What torch.export does not see, or captures as its own graph: `.data`, regions of autocast."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.captured import Captured, capture, describe
-from enginecast.compiler.export.session import export
+from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.compiler.prepare.open_model import input_specs
-from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import CaptureError
 
 
@@ -87,15 +84,6 @@ def test_it_is_captured_as_eager_runs_it(
     torch.testing.assert_close(tuple(found.values()), expected)
 
 
-def test_what_a_capture_changes_is_told_by_pass() -> None:
-    for function, names in (
-        (casts_nothing, ["inline-autocast"]),
-        (copies_numbers, ["canonicalize-writes", "functionalize"]),
-    ):
-        runs = captured(Model(function)).runs
-        assert [run.pass_.name for run in runs if run.rewritten] == names
-
-
 def sets(_: Model, x: Tensor) -> Tensor:
     y = x * 2
     y.data = y + 1
@@ -115,28 +103,6 @@ def backward(self: Model, x: Tensor) -> Tensor:
     with torch.enable_grad():
         y = x.detach().requires_grad_(True)
         return torch.autograd.grad(self.linear(y).square().sum(), y)[0]
-
-
-@pytest.mark.filterwarnings("ignore:The tensor attribute")
-def test_hooks_see_the_copy_and_what_the_model_returns() -> None:
-    """A hook that stores in the module that it closes over, and one of the model itself."""
-    module = Model(lambda self, x: (self.linear(x), self.seen[0] * 2)[1])
-    module.seen = []
-    module.linear.register_forward_hook(lambda *given: module.seen.insert(0, given[-1]))
-    module.register_forward_hook(lambda _, __, found: found + 1)
-    program = captured(module).program
-    assert not module.seen
-    x = torch.randn(5, 8)
-    with torch.no_grad():
-        [found] = program.module()(x=x).values()
-        torch.testing.assert_close(found, module(x))
-
-
-def test_computed_weights_are_copied() -> None:
-    module = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(8, 8)))
-    source = open_source(module, example={"input": torch.randn(3, 8)})
-    x = torch.randn(2, 8)
-    torch.testing.assert_close(source.eager()(x), module(x))
 
 
 @pytest.mark.parametrize(
@@ -185,21 +151,3 @@ def test_what_a_norm_keeps_is_written(norm: Callable[..., Tensor]) -> None:
     x = torch.randn(3, 8)
     for found, wanted in zip(tree_leaves(program.module()(x=x)), module(x), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-
-
-def test_a_program_whose_norm_keeps_what_it_reads_is_refused() -> None:
-    module = Statistics(functional.batch_norm, is_state=True)
-    program = torch.export.export(module, (torch.randn(3, 8),), strict=False)
-    with pytest.raises(CaptureError, match="writes to its own state"):
-        describe(program)
-
-
-def test_what_a_norm_keeps_is_state(tmp_path: Path) -> None:
-    module = Statistics(functional.batch_norm, is_state=True)
-    request = ExportRequest(
-        module,
-        tmp_path / "b",
-        example={"x": torch.randn(3, 8)},
-        options=ModelOptions(stateful=True),
-    )
-    assert export(request).report.verdict.outcome == "verified"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,16 +13,14 @@ from tiny_components import CONFIGS, save
 
 import enginecast
 from enginecast.api import compile as export
-from enginecast.capture.inputs.derive.diffusion import FAMILIES
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import named_dims
 from enginecast.capture.outputs.flatten import ALL, run_named
-from enginecast.capture.sources.calls.recorded import RecordedSource
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.huggingface.diffusers_folder import STEM, ComponentSource
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import EnginecastError, EnginecastWarning, SourceError, UsageError
+from enginecast.errors import EnginecastError
 
 TWO_PARTS = {name for name in CONFIGS if name.startswith("vae")}
 OF_VIDEOS = TWO_PARTS - {"vae", "vae-tiny", "vae-dc"}
@@ -79,83 +76,6 @@ def test_the_derived_inputs_fit_the_model(name: str, entry: str, tmp_path: Path)
     with torch.no_grad():
         found = run_named(source.eager(), inputs, ALL)
     assert all(tensor.isfinite().all() for tensor in found.values())
-
-
-def test_every_known_class_has_a_tiny_config() -> None:
-    assert {kind for kind, _ in CONFIGS.values()} == set(FAMILIES)
-
-
-def test_weights_are_those_of_the_file_and_are_not_copied(dit: Path) -> None:
-    source = opened(dit)
-    stored = load_file(dit / f"{STEM}.safetensors")
-    weights = source.weights()
-    assert weights.keys() == source.empty().state_dict().keys() == stored.keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
-    name = next(iter(weights))
-    assert source.eager().state_dict()[name].data_ptr() == weights[name].data_ptr()
-    assert source.empty().state_dict()[name].is_meta
-
-
-def test_weights_are_read_without_a_second_model_in_memory(
-    dit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, construct = [], ComponentSource._construct
-
-    def noted(self: ComponentSource, seed: int = 0) -> torch.nn.Module:
-        made.append(construct(self, seed))
-        return made[-1]
-
-    monkeypatch.setattr(ComponentSource, "_construct", noted)
-    source = opened(dit)
-    source.weights()
-    source.eager()
-    assert made
-    assert all(parameter.is_meta for parameter in made[0].parameters())
-
-
-def test_shards_and_variants_are_the_same_model(dit: Path, tmp_path: Path) -> None:
-    model = diffusers.DiTTransformer2DModel.from_pretrained(dit)
-    model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    plain = opened(dit).fingerprint()
-    assert opened(tmp_path / "shards").fingerprint() == plain
-    model.half().save_pretrained(tmp_path / "half", variant="fp16")
-    half = opened(tmp_path / "half", variant="fp16")
-    assert {t.dtype for t in half.weights().values()} == {torch.float16}
-    assert half.eager().state_dict().keys() == model.state_dict().keys()
-    with pytest.raises(
-        SourceError, match=r"no variant 'bf16' \(.*bf16.safetensors\); it has .*fp16"
-    ):
-        opened(tmp_path / "half", variant="bf16")
-    with pytest.raises(SourceError) as refused:
-        opened(tmp_path / "half")
-    assert "--variant fp16" in refused.value.hint
-
-
-def test_eager_keeps_in_fp32_what_from_pretrained_keeps(tmp_path: Path) -> None:
-    folder = save("wan", tmp_path / "wan")
-    expected = diffusers.WanTransformer3DModel.from_pretrained(folder, torch_dtype=torch.float16)
-    found = opened(folder).eager(torch.float16).state_dict()
-    assert {n: t.dtype for n, t in found.items()} == {
-        n: t.dtype for n, t in expected.state_dict().items()
-    }
-    assert {t.dtype for t in found.values()} == {torch.float16, torch.float32}
-
-
-def test_sizes_are_those_of_the_latents(tmp_path: Path) -> None:
-    folder = config_alone("sd15-unet", tmp_path / "unet")
-
-    def sides(**given: Any) -> list[tuple[int, int, int, int]]:
-        options = ComponentOptions(**given)
-        source = open_source(str(folder), random_weights=0, component=options).as_called()
-        dims = named_dims(source.inputs())
-        each = (dims[name] for name in ("height", "width"))
-        return [(dim.size, dim.minimum, dim.maximum, dim.step) for dim in each]
-
-    assert sides(height=512, width=256) == [(64, 4, 256, 2), (32, 4, 256, 2)]
-    assert sides()[0] == (8, 4, 256, 2)  # as the config's sample_size
-    with pytest.raises(UsageError, match="--height 100: unet takes multiples of 16"):
-        sides(height=100)
 
 
 def _rename(key: str) -> Callable[[Path], None]:
@@ -229,35 +149,6 @@ def test_refused_folders(
         opened(folder, **options).weights()
 
 
-@pytest.mark.parametrize("version", ["99.0.0", "99.1.0.dev0"])
-def test_a_newer_diffusers_is_warned_of(dit: Path, tmp_path: Path, version: str) -> None:
-    folder = tmp_path / "newer"
-    shutil.copytree(dit, folder)
-    _config(_diffusers_version=version)(folder)
-    with pytest.warns(EnginecastWarning, match=f"written by diffusers {version}; here is") as said:
-        opened(folder)
-    assert len(said) == 1
-    opened(folder)  # warned of once
-    for other in ("0.1.0", diffusers.__version__, "mine", None):  # no warning, which is an error
-        _config(_diffusers_version=other)(folder)
-        opened(folder)
-
-
-def test_sizes_are_for_components_alone() -> None:
-    with pytest.raises(UsageError, match="--height does not fit Linear: it is for a component's"):
-        open_source(torch.nn.Linear(2, 2), component=ComponentOptions(height=8))
-
-
-def test_a_class_whose_inputs_are_not_known(tmp_path: Path) -> None:
-    folder = tmp_path / "prior"
-    diffusers.PriorTransformer(
-        num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8
-    ).save_pretrained(folder)
-    with pytest.raises(UsageError, match="the inputs of PriorTransformer are not known") as refused:
-        opened(folder).inputs()
-    assert "enginecast.record" in refused.value.hint
-
-
 def test_an_engine_from_a_folder(tmp_path: Path) -> None:
     folder = save("vae-tiny", tmp_path / "vae")
     bundle = export(folder, tmp_path / "engine", options=options(entry="encode", height=8, width=8))
@@ -297,36 +188,3 @@ def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> N
         expected = run_named(source.eager(), inputs, ALL)
     for name, tensor in expected.items():
         torch.testing.assert_close(torch.from_numpy(found[name]), tensor, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype:UserWarning")  # Mochi's
-@pytest.mark.parametrize(("name", "entry"), ENTRIES)
-def test_every_family(name: str, entry: str, tmp_path: Path) -> None:
-    folder = save(name, tmp_path / name)
-    given = ModelOptions(component=small(entry, name))
-    export(folder, tmp_path / "engine", options=given)
-    agrees(folder, tmp_path / "engine", entry, 8, 12)
-
-
-def test_a_folder_takes_recorded_calls_and_refuses_those_of_another_class(
-    dit: Path, tmp_path: Path
-) -> None:
-    model = diffusers.DiTTransformer2DModel.from_pretrained(dit)
-    given = {"timestep": torch.tensor([7, 7]), "class_labels": torch.tensor([1, 2])}
-    sample_of = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
-    with enginecast.record({"transformer": model}) as calls, torch.no_grad():
-        expected = model(sample_of, **given, return_dict=False)[0]
-    recorded = calls["transformer"]
-    source = open_source(str(dit), example=recorded).as_called()
-    assert isinstance(source, RecordedSource)
-    assert {spec.name for spec in source.inputs()} == {"hidden_states", *given}
-    assert source.fingerprint() == opened(dit).fingerprint()
-    with torch.no_grad():
-        found = run_named(source.eager(), source.example(), ALL)
-    assert torch.equal(found["sample"], expected)
-    name = next(iter(source.weights()))
-    stored = opened(dit).weights()[name]
-    assert torch.equal(source.weights()[name], stored)
-    with pytest.raises(UsageError, match="the recording is of transformer, a DiTTransformer2DMod"):
-        open_source(str(save("pixart", tmp_path / "pixart")), example=recorded)

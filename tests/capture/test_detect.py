@@ -1,7 +1,6 @@
 """One finding a line, whoever saw it: the recorder or torch.export."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,12 @@ import torch
 from control_flow import ROWS, Row
 from exports import cast
 
-from enginecast.capture.control_flow.detect.findings import Finding, merge, summarize
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.reporters import detect
-from enginecast.capture.control_flow.detect.statements import numbers_decide
-from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.explain import Refusal, explain
 
 BY_NAME = {row.name: row for row in ROWS}
-FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("export",))
 
 
 def refusal_of(row: Row) -> Refusal:
@@ -34,50 +29,17 @@ def runs_of(row: Row) -> list[list[Read]]:
         return record(row.module(), [row.a(), row.b()])
 
 
-def test_findings_of_a_line_are_united() -> None:
-    seen = replace(FINDING, kind="boolean", witnesses=("recorder",), is_blocking=True)
-    found = merge(
-        [
-            replace(FINDING, line=9, kind="item"),
-            replace(FINDING, is_blocking=True, tensor="x.sum() > 0"),
-            replace(seen, values=("True",), decides="unknown"),
-            replace(seen, values=("False",), count=4),
-            replace(seen, values=("True",)),
-            replace(FINDING, kind="refused", decides="unknown", witnesses=("export",)),
-        ]
-    )
-    assert [(f.line, f.kind) for f in found] == [(7, "if"), (9, "item")]
-    assert found[0].witnesses == ("recorder", "export")
-    assert (found[0].values, found[0].count) == (("True", "False"), 6)
-    assert (found[0].tensor, found[0].module) == ("x.sum() > 0", "m")
-    assert found[0].decides == "inputs"
-
-
-def test_a_summary_names_the_first_places_with_their_counts() -> None:
-    blocking = replace(FINDING, is_blocking=True)
-    many = [replace(blocking, line=line, count=197 if line == 2 else 1) for line in range(1, 6)]
-    assert summarize(many) == "5 places: b.py:1 if; b.py:2 if (197 times); b.py:3 if; and 2 more"
-    assert summarize([blocking, replace(FINDING, line=8)]) == "1 place: b.py:7 if"
-    assert summarize([FINDING]) == ""
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("IfElse", "data-dependent-branch"),
-        ("EarlyReturn", "data-dependent-branch"),
-        ("IfWithoutElse", "data-dependent-branch"),
         ("Ternary", "data-dependent-branch"),
-        ("InfClamp", "data-dependent-branch"),
         ("WhileNorm", "data-dependent-branch"),
         ("ForRangeTensor", "data-dependent-size"),
-        ("EarlyExit", "data-dependent-branch"),
         ("MoeLoop", "data-dependent-branch"),
         ("TryValue", "data-dependent-branch"),
-        ("AssertValue", "data-dependent-branch"),
         ("NumpyHop", "data-leaves-torch"),
         ("ForShape", "specialized-dimension"),
-        ("AppendStack", "specialized-dimension"),
         ("IfShape", "specialized-dimension"),
     ],
 )
@@ -96,33 +58,6 @@ def test_a_refusal_and_a_run_agree_on_kind_and_line(name: str, kind: str) -> Non
     assert blocking[0].action == "refused"
 
 
-def test_a_refusal_without_a_line_is_a_finding() -> None:
-    refusal = explain(RuntimeError("Constraints violated (batch)!"))
-    (found,) = detect(refusals=[refusal])
-    assert (found.kind, found.file, found.decides) == ("refused", "", "shapes")
-    assert "Constraints violated" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("code", "lines"),
-    [
-        ("n = x.sum().item()\nif n > 2:\n    x = x + 1", [2]),
-        ("n = int(x.sum())\nbig = n * 2 > 4\nx = x + 1 if big else x", [3]),
-        ("flag = ready() and bool(x.any())\nwhile not flag:\n    flag = True", [2]),
-        ("y = x[: x.sum().item()]\nif y.dim() > 1:\n    x = x + 1", []),
-        ("n = x.sum().item()\nn = 3\nif x is None:\n    x = n", []),
-    ],
-)
-def test_numbers_are_followed_to_where_they_decide(
-    code: str, lines: list[int], tmp_path: Path
-) -> None:
-    file = tmp_path / "model.py"
-    body = "".join(f"    {line}\n" for line in code.splitlines())
-    file.write_text(f"def forward(self, x):\n{body}    return x\n", encoding="utf-8")
-    found = numbers_decide(SourceLocation(str(file), 2))
-    assert [place.line - 1 for place in found] == lines
-
-
 @pytest.mark.parametrize("name", ["IfElse", "WhileNorm", "EarlyExit", "SliceByItem", "NumpyHop"])
 def test_what_a_run_reads_is_a_finding(name: str) -> None:
     row = BY_NAME[name]
@@ -131,13 +66,6 @@ def test_what_a_run_reads_is_a_finding(name: str) -> None:
     assert here[0].witnesses == ("recorder",)
     assert bool(here[0].tensor) == (row.kind in ("if", "while"))
     assert len(here[0].values) >= 2
-
-
-def test_what_a_rung_did_is_reported() -> None:
-    row = BY_NAME["IfElse"]
-    assert detect(runs=runs_of(row), rung="rewrite")[0].action == "rewritten to operators"
-    (found,) = detect(decided=[SourceLocation(row.file, row.line)], rung="export")
-    assert (found.kind, found.decides, found.action) == ("if", "shapes", "none: captured")
 
 
 FACTORIES = """

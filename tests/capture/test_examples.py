@@ -8,193 +8,24 @@ import torch
 from models import (
     VOCABULARY,
     add_tokenizer,
-    bert_config,
-    llama_config,
     t5_config,
     tiny_t5,
-    tiny_vit,
-    vit_config,
 )
 from safetensors.torch import save_file
-from torch import nn
-from transformers import RobertaConfig, WhisperConfig
 
 from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
-from enginecast.capture.inputs.examples import Case, sample, verification_inputs
+from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.given import given_prompts, read_inputs
 from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
     from_example,
-    with_example_sizes,
-    with_held_marks,
 )
-from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
-IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
-
-
-def test_text_model_takes_ids_and_a_mask() -> None:
-    ids, mask = TEXT
-    assert (ids.name, ids.kind, ids.low, ids.high) == ("input_ids", "token_ids", 0, VOCABULARY - 1)
-    assert (mask.name, mask.kind, mask.dtype) == ("attention_mask", "attention_mask", torch.int64)
-    assert ids.dims == mask.dims == (DimSpec("batch", 3, 1, 64), DimSpec("sequence", 7, 1, 512))
-
-
-def test_mask_is_left_out_when_forward_has_none() -> None:
-    assert [spec.name for spec in from_facts(ModelFacts(t5_config(), ("input_ids",)))] == [
-        "input_ids"
-    ]
-
-
-def test_longest_sequence_comes_from_the_position_table() -> None:
-    assert from_facts(ModelFacts(bert_config(), ("input_ids",)))[0].dims[1].maximum == 64
-    assert from_facts(ModelFacts(llama_config(), ("input_ids",)))[0].dims[1].maximum == 64
-    roberta = RobertaConfig(max_position_embeddings=514, pad_token_id=1)
-    assert from_facts(ModelFacts(roberta, ("input_ids",)))[0].dims[1].maximum == 512
-
-
-def test_image_model_takes_a_dynamic_batch_of_static_images() -> None:
-    (pixels,) = IMAGE
-    assert (pixels.kind, pixels.dtype) == ("image", torch.float32)
-    assert [dim.name for dim in pixels.dims] == ["batch", None, None, None]
-    assert [dim.size for dim in pixels.dims] == [4, 3, 16, 16]  # 3 would be the channels
-
-
-def test_derived_from_a_folder(tmp_path: Path) -> None:
-    text = open_source(str(tiny_t5(tmp_path / "t5"))).inputs()
-    assert [spec.name for spec in text] == ["input_ids", "attention_mask"]
-    assert [spec.name for spec in open_source(str(tiny_vit(tmp_path / "vit"))).inputs()] == [
-        "pixel_values"
-    ]
-
-
-def test_other_inputs_must_be_given() -> None:
-    with pytest.raises(UsageError, match=r"forward takes waves, of which none is known") as refused:
-        from_facts(ModelFacts(WhisperConfig(), ("waves",), "whisper"))
-    assert "--inputs FILE.safetensors" in refused.value.hint
-
-
-def test_example_of_a_factory() -> None:
-    specs = from_example({"x": torch.zeros(4, 6), "steps": torch.tensor([3, 9, 5, 4])})
-    assert [spec.kind for spec in specs] == ["tensor", "tensor"]
-    assert specs[0].dims == (DimSpec("batch", 4, 1, 64), DimSpec.static(6))
-    assert (specs[1].low, specs[1].high) == (3, 9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_floats_of_an_example_are_captured_in_fp32(dtype: torch.dtype) -> None:
-    (spec,) = from_example({"x": torch.zeros(4, 6, dtype=dtype)})
-    assert spec.dtype == torch.float32
-    assert sample((spec,), {}, seed=0)["x"].dtype == torch.float32
-
-
-def test_the_batch_is_that_of_the_first_input() -> None:
-    specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5), "z": torch.zeros(4)})
-    assert [[dim.name for dim in spec.dims] for spec in specs] == [
-        ["batch", None],
-        [None],
-        ["batch"],
-    ]
-    alone = from_example({"x": torch.zeros(1, 6), "y": torch.zeros(5)})
-    assert all(dim.name is None for spec in alone for dim in spec.dims)
-    assert from_example({"x": torch.zeros(1, 6)})[0].dims[0] == DimSpec.static(1)
-
-
-def test_known_token_inputs_are_dynamic_even_with_one_row() -> None:
-    example = {"input_ids": torch.tensor([[4, 8]]), "attention_mask": torch.ones(1, 2).long()}
-    ids, mask = from_example(example)
-    assert (ids.kind, mask.kind) == ("token_ids", "attention_mask")
-    assert [dim.name for dim in ids.dims] == ["batch", "sequence"]
-    assert len({dim.size for dim in ids.dims} - {1}) == 2
-    assert (ids.low, ids.high) == (4, 8)
-
-
-def test_images_are_known_even_with_one_row() -> None:
-    (pixels,) = from_example({"pixel_values": torch.zeros(1, 3, 8, 8)})
-    assert pixels.kind == "image"
-    assert pixels.dims == (DimSpec("batch", 2, 1, 64), *map(DimSpec.static, (3, 8, 8)))
-
-
-def test_an_argument_without_input_is_named() -> None:
-    source = FactorySource("my:factory", nn.Bilinear(4, 4, 2), {"input1": torch.zeros(2, 4)})
-    with pytest.raises(UsageError, match="the input 'input2' of my:factory cannot be derived"):
-        source.inputs()
-    with pytest.raises(UsageError, match="my:factory comes without example inputs"):
-        FactorySource("my:factory", nn.Linear(4, 4), {}).inputs()
-
-
-def test_example_sizes_differ_from_each_other_and_from_static_ones() -> None:
-    dims = (DimSpec("a", 4, 1, 8), DimSpec("b", 4, 1, 8), DimSpec.static(5), DimSpec("c", 3, 3, 3))
-    (spec,) = with_example_sizes((InputSpec("x", "tensor", torch.float32, dims),))
-    assert [dim.size for dim in spec.dims] == [4, 6, 5, 3]
-    assert spec.dims[3].name is None  # a range of one size is static
-
-
-def test_sample_is_seeded_and_in_range() -> None:
-    sizes = {"batch": 5, "sequence": 40}
-    one, again, other = (sample(TEXT, sizes, seed) for seed in (1, 1, 2))
-    assert torch.equal(one["input_ids"], again["input_ids"])
-    assert not torch.equal(one["input_ids"], other["input_ids"])
-    assert one["input_ids"].shape == (5, 40)
-    assert int(one["input_ids"].min()) >= 0
-    assert int(one["input_ids"].max()) < VOCABULARY
-
-
-def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
-    inputs = sample(TEXT, {"batch": 3, "sequence": 6}, 0, lengths=(6, 4, 1))
-    assert inputs["attention_mask"].sum(1).tolist() == [6, 4, 1]
-    assert inputs["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0]
-    assert inputs["input_ids"][2, 1:].tolist() == [0] * 5
-
-
-def test_one_text_is_padded_on_the_left() -> None:
-    """A causal model gives the same with and without a mask of padding on the right."""
-    mask = by_name(verification_inputs(TEXT, 0))["ragged masks"]["attention_mask"]
-    assert mask[2].tolist() == [0] * 12 + [1] * 5
-    assert mask[1].tolist() == [1] * 11 + [0] * 6
-
-
-def by_name(cases: list[Case]) -> dict[str, dict[str, torch.Tensor]]:
-    return {case.name: case.inputs for case in cases}
-
-
-def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
-    cases = by_name(verification_inputs(TEXT, 0))
-    assert {name: tuple(inputs["input_ids"].shape) for name, inputs in cases.items()} == {
-        "smallest": (1, 1),
-        "ragged masks": (4, 17),
-        "odd sizes": (2, 13),
-        "empty prompt": (2, 9),
-        "long": (2, 64),
-        "smallest batch": (1, 7),
-        "smallest sequence": (3, 1),
-    }
-    assert cases["odd sizes"]["attention_mask"].all()
-    assert cases["empty prompt"]["attention_mask"].sum(1).tolist() == [9, 1]
-    longer = by_name(verification_inputs(TEXT, 0, longest=100))
-    assert longer["long"]["input_ids"].shape == (2, 100)
-    again = by_name(verification_inputs(TEXT, 0))
-    assert all(torch.equal(cases[n]["input_ids"], again[n]["input_ids"]) for n in cases)
-
-
-def test_each_dimension_is_tried_at_its_largest_size_alone_where_that_is_cheap() -> None:
-    dims = (DimSpec("batch", 3, 1, 8), DimSpec("width", 6, 2, 40, step=2), DimSpec(None, 4, 4, 4))
-    specs = [InputSpec("x", "tensor", torch.float32, dims)]
-
-    def largest(parameters: int | None) -> dict[str, list[int]]:
-        made = verification_inputs(specs, 0, parameters=parameters)
-        return {c.name: list(c.inputs["x"].shape) for c in made if c.name.startswith("largest")}
-
-    both = {"largest batch": [8, 6, 4], "largest width": [2, 40, 4]}
-    assert largest(100) == largest(0) == both
-    assert largest(50_000) == {"largest batch": [8, 6, 4]}
-    assert largest(10**6) == largest(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -223,29 +54,6 @@ def test_corners_of_long_texts_are_verified_as_far_as_the_work_allows(
     assert [(*mask.shape, int(mask.sum())) for mask in masks] == expected
     pads = [f"empty prompt, {tokens - 1} pads" for _, tokens, real in expected if real == 1]
     assert [case.name for case in cases] == ["longest", *pads][: len(expected)]
-
-
-def test_image_cases_cover_styles() -> None:
-    cases = by_name(verification_inputs(IMAGE, 0))
-    assert list(cases) == ["smallest", "odd sizes", "several", "constant image", "scaled image"]
-    assert cases["constant image"]["pixel_values"].unique().tolist() == [0.5]
-    assert cases["scaled image"]["pixel_values"].std() > 4
-    assert cases["smallest"]["pixel_values"].shape == (1, 3, 16, 16)
-
-
-def test_cases_stay_inside_the_ranges() -> None:
-    dims = (DimSpec("batch", 3, 2, 3), DimSpec("sequence", 7, 5, 8))
-    specs = (
-        InputSpec("input_ids", "token_ids", torch.int64, dims, 0, 9),
-        InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1),
-    )
-    shapes = [tuple(case.inputs["input_ids"].shape) for case in verification_inputs(specs, 0)]
-    assert shapes == [(2, 5), (3, 8), (2, 8), (2, 8), (2, 8), (2, 7), (3, 5)]
-
-
-def test_static_inputs_are_verified_once() -> None:
-    specs = from_example({"x": torch.zeros(1, 6), "y": torch.zeros(5)})
-    assert len(verification_inputs(specs, 0)) == 1
 
 
 def test_inputs_from_a_file(tmp_path: Path) -> None:
@@ -292,65 +100,3 @@ def test_prompts_of_a_pipe_are_read_once() -> None:
         path = Path(f"/dev/fd/{out}")
         assert given_prompts(path) == given_prompts(path) == text.decode().split()
         os.close(out)
-
-
-def test_every_text_ends_with_the_models_end_of_text() -> None:
-    config = t5_config()
-    specs = from_facts(ModelFacts(config, ("input_ids", "attention_mask")))
-    for case in verification_inputs(specs, seed=0):
-        ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
-        last = ids.gather(1, (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True))
-        assert last.unique().tolist() == [config.eos_token_id], case.name
-        assert (ids[mask == 0] == config.pad_token_id).all(), case.name
-
-
-def test_a_mask_of_features_marks_what_the_example_marks() -> None:
-    """As many tokens as there are features of an image, wherever a row begins."""
-    marks = torch.zeros(2, 9, dtype=torch.int64)
-    marks[:, 2:5] = 1
-    example = {
-        "input_ids": torch.arange(18).reshape(2, 9),
-        "attention_mask": torch.ones(2, 9, dtype=torch.int64),
-        "features_mask": marks,
-        "other_mask": torch.tensor([[1, 0] * 4 + [1], [0] * 9]),
-    }
-    specs = from_example(example)
-    held = {spec.name: spec for spec in with_held_marks(specs, example)}
-
-    sequence = {spec.name: spec.dims[1].name for spec in specs}
-    assert set(sequence.values()) == {"sequence"}
-    assert held["features_mask"].places == ((2, 1), (3, 1), (4, 1))
-    assert not held["other_mask"].places
-    assert not held["input_ids"].places
-    for case in verification_inputs(tuple(held.values()), 0):
-        found = case.inputs["features_mask"]
-        assert found.sum(1).tolist() == [3] * len(found)
-        assert bool((found <= case.inputs["attention_mask"]).all())
-
-
-class Filled(nn.Module):
-    """Puts features where a mask marks tokens; `count` of them or as many as are marked."""
-
-    def __init__(self, count: int | None) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, input_ids: torch.Tensor, features_mask: torch.Tensor) -> torch.Tensor:
-        embedded = input_ids.float()
-        count = features_mask.sum() if self.count is None else self.count * len(input_ids)
-        embedded[features_mask.bool()] = torch.arange(int(count)).float()
-        return embedded
-
-
-@pytest.mark.parametrize("count", [3, None])
-def test_marks_are_held_where_eager_takes_no_others(count: int | None, tmp_path: Path) -> None:
-    marks = torch.zeros(2, 9, dtype=torch.int64)
-    marks[:, 2:5] = 1
-    given = {"input_ids": torch.arange(18).reshape(2, 9), "features_mask": marks}
-    save_file(given, tmp_path / "inputs.safetensors")
-    source = FactorySource("Filled", Filled(count), {})
-
-    specs = input_specs(source, tmp_path / "inputs.safetensors", ()).specs
-
-    mask = next(spec for spec in specs if spec.name == "features_mask")
-    assert bool(mask.places) == (count is not None)

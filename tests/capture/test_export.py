@@ -1,8 +1,6 @@
 """Captured programs compute what eager computes, bit for bit, from weights of any dtype."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,12 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import example_sizes, sample, verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
+from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.captured import Captured, capture, describe
-from enginecast.capture.tracing.sizes.shapes import check_shapes
+from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.errors import CaptureError, SourceError
 
 MAKERS = {"t5": tiny_t5, "bert": tiny_bert, "llama": tiny_llama, "vit": tiny_vit}
@@ -59,7 +56,6 @@ def programs(folders: Path) -> Programs:
     return Programs(folders)
 
 
-FEW = ("t5-fp16", "t5-bf16", "llama-bf16", "bert-fp16", "vit-fp32")
 NAMES = (*(f"{kind}-{dtype}" for kind in MAKERS for dtype in DTYPES), "t5_relu-fp16")
 
 
@@ -83,9 +79,7 @@ def stored_dtypes(program: ExportedProgram) -> dict[str, torch.dtype]:
     return {name: tensor.dtype for name, tensor in program.state_dict.items()}
 
 
-@pytest.mark.parametrize(
-    "name", ["t5-fp16", pytest.param("t5-bf16", marks=pytest.mark.slow), "llama-bf16", "bert-fp16"]
-)
+@pytest.mark.parametrize("name", ["t5-fp16", "bert-fp16"])
 def test_weights_are_bound_as_they_are_stored(programs: Programs, name: str) -> None:
     source, result = programs[name]
     weights = source.weights()
@@ -103,11 +97,6 @@ def state(result: Captured) -> list[Tensor]:
     return [*result.program.state_dict.values(), *result.program.constants.values()]
 
 
-@pytest.mark.parametrize("name", some_slow(NAMES, {*NAMES} - {*FEW}))
-def test_no_tensor_of_a_program_is_fake(programs: Programs, name: str) -> None:
-    assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in state(programs[name][1]))
-
-
 def test_binding_casts_stand_right_behind_the_placeholders(
     programs: Programs,
 ) -> None:
@@ -123,23 +112,10 @@ def test_binding_casts_stand_right_behind_the_placeholders(
         assert "nn_module_stack" not in cast.meta
         assert list(cast.args[0].users) == [cast]
     assert not any("wo" in cast.name for cast in casts)  # stored in fp32, needs none
-    assert not any(n.name.endswith("_f32") for n in programs["t5-fp32"][1].program.graph.nodes)
-
-
-def test_module_paths_have_no_prefix_of_ours(
-    programs: Programs,
-) -> None:
-    program = programs["t5-fp32"][1].program
-    paths = {
-        path
-        for node in program.graph.nodes
-        for path, _ in node.meta.get("nn_module_stack", {}).values()
-    }
-    assert "encoder.block.0.layer.1.DenseReluDense.wo" in paths
 
 
 def test_signature_of_a_text_model(programs: Programs) -> None:
-    result = programs["bert-fp32"][1]
+    result = programs["bert-fp16"][1]
     assert ranges_of(result.inputs) == {"batch": (1, 64), "sequence": (1, 64)}
     assert [spec.name for spec in result.inputs] == ["input_ids", "attention_mask"]
     assert [(spec.name, spec.dims) for spec in result.outputs] == [
@@ -149,19 +125,8 @@ def test_signature_of_a_text_model(programs: Programs) -> None:
     assert result.notes == ()
 
 
-def test_random_weights_are_captured_like_others(tmp_path: Path) -> None:
-    tiny_t5(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    source = open_source(str(tmp_path), random_weights=3)
-    result = captured(source)
-    case = verification_inputs(result.inputs, seed=0)[1]
-    with torch.no_grad():
-        expected = source.eager()(**case.inputs).last_hidden_state
-    assert torch.equal(result.program.module()(**case.inputs)["last_hidden_state"], expected)
-
-
 def test_a_program_file_is_taken_as_it_is(programs: Programs, tmp_path: Path) -> None:
-    first = programs["t5-bf16"][1]
+    first = programs["t5-fp16"][1]
     torch.export.save(first.program, tmp_path / "t5.pt2")
     source = open_source(str(tmp_path / "t5.pt2"), allow_code=True)
     result = capture(source, (), {})
@@ -176,24 +141,6 @@ def test_a_program_file_is_taken_as_it_is(programs: Programs, tmp_path: Path) ->
     assert torch.equal(
         result.program.module()(**case.inputs)["last_hidden_state"], expected["last_hidden_state"]
     )
-
-
-def test_a_program_with_tuple_outputs_gets_numbered_names() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, None, Tensor]:
-            return x + 1, None, x * 2
-
-    program = torch.export.export(Two(), (torch.ones(2, 3),))
-    assert [spec.name for spec in describe(program).outputs] == ["output_0", "output_2"]
-
-
-def test_integers_of_a_program_range_as_in_its_example() -> None:
-    class Shift(nn.Module):
-        def forward(self, steps: Tensor) -> Tensor:
-            return steps * 2
-
-    program = torch.export.export(Shift(), (torch.tensor([7, 3]),))
-    assert [(spec.low, spec.high) for spec in describe(program).inputs] == [(3, 7)]
 
 
 @dataclass
@@ -223,44 +170,6 @@ def make(module: nn.Module, rows: int = 4) -> FactorySource:
     return FactorySource("test:factory", module, {"x": torch.randn(rows, 6)})
 
 
-def remembering(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
-    """A decorator with a cache of its own, as that of transformers."""
-    remembered = lru_cache(function)
-
-    @wraps(function)
-    def wrapper(size: int) -> Tensor:
-        return remembered(size)
-
-    return wrapper
-
-
-class Cached(nn.Module):
-    """Keeps tensors in caches that all of its kind share."""
-
-    @staticmethod
-    @remembering
-    def grid(size: int) -> Tensor:
-        return torch.arange(size).float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.grid(x.shape[1]) + offsets(x.shape[1])
-
-
-@lru_cache
-def offsets(size: int) -> Tensor:
-    """A tensor that its function keeps."""
-    return torch.ones(size)
-
-
-def test_caches_keep_no_tensor_of_a_trace() -> None:
-    source = make(Cached())
-    captured(source)
-    found = source.eager()(torch.zeros(2, 6))
-
-    assert type(found) is Tensor
-    assert found[0].tolist() == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -276,51 +185,10 @@ def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
         assert all(torch.equal(actual[name], expected[name]) for name in names)
 
 
-def test_a_dimension_that_follows_from_another_is_written_as_an_expression() -> None:
-    class Double(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x, x])
-
-    assert captured(make(Double())).outputs[0].dims == ("2*batch", 6)
-
-
-class Square(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + x.T
-
-
 class Bounded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         torch._check(x.shape[0] <= 9)
         return x + 1
-
-
-def automatic(module: nn.Module, size: tuple[int, int], *dims: int) -> ExportedProgram:
-    """A program whose `dims` torch may merge, fix and narrow without a complaint."""
-    shapes = {"x": dict.fromkeys(dims, torch.export.Dim.AUTO)}
-    return torch.export.export(module, (torch.zeros(size),), dynamic_shapes=shapes)
-
-
-def two_dims(size: tuple[int, int]) -> tuple[InputSpec, ...]:
-    dims = tuple(DimSpec(n, s, 1, 64) for n, s in zip(("batch", "width"), size, strict=True))
-    return (InputSpec("x", "tensor", torch.float32, dims),)
-
-
-def test_dimensions_that_became_one_are_named() -> None:
-    with pytest.raises(CaptureError, match="wants batch and width to be equal"):
-        check_shapes(automatic(Square(), (6, 6), 0, 1), two_dims((6, 6)))
-
-
-def test_a_dimension_that_became_constant_is_named() -> None:
-    program = automatic(Bounded(), (4, 6), 0)
-    with pytest.raises(CaptureError, match="width cannot vary: dimension 1 of x is always 6"):
-        check_shapes(program, two_dims((4, 6)))
-
-
-def test_a_narrowed_range_is_recorded() -> None:
-    inputs, notes = check_shapes(automatic(Bounded(), (4, 6), 0, 1), two_dims((4, 6)))
-    assert inputs[0].dims[0].maximum == 9
-    assert "batch was to be 1..64" in notes[0]
 
 
 class Writes(nn.Module):
@@ -343,48 +211,6 @@ def test_a_model_that_writes_to_its_state_is_refused(through_view: bool) -> None
         captured(make(Writes(through_view)))
 
 
-class Moves(nn.Module):
-    """Moves its table to where the input is, as CTRL does."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.table: Tensor
-        self.register_buffer("table", torch.arange(6).to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.table = self.table.to(x.device, x.dtype)
-        return x + self.table
-
-
-def test_a_table_that_is_moved_to_where_it_is_stays_the_same() -> None:
-    program = captured(make(Moves(torch.float32))).program
-    assert "copy_" not in program.graph_module.code
-    x = torch.randn(4, 6)
-    [found] = program.module()(x=x).values()
-    assert torch.equal(found, x + torch.arange(6))
-
-
-def test_a_table_that_changes_its_dtype_in_the_first_call_is_what_it_becomes() -> None:
-    found = captured(make(Moves(torch.int64)))
-    assert any("changes table in its first call" in note for note in found.notes)
-    x = torch.randn(4, 6)
-    for _ in range(2):
-        [y] = found.program.module()(x=x).values()
-        assert torch.equal(y, x + torch.arange(6))
-
-
-def test_an_output_that_is_not_a_tensor_is_named() -> None:
-    class Cache:
-        pass
-
-    class Caches(nn.Module):
-        def forward(self, x: Tensor) -> object:
-            return {"y": x, "past": [x, Cache()]}
-
-    with pytest.raises(CaptureError, match=r"returns a Cache as past\.1"):
-        captured(make(Caches()))
-
-
 def test_weights_of_another_model_are_refused(
     programs: Programs, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,10 +223,10 @@ def test_weights_of_another_model_are_refused(
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's list of mappings")
 def test_weights_stay_mapped_to_their_file(programs: Programs, folders: Path) -> None:
-    tensor = programs["t5-bf16"][1].program.state_dict["shared.weight"]
+    tensor = programs["t5-fp16"][1].program.state_dict["shared.weight"]
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(part, 16) for part in line.split()[0].split("-"))
         if first <= tensor.data_ptr() < last:
-            assert line.endswith(str(folders / "t5-bf16" / "model.safetensors"))
+            assert line.endswith(str(folders / "t5-fp16" / "model.safetensors"))
             return
     pytest.fail("the weight lies in no mapping")

@@ -1,5 +1,6 @@
 """Loops with branches over which autograd is switched; tests of two values that are joined."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +39,7 @@ class Experts(nn.Module):
         return result
 
 
+@pytest.mark.slow
 def test_a_switch_of_autograd_leaves_nothing_in_a_program_with_branches() -> None:
     module = Experts(5).eval()
     example = {"x": torch.randn(6, 4)}

@@ -1,18 +1,14 @@
 """Recorded calls of components: what is kept, which dimensions vary, what is refused."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import enginecast
-from enginecast.capture.inputs.calls import Slot, call_of, call_of_names
 from enginecast.capture.sources.calls.recording import Calls, record
-from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import UsageError
 
 
 @dataclass
@@ -146,79 +142,6 @@ def test_two_sizes_say_what_varies_and_hangs_together() -> None:
     assert calls["transformer"].dynamic(["rotary_0:0=4"]) == []
 
 
-def test_rows_vary_in_any_case_and_the_largest_batch_is_traced() -> None:
-    pipe = Pipe()
-    with record(pipe) as calls, torch.no_grad():
-        pipe(2, rows=1)
-        pipe(2, rows=2)
-    assert calls["transformer"].example["sample"].shape[0] == 2
-    assert calls["transformer"].dynamic() == []
-
-
-def test_products_of_sizes_are_fixed_and_said() -> None:
-    class Both(nn.Module):
-        def forward(self, image: Tensor, rows: Tensor) -> Tensor:
-            return image.flatten(2).transpose(1, 2) + rows
-
-    model = Both()
-    with record({"both": model}) as calls:
-        for high, wide in ((2, 3), (4, 5)):
-            model(torch.randn(2, 3, high, wide), torch.randn(high * wide, 1))
-    found = calls["both"]
-    assert sorted(found.dynamic()) == ["image:2=2", "image:3=3", "rows:0=6"]
-    assert found.notes == (
-        "rows:0 and image:2 and image:3 are fixed: they vary together in a way that --dynamic"
-        " cannot say",
-    )
-
-
-def test_generators_are_left_out() -> None:
-    decoder = Decoder()
-    with record({"vae": decoder}) as calls, torch.no_grad():
-        for _ in range(3):
-            decoder.decode(torch.randn(1, 4), generator=[torch.Generator()])
-    assert calls["vae.decode"].call.inputs == ("z",)
-    assert len(calls["vae.decode"].calls) == 3
-
-
-def test_what_a_model_changes_in_place_is_kept_as_it_was_given() -> None:
-    @dataclass(frozen=True)
-    class Given:
-        x: Tensor
-        half: Tensor = field(init=False)
-
-        def __post_init__(self) -> None:
-            object.__setattr__(self, "half", self.x[: len(self.x) // 2])
-
-    class InPlace(nn.Module):
-        def forward(self, given: Given) -> Tensor:
-            return given.x.add_(1)
-
-    module = InPlace()
-    with record(module) as calls:
-        for rows in (2, 4, 4, 4):
-            module(Given(torch.zeros(rows, 3)))
-    found = calls["InPlace"]
-    assert found.call.inputs == ("given_x", "given_half")
-    assert [call["given_x"].shape[0] for call in found.calls] == [2, 4]  # those of 4 rows are equal
-    assert not any(call["given_x"].any() for call in found.calls)
-
-
-def test_fractions_that_differ_are_inputs() -> None:
-    pipe = Pipe()
-    with record(pipe) as calls, torch.no_grad():
-        pipe(2, factor=0.5)
-        pipe(2, factor=2.0)
-        pipe(2, factor=0.5)
-    found = calls["transformer"]
-    assert "factor" in found.call.inputs
-    assert {call["factor"].item() for call in found.calls} == {0.5, 2.0}
-    assert found.call.constants == {}
-    with record(pipe) as calls, torch.no_grad():
-        pipe(2, factor=0.5)
-    assert calls["transformer"].call.constants == {"factor": 0.5}
-
-
 def test_calls_that_contradict_each_other_are_refused() -> None:
     pipe = Pipe()
     with record(pipe) as calls, torch.no_grad():
@@ -238,118 +161,3 @@ def test_calls_that_contradict_each_other_are_refused() -> None:
         pipe(2, rotary=(torch.ones(1), torch.ones(1)))
     with pytest.raises(UsageError, match=r"rotary_0 is float32 \[4, 1\] and float32 \[1\]"):
         calls["transformer"]
-
-
-def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
-    pipe, calls = recorded(2)
-    with pytest.raises(
-        UsageError, match=r"'text_encoder' was not called .*: transformer, vae.decode"
-    ):
-        calls["text_encoder"]
-    with pytest.raises(
-        UsageError, match="is of transformer, a Denoiser, and the model is a Decoder"
-    ):
-        calls["transformer"].require(pipe.components["vae"])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a int has no components to record"), record(3):
-        pass
-
-
-def test_recordings_that_are_not_of_one_component_are_refused() -> None:
-    pipe, calls = recorded(2)
-    module: Any = pipe.components["transformer"]
-    with pytest.raises(UsageError, match=r"got a recording of transformer, vae\.decode") as refused:
-        open_source(module, example=calls)
-    assert 'calls["transformer"]' in refused.value.hint
-    both: Any = [calls["transformer"], calls["transformer"]]
-    with pytest.raises(UsageError, match="example: got 2 recordings, expected one") as refused:
-        open_source(module, example=both)
-    assert "one `with enginecast.record" in refused.value.hint
-
-
-def test_what_is_no_tensor_and_no_number_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"the example's a\.0 is a slice, expected tensors"):
-        call_of({"x": torch.ones(2), "a": [slice(2)]}, "it")
-    with pytest.raises(SourceError, match="two tensors of the example map to the input 'a_b'"):
-        call_of({"a_b": torch.ones(2), "a": {"b": torch.zeros(2)}}, "it")
-
-
-@pytest.mark.slow
-def test_an_engine_of_recorded_calls(tmp_path: Path) -> None:
-    pipe, calls = recorded(2, 3)
-    model = pipe.components["transformer"]
-    assert isinstance(model, Denoiser)
-    bundle = enginecast.compile(model, tmp_path / "engine", example=calls["transformer"])
-    assert bundle.manifest.symbols == {"batch": (1, 64), "sample_1": (4, 9)}
-    inputs = {n: t for n, t in calls["transformer"].calls[-1].items()}
-    with torch.no_grad(), enginecast.load(bundle.root) as engine:
-        found = engine.run({name: tensor.numpy() for name, tensor in inputs.items()})["sample_out"]
-        expected = model(**calls["transformer"].call.filled(inputs))["sample"]
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_method_is_an_engine(tmp_path: Path) -> None:
-    pipe, calls = recorded(2, rows=1)
-    decoder = pipe.components["vae"]
-    assert isinstance(decoder, Decoder)
-    bundle = enginecast.compile(decoder, tmp_path / "engine", example=calls["vae.decode"])
-    assert bundle.manifest.symbols == {"batch": (1, 64)}
-    z = torch.randn(3, 4, 4)
-    with enginecast.load(bundle.root) as engine:
-        found = engine.run({"z": z.numpy()})["output_0"]
-    torch.testing.assert_close(torch.from_numpy(found), decoder.decode(z)[0])
-
-
-@pytest.mark.slow
-def test_a_model_that_takes_no_other_batch_has_that_of_the_recording(tmp_path: Path) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = self.inside(x.reshape(8))
-            return found
-
-    model = Pair()
-    with record({"pair": model}) as calls:
-        model(torch.randn(2, 4))
-    bundle = enginecast.compile(model, tmp_path / "engine", example=calls["pair"])
-    assert bundle.manifest.symbols == {}
-    [note] = bundle.manifest.notes
-    assert note.startswith("batch is fixed at 2: this model's code (")
-    assert "test_recording.py:" in note
-
-
-class Half(torch.nn.Module):
-    """Takes four columns, by two methods."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(-1, 4) / 2
-
-    def decode(self, z: torch.Tensor) -> torch.Tensor:
-        return self.forward(z)
-
-
-def test_a_call_that_fails_is_not_recorded() -> None:
-    half = Half()
-    with record({"half": half}) as calls:
-        calls_of: list[Any] = [half, half.decode]
-        for call in calls_of:
-            with pytest.raises(RuntimeError):
-                call(torch.ones(1, 3, 1))
-            with pytest.raises(TypeError):
-                call(torch.ones(2, 4), unknown=1)
-            call(torch.ones(2, 4))
-    assert [*calls] == ["half", "half.decode"]
-    for name, argument in (("half", "x"), ("half.decode", "z")):
-        assert calls[name].names == ("recorded call 1 of 1",)
-        assert calls[name].example[argument].shape == (2, 4)
-
-
-def test_a_call_is_made_of_paths_again() -> None:
-    made = call_of_names(["x", "more.y"], {"more.flag": True, "size": 3}, "forward")
-    assert made.arguments == {
-        "more": {"flag": True, "y": Slot("more_y")},
-        "size": 3,
-        "x": Slot("x"),
-    }

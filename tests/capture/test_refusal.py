@@ -2,27 +2,20 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models import llama_config
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import pack_padded_sequence
-from transformers import LlamaModel
 
-from enginecast.capture.inputs.derive.from_facts import from_facts
-from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.refusals.explain import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.attempt import Attempt
-from enginecast.capture.tracing.captured import capture
 from enginecast.capture.tracing.torch_export import trace
 from enginecast.errors import CaptureError
 
@@ -184,17 +177,6 @@ def test_the_line_and_the_reason(module: Callable[[], nn.Module], code: object, 
 
 
 @pytest.mark.parametrize(
-    ("module", "suggestion"),
-    [(ShapeBranch, "batch = Dim('batch', max=5)"), (ShapeLoop, "batch = 3")],
-)
-def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion: str) -> None:
-    refusal = explained(module(), "x:0=1..64")
-    assert refusal.kind == "specialized-dimension"
-    assert refusal.reason.endswith(f"torch suggests {suggestion}")
-    assert "--dynamic NAME:DIM" in refusal.hint
-
-
-@pytest.mark.parametrize(
     ("module", "reported"),
     [
         (ShapeBranch, "not every batch satisfies 2 <= batch and batch <= 5"),
@@ -207,14 +189,6 @@ def test_the_line_that_fixes_a_dimension(module: type[nn.Module], reported: str)
     assert refusal.place == f"{__file__}:{culprit(module)}"
     assert reported in refusal.reason
     assert vars(ShapeEnv)["_get_user_frame"] is before
-
-
-def test_the_message_names_place_code_reason_and_way_out() -> None:
-    error = refused(Branch())
-    assert f"test_refusal.py:{culprit(Branch)}\n    if x.sum() > 0:  # culprit" in error.message
-    assert "a Python branch or loop depends on the value of a tensor" in error.message
-    assert "GuardOnDataDependentSymNode" not in error.message
-    assert "torch.cond" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -239,33 +213,6 @@ def test_the_reason_is_not_what_torch_says_of_itself(
         assert internal not in refusal.in_full
 
 
-def test_weights_that_hooks_load_are_not_blamed_on_the_inputs() -> None:
-    error = TypeError("FakeTensor.__new__() missing required argument: 'fake_mode'")
-    refusal = explain(error)
-    assert "accelerate" in refusal.reason
-    assert "remove_hook_from_module" in refusal.hint
-
-
-def test_nothing_of_torch_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    refused(Branch())
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
-    config = llama_config()
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    LlamaModel(config).save_pretrained(tmp_path)
-    source = open_source(str(tmp_path))
-    specs = from_facts(ModelFacts(config, source.forward_arguments))
-    with pytest.raises(CaptureError) as caught:
-        capture(source, specs, sample(specs, example_sizes(specs), 0))
-    assert caught.value.__cause__ is not None
-    refusal = explain(caught.value.__cause__)
-    assert refusal.kind == "data-dependent-branch"
-    assert Path(refusal.file).name == "modeling_rope_utils.py"
-    assert "seq_len > " in refusal.code
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -281,19 +228,3 @@ def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
 )
 def test_messages_of_other_releases(text: str, kind: Kind) -> None:
     assert explain(RuntimeError(text)).kind == kind
-
-
-def test_dynamo_quotes_the_user_code_in_its_message() -> None:
-    with pytest.raises(Exception, match="from user code") as caught:
-        torch.export.export(Branch(), (torch.randn(3, 6),), strict=True)
-    refusal = explain(caught.value)
-    assert (refusal.kind, refusal.line) == ("data-dependent-branch", culprit(Branch))
-
-
-def test_a_check_without_a_message_is_said_in_words() -> None:
-    try:
-        torch._check(False)
-    except RuntimeError as error:
-        refusal = explain(error)
-    assert "condition that this code checks" in refusal.message()
-    assert "Expected cond" not in refusal.message()

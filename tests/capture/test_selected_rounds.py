@@ -38,31 +38,8 @@ class Experts(nn.Module):
         return total
 
 
-class Named(Experts):
-    """Names its experts by numbers in text, and adds to what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleDict({f"expert_{n}": nn.Linear(6, 6) for n in range(EXPERTS)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros_like(x)
-        scores, chosen = self.router(x).softmax(-1).topk(2, -1)
-        mask = nn.functional.one_hot(chosen, EXPERTS).permute(2, 1, 0)
-        hits = mask.sum(dim=(-1, -2)).gt(0).nonzero()
-        for hit in hits:
-            expert = hit[0]
-            if expert == EXPERTS:
-                continue
-            place, row = torch.where(mask[expert])
-            found = self.parts[f"expert_{expert}"](x[row])
-            total.index_add_(0, row, found * scores[row, place, None])
-        return total
-
-
-@pytest.mark.parametrize(
-    ("kind", "few"), [(Experts, 16), (Named, 16), (Experts, 0)], ids=["places", "named", "loop"]
-)
+@pytest.mark.parametrize(("kind", "few"), [(Experts, 16)], ids=["places"])
+@pytest.mark.slow
 def test_a_loop_over_hit_experts_is_a_branch_for_each(
     kind: type[Experts], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,6 @@
 """State that a model keeps between calls is refused or reported, with its name and line."""
 
-import copy
 import inspect
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,10 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import capture
-from enginecast.compiler.export.session import export
 from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.prepare.reference import reference_of
-from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
 
@@ -82,11 +78,6 @@ class Parent(nn.Module):
         return self.inner(x)
 
 
-class Draws(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-
 class Overwrites(nn.Module):
     """A buffer that holds nothing from call to call."""
 
@@ -108,12 +99,6 @@ class ReadsFirst(Overwrites):
         y = x * self.table
         self.table.copy_(x.amax(0))  # HERE
         return y
-
-
-class WritesIntoInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)  # HERE
-        return x.cos()
 
 
 def place(made: type) -> str:
@@ -161,15 +146,6 @@ def test_state_that_decides_nothing_is_a_note(make: type[nn.Module], how: str) -
     assert f"{place(make)} {reported}; an engine keeps no state" in note
 
 
-def test_a_model_without_state_gives_no_note() -> None:
-    assert prepared_reference(Parent(nn.Linear(4, 4))) == []
-
-
-def test_noise_is_refused() -> None:
-    with pytest.raises(CaptureError, match="two calls with equal inputs give different values"):
-        prepared_reference(Draws())
-
-
 def captured(module: nn.Module) -> tuple[str, ...]:
     example = {"x": X}
     if isinstance(module, KvCache):
@@ -200,137 +176,3 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
     [note] = [note for note in captured(Overwrites()) if "overwrites" in note]
     assert place(Overwrites) in note
-
-
-class Clears(nn.Module):
-    total: Tensor
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.ones(X.shape))
-        self.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.total.zero_()
-        self.total[:, 0].add_(x[:, 0])
-        self.seen.fill_(2)
-        self.seen[0] += 1
-        return self.total * self.seen.sum() + x
-
-
-def test_a_buffer_that_is_cleared_first_is_computed() -> None:
-    specs = from_example({"x": X})
-    found = capture(FactorySource("model", Clears(), {}), specs, {"x": torch.zeros(X.shape)})
-    notes = [note.split()[5] for note in found.notes if "overwrites" in note]
-    assert notes == ["total", "seen"]
-    module = found.program.module()
-    for x in (X, X * 2):  # the second call must not see the first one's total
-        assert torch.equal(module(x=x)["output_0"], Clears()(x))
-
-
-def test_an_input_that_is_written_into_is_reported_and_verified(tmp_path: Path) -> None:
-    example = {"x": X.clone()}
-    module = WritesIntoInput()
-    done = export(ExportRequest(module, tmp_path / "bundle", example=example, threads=1))
-    assert done.bundle is not None, done.report.verdict.reasons
-    [note] = done.report.notes
-    assert "writes into its input 'x' at " in note
-    assert place(WritesIntoInput) in note
-    assert torch.equal(example["x"], X)
-
-
-class Stateful(nn.Module):
-    """Python values, a buffer and a tied parameter, none of which an export may touch."""
-
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("scale", torch.ones(4))
-        self.calls, self.seen = 0, [1, 2]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen.append(self.calls)
-        found: Tensor = self.drop(self.linear(x)) * self.scale
-        return found
-
-
-def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
-    module = Stateful().half().train()
-    module.drop.p = 0.0  # an active dropout is refused
-    module.scale.requires_grad_(True)
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    plain = copy.deepcopy({k: v for k, v in vars(module).items() if k in ("calls", "seen")})
-    forward = module.forward
-    versions = {name: tensor._version for name, tensor in module.state_dict().items()}
-    enginecast.compile(module, tmp_path / "bundle", example={"x": X}, threads=1)
-    assert module.training
-    assert all(part.training for part in module.modules())
-    assert all(p.requires_grad for p in module.parameters())
-    assert all(p.grad is None for p in module.parameters())
-    assert {k: v for k, v in vars(module).items() if k in ("calls", "seen")} == plain
-    assert module.forward == forward
-    assert "forward" not in vars(module)
-    for name, tensor in module.state_dict().items():
-        assert tensor.dtype == state[name].dtype
-        assert torch.equal(tensor, state[name])
-        assert tensor._version == versions[name], name
-
-
-def test_a_module_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
-    module = nn.Linear(4, 4)
-    module.lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(CaptureError, match="the module cannot be copied"):
-        enginecast.compile(module, tmp_path / "bundle", example={"input": X}, threads=1)
-
-
-class CopiesItselfOtherwise(nn.Linear):
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        return CopiesItselfOtherwise(4, 4)  # with other weights
-
-
-def test_the_module_that_was_given_is_exported_whatever_its_copies_are(tmp_path: Path) -> None:
-    module = nn.Sequential(CopiesItselfOtherwise(4, 4), nn.ReLU()).eval()
-    bundle = enginecast.compile(module, tmp_path / "bundle", example={"input": X}, threads=1)
-    with enginecast.load(bundle.root, threads=1) as engine:
-        found = engine.run({"input": X.numpy()})["output_0"]
-    torch.testing.assert_close(torch.as_tensor(found), module(X).detach())
-
-
-class Holds(nn.Module):
-    n: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("n", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.n.add_(1)
-        return x + self.n
-
-
-def test_a_program_that_was_given_and_writes_to_its_state_is_refused(tmp_path: Path) -> None:
-    program = torch.export.export(Holds(), (X,), strict=False)
-    torch.export.save(program, tmp_path / "holds.pt2")
-    source = open_source(str(tmp_path / "holds.pt2"), allow_code=True)
-    with pytest.raises(CaptureError, match="writes to its own state"):
-        prepare(source, ModelOptions(), Steps())
-    given = source.given_program()
-    assert given is not None
-    assert not given.state_dict["n"].any()
-
-
-def test_verification_leaves_the_program_as_it_was() -> None:
-    source = FactorySource("model", Parent(nn.Linear(4, 4)).eval(), {"x": X})
-    made = prepare(source, ModelOptions(), Steps())
-    program = made.captured.program
-    before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
-    code = program.graph_module.code
-    reference_of(made, "fp32")
-    assert program.graph_module.code == code
-    for name, tensor in program.state_dict.items():
-        assert torch.equal(tensor, before[name])

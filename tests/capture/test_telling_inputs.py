@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram, export
+from torch.export import export
 
 import enginecast
 from enginecast.capture.inputs.examples import Case
@@ -53,19 +53,6 @@ def test_a_case_is_added_for_outputs_that_are_zero(
     assert len(found) == 1 or told
 
 
-def test_what_eager_was_seen_to_give_is_not_looked_for() -> None:
-    program = export(Far(), (X,))
-    cases, specs = (Case("first", {"x": X}),), from_example({"x": X})
-    runs = Runs(lambda: program, tuple("abc"))
-    found = with_telling_values(runs, specs, cases, tuple("abc"), told={"a", "c"})
-    assert [case.name for case in found] == ["first", "b other than zero"]
-
-    def never() -> ExportedProgram:
-        raise AssertionError("it is not run")
-
-    assert with_telling_values(Runs(never, "abc"), specs, cases, "abc", told=set("abc")) == cases
-
-
 class Cancelling(nn.Module):
     """Keeps far values, and very large ones only where they are exact enough."""
 
@@ -106,6 +93,7 @@ class OfPositives(nn.Module):
         return x.sqrt()
 
 
+@pytest.mark.slow
 def test_floats_are_the_examples_where_the_model_asserts_something_of_them(tmp_path: Path) -> None:
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
     bundle = enginecast.compile(OfPositives(), tmp_path / "b", example={"x": x})

@@ -1,14 +1,10 @@
 """Script the smallest submodule that branches, trace the rest: in `capture` and `exporters`."""
 
 import copy
-import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from control_flow import BRANCHES, ROWS, Row
@@ -19,21 +15,12 @@ from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.sources.factory import take_module
 from enginecast.capture.torchscript.questions import questions
-from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
+from enginecast.capture.torchscript.script import UnscriptableError, hybrid
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.export.session import ExportSession
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, LoweringError, MissingError
-from enginecast.exporters.files import copy_archive, quiet
-from enginecast.exporters.onnx.script import lower_script_to_onnx
-from enginecast.exporters.target import ScriptRequest
-from enginecast.exporters.torchscript.lower import (
-    ENGINE_FILE,
-    branches,
-    graph_ops,
-    write_torchscript,
-)
+from enginecast.errors import CaptureError, LoweringError
 
 BY_NAME = {row.name: row for row in ROWS}
 SCRIPTABLE = (
@@ -46,15 +33,6 @@ SCRIPTABLE = (
     "ForRangeTensor",
     "MoeLoop",
 )
-
-
-def pick(x: Tensor) -> Tensor:
-    if x.sum() > 0:
-        return x * 2
-    return x - 1
-
-
-PICK = SourceLocation(__file__, pick.__code__.co_firstlineno + 1)
 
 
 class Leaf(nn.Module):
@@ -83,28 +61,6 @@ class Outer(nn.Module):
     def forward(self, x: Tensor, **_: object) -> dict[str, Tensor]:
         hidden = self.leaf(x)
         return {"narrow": self.last(hidden), "hidden": hidden}
-
-
-class Calls(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return pick(x) + 1
-
-
-class Around(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Callable[[Tensor], Tensor] = Calls()
-
-    def forward(self, x: Tensor, **_: object) -> Tensor:
-        return self.calls(x) * 3
-
-
-class Closed(nn.Module):
-    def forward(self, x: Tensor, **_: object) -> Tensor:
-        return x * 2 if x.sum() > 0 else x - 1
-
-
-CLOSED = SourceLocation(__file__, Closed.forward.__code__.co_firstlineno + 1)
 
 
 def outer() -> Outer:
@@ -143,27 +99,6 @@ def test_only_the_branching_leaf_is_scripted_and_both_paths_are_right() -> None:
         torch.testing.assert_close(hidden, wanted["hidden"], rtol=0, atol=0)
 
 
-def test_a_trace_alone_is_wrong_on_the_other_path_and_names_its_suspect() -> None:
-    module = outer()
-    found = hybrid(module, both_paths()[0])
-    assert found.scripted == ()
-    assert [suspect.place for suspect in found.suspects] == [LEAF]
-    other = both_paths()[1]
-    narrow, _ = found.module(other["x"])
-    assert not torch.allclose(narrow, module(**other)["narrow"])
-
-
-def test_the_users_module_is_not_touched() -> None:
-    module = outer().train()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    hybrid(module, both_paths()[0], [LEAF])
-    assert type(module.leaf) is Leaf
-    assert module.training
-    assert module.last.weight.data_ptr() == module.state_dict()["last.weight"].data_ptr()
-    for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", SCRIPTABLE)
 def test_modules_with_control_flow_are_right_on_both_inputs(name: str) -> None:
     row = BY_NAME[name]
@@ -184,145 +119,11 @@ def test_what_cannot_be_scripted_is_refused_with_module_line_and_reason(name: st
     assert f"{row.file}:{row.line}" in refused.value.message
 
 
-def test_an_optional_place_that_cannot_be_scripted_is_traced_and_reported() -> None:
-    module = Closed().eval()
-    with pytest.raises(UnscriptableError, match="variable number of arguments"):
-        hybrid(module, both_paths()[0], [CLOSED])
-    found = hybrid(module, both_paths()[0], optional=[CLOSED])
-    assert found.unscripted == (CLOSED,)
-    assert any(f":{CLOSED[1]} is traced" in note for note in found.notes)
-    assert " at 0x" not in "".join(found.notes)
-
-
-def test_a_function_is_scripted_with_the_module_that_calls_it() -> None:
-    module = Around().eval()
-    found = hybrid(module, both_paths()[0], [PICK])
-    assert found.scripted == ("calls",)
-    for inputs in both_paths():
-        (got,) = found.module(inputs["x"])
-        torch.testing.assert_close(got, module(**inputs), rtol=0, atol=0)
-
-
-def test_owners_of_a_line_that_the_run_does_not_reach_are_found_by_their_source() -> None:
-    module = outer()
-    found = owners(module, [LEAF], lambda: None)
-    assert found == {LEAF: ("leaf",)}
-    first = SourceLocation(__file__, 1)
-    assert owners(module, [first], lambda: module(**both_paths()[0])) == {first: ()}
-
-
 @pytest.mark.parametrize("name", ["BufferCounter", "KvCache"])
 def test_a_model_that_keeps_state_is_refused(name: str) -> None:
     row = BY_NAME[name]
     with pytest.raises(CaptureError, match="writes into the buffer"):
         hybrid(row.module(), row.a())
-
-
-def test_no_warning_of_torch_reaches_the_user(recwarn: pytest.WarningsRecorder) -> None:
-    found = hybrid(outer(), both_paths()[0])
-    assert found.suspects
-    assert [str(warning.message) for warning in recwarn] == []
-
-
-@pytest.mark.parametrize("lacking", ["script", "trace"])
-def test_a_torch_without_torchscript_is_missing_it(
-    lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch.jit, lacking)
-    with pytest.raises(MissingError, match=f"no torch.jit.{lacking}") as missing:
-        hybrid(outer(), both_paths()[0])
-    assert "pip install 'torch>=2.11,<2." in missing.value.hint
-
-
-def test_a_module_gives_equal_files_without_paths(tmp_path: Path) -> None:
-    found = hybrid(outer(), both_paths()[0], [LEAF])
-    files = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        written = write_torchscript(found.module, tmp_path / name)
-        assert [p.name for p in (tmp_path / name).iterdir()] == [ENGINE_FILE]
-        files.append((tmp_path / name / ENGINE_FILE).read_bytes())
-    assert files[0] == files[1]
-    assert str(Path(__file__).parent).encode() not in files[0]
-    assert written.ops["prim::If"] == 1
-    assert written.nodes == sum(graph_ops(found.module).values())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        loaded = torch.jit.load(str(tmp_path / "two" / ENGINE_FILE))
-    other = both_paths()[1]
-    torch.testing.assert_close(loaded(other["x"])[1], outer()(**other)["hidden"])
-
-
-def lower(row: Row, folder: Path, varying: str = "batch") -> None:
-    found = hybrid(row.module(), row.a(), [place_of(row)])
-    dims = {"x": {0: varying} if varying else {}}
-    lower_script_to_onnx(ScriptRequest(found.module, folder, row.a(), found.outputs, dims))
-
-
-@pytest.mark.parametrize("size", [10, 10_000])
-def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(size: int) -> None:
-    content = io.BytesIO()
-    with quiet():
-        torch.jit.save(torch.jit.script(nn.Linear(size, 10)), content)
-    content.seek(0)
-    with pytest.raises(OSError, match="No space left"):
-        copy_archive(content, Path("/dev/full"), without=())
-
-
-@pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])
-def test_the_onnx_route_is_right_on_both_inputs(name: str, tmp_path: Path) -> None:
-    row = BY_NAME[name]
-    lower(row, tmp_path)
-    content = (tmp_path / "engine.onnx").read_bytes()
-    assert str(Path(__file__).parent).encode() not in content
-    session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
-    for inputs in (row.a(), row.b()):
-        (got,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
-        np.testing.assert_allclose(got, eager(row.module(), inputs).numpy(), rtol=1e-6)
-
-
-def test_an_op_that_the_onnx_route_lacks_leaves_no_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(LoweringError, match="legacy ONNX exporter refuses"):
-        lower(BY_NAME["WhileNorm"], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert capfd.readouterr().out == ""
-
-
-def test_a_branch_that_the_onnx_route_bakes_is_noticed(tmp_path: Path) -> None:
-    # Of a dimension that does not vary, the exporter makes a constant, and decides by it.
-    row = BY_NAME["IfShape"]
-    module = hybrid(row.module(), row.a(), [place_of(row)]).module
-    assert branches(module) == 1
-    with pytest.raises(LoweringError, match="keeps 0 of 1 branches"):
-        lower(row, tmp_path, varying="")
-    assert list(tmp_path.iterdir()) == []
-    lower(row, tmp_path)
-    assert branches(module) == 1
-
-
-def test_large_weights_go_beside_the_graph(tmp_path: Path) -> None:
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear: Callable[[Tensor], Tensor] = nn.Linear(40, 40)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x)
-
-    torch.manual_seed(0)
-    module = Wide().eval().requires_grad_(False)
-    example = {"x": torch.randn(3, 40)}
-    found = hybrid(module, example)
-    dims = {"x": {0: "batch"}}
-    lowered = lower_script_to_onnx(
-        ScriptRequest(found.module, tmp_path, example, found.outputs, dims)
-    )
-    assert lowered.files == ("engine.onnx", "weights.safetensors")
-    session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
-    (got,) = session.run(None, {"x": example["x"].numpy()})
-    np.testing.assert_allclose(got, module(**example).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
@@ -352,62 +153,6 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
         session.candidate()
     assert "model.py:7" in caught.value.message
     assert "TorchScript does not help: TorchScript cannot store" in caught.value.message
-
-
-class Losing(nn.Module):
-    """Returns more as a script, as torchvision's detectors do."""
-
-    @torch.jit.unused
-    def _of_eager(
-        self, losses: dict[str, Tensor], found: dict[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return found  # type: ignore[return-value]
-
-    def forward(self, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        losses = {"y": x[:1]}
-        y = x - 1
-        if bool(x.sum() > 0):
-            y = x * 2
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return losses, {"y": y}
-        else:  # TorchScript compiles what comes after a return
-            return self._of_eager(losses, {"y": y})
-
-
-class OfLosing(nn.Module):
-    def __init__(self, is_told: bool) -> None:
-        super().__init__()
-        self.model = Losing()
-        self.is_told = is_told
-
-
-class Told(OfLosing):
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.model(x)
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return found[1]["y"]  # type: ignore[no-any-return]
-        else:
-            return found["y"]  # type: ignore[no-any-return]
-
-
-class NotTold(OfLosing):
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        found = self.model(x)
-        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
-
-
-def test_a_script_that_returns_something_else_is_not_put_in() -> None:
-    example = {"x": torch.ones(2, 3)}
-    [place] = places_of(Told(True), example)
-    made = hybrid(Told(True).eval(), example, [place])
-    assert made.scripted == ("",)
-    with torch.no_grad():
-        for x in (torch.ones(2, 3), -torch.ones(2, 3)):
-            assert torch.equal(made.module(x)[0], Told(True)(x))
-    with pytest.raises(
-        UnscriptableError, match=r"as a script it returns y \[1, 3\], otherwise y \[2, 3\]"
-    ):
-        hybrid(NotTold(False).eval(), example, [place])
 
 
 def places_of(module: nn.Module, example: dict[str, Tensor]) -> set[SourceLocation]:
@@ -444,16 +189,3 @@ def test_code_that_asks_whether_it_is_torchscript_is_named_where_it_runs() -> No
         SourceLocation(__file__, helped.__code__.co_firstlineno + 1),
     )
     assert not questions(hybrid(Helped().eval(), example).module)  # a trace is not a script
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-        nn.Sequential(nn.Linear(8, 8), nn.Upsample(scale_factor=2.0)),
-        nn.GRU(8, 8),
-    ],
-)
-def test_questions_of_torch_that_choose_among_equal_ways_do_not_count(module: nn.Module) -> None:
-    name = "src" if isinstance(module, nn.TransformerEncoderLayer) else "input"
-    assert not questions(hybrid(module.eval(), {name: torch.ones(2, 3, 8)}).module)

@@ -53,6 +53,7 @@ class Gradient(nn.Module):
         return result
 
 
+@pytest.mark.slow
 def test_jvp_is_captured_and_what_fails_leaves_no_level_open() -> None:
     captured = capture(FactorySource("t", Tangent(), {}), SPECS, {"x": torch.randn(3, 5)})
     x = torch.randn(2, 7)

@@ -1,6 +1,5 @@
 """`enginecast bisect`, culprits in rejected exports, and `export --drop-guilty`."""
 
-import json
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from harmful_passes import NAMES
 
 import enginecast
 from enginecast import plugins
-from enginecast.errors import VerificationError
 from enginecast.passes import registry
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -49,36 +47,6 @@ def test_a_culprit_is_named_on_stdout_and_the_exit_code_is_1(t5: str, capsys: Ca
     assert line.endswith("(arises here)")
     assert "'touch-linears' promises 'reordered'" in done.err
     assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in done.err
-
-
-@pytest.mark.slow
-def test_a_wrong_fusion_in_half_precision_is_named(exports: Exports, capsys: Capture) -> None:
-    pipeline = "unify-dtype{to=fp16},canonicalize,fuse-wrongly,fuse-skip-norm"
-    done = cast(capsys, "bisect", exports.model("t5-4"), "--pipeline", pipeline)
-    assert done.code == 1
-    (line,) = done.out.splitlines()
-    norm = "encoder.block.1.layer.1.layer_norm"
-    assert line.startswith(f"pass fuse-wrongly, site {norm}, modeling_t5.py:")
-    assert line.endswith("(arises here)")
-    assert "--drop-guilty would leave 1 of 9 sites out" in done.err
-
-
-@pytest.mark.slow
-def test_json_names_pass_site_and_modules(t5: str, capsys: Capture) -> None:
-    done = cast(capsys, "bisect", t5, "--pipeline", TWO, "--json")
-    assert done.code == 1
-    found = done.json
-    assert found["guilty"]
-    (culprit,) = found["culprits"]
-    assert (culprit["pass"], culprit["position"]) == ("touch-linears", 1)
-    assert [site["module"] for site in culprit["sites"]] == [
-        "encoder.block.0.layer.0.SelfAttention.o",
-        LATE,
-    ]
-    assert all(site["source"].startswith("modeling_t5.py:") for site in culprit["sites"])
-    assert (found["left_out"], found["drop_guilty_helps"]) == (2, True)
-    assert {m["module"] for m in found["modules"] if m["arises_here"]} >= {LATE}
-    assert [p["name"] for p in found["passes"] if p["failure"]] == ["touch-linears"]
 
 
 def test_a_model_that_is_fine_is_said_to_be(exports: Exports, capsys: Capture) -> None:
@@ -161,20 +129,6 @@ def export(capsys: Capture, t5: str, output: Path, *arguments: str) -> Ran:
 
 
 @pytest.mark.slow
-def test_a_rejected_export_names_the_culprit(t5: str, tmp_path: Path, capsys: Capture) -> None:
-    done = export(capsys, t5, tmp_path / "b", "--pipeline", ONE, "--json")
-    assert done.code == 1
-    reasons = done.json["verdict"]["reasons"]
-    assert any(reason.startswith(f"pass touch-linears, site {LATE}, ") for reason in reasons)
-    assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in reasons
-    assert done.json["bisection"]["culprits"][0]["sites"][0]["module"] == LATE
-    page = (tmp_path / "b.rejected" / "report.html").read_text()
-    assert f"site {LATE}" in page
-    report = json.loads((tmp_path / "b.rejected" / "report.json").read_text())
-    assert any(f"site {LATE}" in reason for reason in report["verdict"]["reasons"])
-
-
-@pytest.mark.slow
 def test_drop_guilty_publishes_without_the_guilty_sites_and_says_so(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -197,42 +151,3 @@ def test_drop_guilty_publishes_without_the_guilty_sites_and_says_so(
     with enginecast.load(bundle) as engine:
         found = engine.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert np.isfinite(np.asarray(found["last_hidden_state"])).all()
-
-
-@pytest.mark.slow
-def test_drop_guilty_does_not_publish_what_it_cannot_heal(
-    t5: str, tmp_path: Path, capsys: Capture
-) -> None:
-    done = export(capsys, t5, tmp_path / "b", "--pipeline", "siteless", "--drop-guilty")
-    assert done.code == 1
-    assert "it reports no site that it rewrote" in done.err
-    assert "would leave" not in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["b.rejected"]
-
-
-@pytest.mark.slow
-def test_a_pass_that_cannot_do_without_the_dropped_sites_is_a_rejection(
-    t5: str, tmp_path: Path, capsys: Capture
-) -> None:
-    pipeline = f"touch-linears{{wrong={LATE}}},dependent"
-    done = export(capsys, t5, tmp_path / "b", "--pipeline", pipeline, "--drop-guilty")
-    assert done.code == 1
-    assert f"site {LATE}" in done.err
-    assert "would leave" not in done.err
-
-
-@pytest.mark.slow
-def test_drop_guilty_changes_nothing_where_nothing_is_guilty(
-    t5: str, tmp_path: Path, capsys: Capture
-) -> None:
-    pipeline = ("--pipeline", "canonicalize", "--drop-guilty", "--json")
-    done = export(capsys, t5, tmp_path / "b", *pipeline)
-    assert (done.code, done.json["dropped"], done.json["bisection"]) == (0, [], None)
-
-
-@pytest.mark.slow
-def test_compile_drops_guilty_sites_when_asked(t5: str, tmp_path: Path) -> None:
-    with pytest.raises(VerificationError, match=f"site {LATE}"):
-        enginecast.compile(t5, tmp_path / "a", pipeline=ONE)
-    bundle = enginecast.compile(t5, tmp_path / "b", pipeline=ONE, drop_guilty=True)
-    assert bundle.manifest.engines[0].verdict.outcome == "verified"

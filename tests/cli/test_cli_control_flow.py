@@ -150,30 +150,6 @@ def test_a_plan_says_that_torchscript_comes_next(folder: Path, capsys: Capture) 
     assert cast(capsys, "inspect", "flow_cli:grows", "--fallback", "all").code == 2
 
 
-def test_a_plan_of_a_program_that_fails_shows_what_decides(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On inputs that were searched for the other path, the program divides by zero."""
-    monkeypatch.setenv("COLUMNS", "200")  # the folder's name would break the lines of the table
-    ran = cast(capsys, "inspect", "flow_cli:divides")
-    assert ran.code == 1
-    assert f"the program fails at {place('divides')}: integer division" in ran.err
-    assert "what is done" in ran.out
-    assert "int((x > 0)" in ran.out
-    ran = cast(capsys, "inspect", "flow_cli:divides", "--json")
-    assert ran.code == 1
-    assert any(row["code"].startswith("scale = 12 //") for row in ran.json["control_flow"])
-
-
-def test_why_a_line_was_not_rewritten(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:tries", "-o", "bundle", "--fallback", "rewrite")
-    assert ran.code == 2
-    (reported,) = [line for line in ran.err.splitlines() if line.startswith("then rewrite refused")]
-    assert f"{place('tries')}: a Python branch" in reported
-    assert reported.endswith("this if was not rewritten: it stands in a try statement")
-    assert left(folder) == []
-
-
 def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:secret", "-o", "bundle")
     assert ran.code == 1
@@ -191,34 +167,3 @@ def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     assert place("secret") in lacking["text"]
     assert (lacking["kind"], lacking["consent"]) == ("branch", "given")
     assert "unverified branch" in cast(capsys, "inspect", "bundle").out
-
-
-def test_a_note_is_shown_once(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:both", "-o", "bundle")
-    assert ran.code == 0
-    shown = " ".join(ran.err.split())  # whatever the width of the terminal
-    assert shown.count("both paths verified:") == 1
-    report = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
-    assert [note.endswith(place("both")) for note in report["notes"]] == [True]
-
-
-def test_code_of_exec_has_no_path(folder: Path, capsys: Capture) -> None:
-    ran = cast(capsys, "export", "flow_cli:exec_ed", "-o", "bundle")
-    assert ran.code == 2
-    assert "at <string>:4" in ran.err
-    assert "/<string>" not in ran.err
-
-
-@pytest.mark.slow
-def test_an_eager_that_never_runs_is_not_searched(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recursion without end raises in every one of 160 trials, slowly."""
-
-    def never(*_: object) -> None:
-        raise AssertionError("searched")
-
-    monkeypatch.setattr("enginecast.capture.control_flow.cover.branches.perturbed", never)
-    ran = cast(capsys, "export", "flow_cli:deep", "-o", "bundle")
-    assert ran.code == 2
-    assert place("deep") in ran.err

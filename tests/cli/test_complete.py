@@ -115,14 +115,3 @@ def test_a_bundle_loads_wherever_its_completion_is_killed(around: Path) -> None:
         ("verified", "verified"),
     ]
     assert "becomes" not in (around / MANIFEST_NAME).read_text()
-
-
-def test_a_bundle_with_another_one_is_completed(around: Path) -> None:
-    assert verify_bundle(around).completed
-    assert outcomes(around) == ("verified", "verified")
-
-
-def test_a_signed_bundle_within_a_bundle_stays_as_it_is(around: Path) -> None:
-    (around / "inner" / "model.sig").write_text("{}")
-    assert not verify_bundle(around).completed
-    assert outcomes(around) == ("verified-by-emulation", "verified-by-emulation")

@@ -17,8 +17,6 @@ from enginecast.runtime.device.versions import installed
 TORCH = Package("torch", ">=2.11", "2.13.0+cu128")
 ORT = Package("onnxruntime", ">=1.28", "1.31.1")
 ORT_GPU = Package("onnxruntime-gpu", ">=1.28", "1.31.1", "cuda")
-NO_ORT = Package("onnxruntime", ">=1.28", None)
-NO_ORT_GPU = Package("onnxruntime-gpu", ">=1.28", None, "cuda")
 H100 = Gpu("NVIDIA H100", "sm90", 80 * 2**30)
 CPU = ("CPUExecutionProvider",)
 CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -35,11 +33,6 @@ def problems(
     return [(problem.what, problem.repair) for problem in found]
 
 
-def test_nothing_is_wrong_with_what_fits() -> None:
-    assert problems(TORCH, ORT, NO_ORT_GPU) == []
-    assert problems(TORCH, NO_ORT, ORT_GPU, providers=CUDA, gpus=(H100,), driver=True) == []
-
-
 def test_both_builds_of_onnxruntime_are_a_problem() -> None:
     ((what, repair),) = problems(TORCH, ORT, ORT_GPU)
     assert "both installed" in what
@@ -48,18 +41,6 @@ def test_both_builds_of_onnxruntime_are_a_problem() -> None:
     )
     ((_, repair),) = problems(TORCH, ORT, ORT_GPU, providers=CUDA, gpus=(H100,))
     assert repair.endswith("pip install 'onnxruntime-gpu>=1.28'")
-
-
-def test_gpu_without_a_provider() -> None:
-    ((what, repair),) = problems(TORCH, ORT, NO_ORT_GPU, gpus=(H100,))
-    assert "CPU only" in what
-    assert repair == "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu>=1.28'"
-
-
-def test_driver_with_a_cpu_torch() -> None:
-    ((what, repair),) = problems(TORCH, ORT, cuda=None, driver=True)
-    assert "CPU build" in what
-    assert repair == "pip install --force-reinstall 'torch>=2.11'"
 
 
 @pytest.mark.parametrize(

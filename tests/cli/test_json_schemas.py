@@ -29,7 +29,7 @@ def test_nothing_else_is_published() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {f"{name}.schema.json" for name in NAMES}
 
 
-@pytest.mark.parametrize(("model", "precision"), [("plain", "fp32"), ("t5", "bf16")])
+@pytest.mark.parametrize(("model", "precision"), [("t5", "bf16")])
 @pytest.mark.parametrize("name", FILES)
 def test_real_files_are_valid(name: str, model: str, precision: str, exports: Exports) -> None:
     content = json.loads((exports(model, precision).folder / f"{name}.json").read_text())

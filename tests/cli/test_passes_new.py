@@ -1,21 +1,13 @@
 """`enginecast passes new`: the package that it writes, and the names that it refuses."""
 
-import ast
 import os
 import subprocess
 import sys
 import venv
-from importlib.metadata import EntryPoint
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from exports import cast
-
-from enginecast import plugins
-from enginecast.cli.passes import new
-from enginecast.cli.passes.new import FILES, TAKEN, class_name
-from enginecast.passes.registry import REGISTRY
 
 Capture = pytest.CaptureFixture[str]
 
@@ -42,15 +34,6 @@ def test_names_that_are_refused(name: str, message: str, tmp_path: Path, capsys:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_of_an_installed_package_is_taken(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = EntryPoint("fuse-silu", "theirs:Silu", REGISTRY.group)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
-    done = cast(capsys, "passes", "new", "fuse-silu", "-o", tmp_path / "out")
-    assert (done.code, "theirs:Silu" in done.err) == (2, True)
-
-
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling"])
 def test_what_is_in_the_way_stays(kind: str, tmp_path: Path, capsys: Capture) -> None:
     target = tmp_path / "out"
@@ -64,41 +47,6 @@ def test_what_is_in_the_way_stays(kind: str, tmp_path: Path, capsys: Capture) ->
     assert done.code == 2
     assert "exists already" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: Capture) -> None:
-    done = cast(capsys, "passes", "new", "fuse-silu", "-o", tmp_path / "no" / "out")
-    assert done.code == 2
-    assert f"there is no folder {tmp_path / 'no'}" in done.err
-
-
-def test_the_default_folder_is_called_like_the_pass(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = cast(capsys, "passes", "new", "none")
-    assert done.code == 0
-    assert "cd none && pip install" in done.out
-    text = (tmp_path / "none" / "enginecast_none" / "none.py").read_text("utf-8")
-    assert "class NonePass(GraphPass):" in text
-    assert len([path for path in (tmp_path / "none").rglob("*") if path.is_file()]) == len(FILES)
-    written = "".join(p.read_text("utf-8") for p in tmp_path.rglob("*") if p.is_file())
-    assert "$" not in written
-
-
-def test_classes_never_hide_what_the_file_imports() -> None:
-    text = (files(new.__package__) / "template" / "pass.py.template").read_text("utf-8")
-    tree = ast.parse(text.replace("${class_}", "X"))
-    imported = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.name[0].isupper()
-    }
-    assert imported <= TAKEN
-    assert class_name("graph-pass") == "GraphPassPass"
-    assert class_name("fuse-silu") == "FuseSilu"
 
 
 def environment(folder: Path) -> Path:

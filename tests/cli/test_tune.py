@@ -1,9 +1,7 @@
 """`enginecast tune`: what runs fastest here, written beside the bundle and used by `load`."""
 
-import json
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,20 +11,15 @@ from exports import Exports, cast
 
 from enginecast.bench import tune
 from enginecast.bench.timing import Times
-from enginecast.errors import BundleError, EnginecastWarning, UsageError
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Part, Verdict
-from enginecast.runtime.bundle.manifest_json import encode
-from enginecast.runtime.bundle.reader import digest, open_bundle
+from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
+from enginecast.runtime.tuned import Tuned, tuned_path
 from enginecast.verification.engine import verify_engine as judged
 from enginecast.verification.reference import Reference
 
 Capture = pytest.CaptureFixture[str]
-NO_ARENA = Settings(arena=False)
 
 
 @pytest.fixture
@@ -94,37 +87,6 @@ def test_what_is_faster_is_found_and_used(
     assert "tuned" not in cast(capsys, "bench", bundle, "--rounds", 3, "--untuned").out
 
 
-@pytest.mark.slow
-def test_what_is_not_faster_by_more_than_its_spread_is_not_chosen(
-    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocked(monkeypatch, lambda each: (4.0,) if each == DEFAULT else (1.0, 5.0, 3.9))
-    ran = cast(capsys, "tune", bundle)
-    assert ran.code == 0, ran.err
-    assert "chosen: default: no other is faster\n" in ran.out
-    assert not tuned_path(bundle).exists()
-    assert max(map(len, ran.out.split("inputs:")[0].splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_other_engines_of_the_bundle_are_timed_beside_it(
-    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def took(each: object) -> tuple[float, ...]:
-        return (1.0,) if each == "onnxruntime-cpu" else (4.0,)
-
-    clocked(monkeypatch, took)
-    monkeypatch.setattr(tune, "_others", lambda engine: ["onnxruntime-cpu", "torchscript-cpu"])
-    ran = cast(capsys, "tune", bundle, "--dry-run")
-    assert ran.code == 0, ran.err
-    assert "onnxruntime-cpu is 4.00x: --prefer onnxruntime-cpu takes and tunes it" in ran.out
-    assert "never chosen: torchscript-cpu: " in ran.out
-    other, lacking = cast(capsys, "tune", bundle, "--dry-run", "--json").json["others"]
-    assert (other["backend"], other["speed"]) == ("onnxruntime-cpu", 4.0)
-    assert other["relative_error"] < 1e-5
-    assert "holds no torchscript engine" in lacking["rejected"]
-
-
 def test_a_setting_that_is_wrong_is_never_chosen(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,17 +105,6 @@ def test_a_setting_that_is_wrong_is_never_chosen(
     assert not tuned_path(bundle).exists()
 
 
-@pytest.mark.slow
-def test_no_more_engines_are_open_than_there_is_memory_for(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heats = clocked(monkeypatch, lambda each: (1.0,))
-    monkeypatch.setattr(tune, "available", lambda: 0)
-    tune.tune_bundle(bundle, write=False)
-    assert {len(heat) for heat in heats} == {2}
-    assert not tuned_path(bundle).exists()
-
-
 def test_a_real_tuning_needs_no_torch(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,67 +114,6 @@ def test_a_real_tuning_needs_no_torch(
     assert ran.code == 0, ran.err
     assert "1 thread" in ran.out
     assert not tuned_path(bundle).exists()
-
-
-def write(root: Path, **changes: object) -> None:
-    """Write a choice for a bundle and this machine, with some fields changed."""
-    opened = open_bundle(root)
-    session = session_class("onnxruntime")
-    found = Tuned(
-        bundle=bundle_digest(opened),
-        engine="engine.onnx",
-        provider="CPUExecutionProvider",
-        machine=machine_of(session),
-        settings=NO_ARENA,
-        speed=2.0,
-        inputs="none",
-    )
-    content = msgspec.to_builtins(found) | changes
-    tuned_path(root).write_text(json.dumps(content), encoding="utf-8")
-
-
-OTHER = {"processor": "Z80", "cores": 1, "versions": {}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"machine": OTHER}, "made on another machine: processor 'Z80', here "),
-        ({"bundle": 64 * "0"}, "made for another bundle of this name"),
-        ({"settings": {"threads": 0}}, "cannot be read: Expected `int` >= 1"),
-        ({"settings": {"threads": 4096}}, "4096 threads on "),
-        ({"more": 1}, "cannot be read: Object contains unknown field"),
-    ],
-)
-def test_what_does_not_fit_is_ignored_and_said_once(
-    bundle: Path, changes: dict[str, object], reason: str
-) -> None:
-    write(bundle, **changes)
-    with pytest.warns(EnginecastWarning) as warned, load(bundle) as engine:
-        assert engine.settings == DEFAULT
-    assert reason in str(warned[0].message)
-    assert warned[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(bundle).close()
-
-
-def test_the_same_bundle_again_keeps_its_choice(bundle: Path) -> None:
-    """Reports and logs hold times, so they differ from export to export."""
-    write(bundle)
-    with load(bundle) as engine:
-        assert engine.settings == NO_ARENA
-    write(bundle, provider="CUDAExecutionProvider")
-    with load(bundle) as engine:
-        assert engine.settings == DEFAULT
-
-
-def test_an_engine_that_runs_elsewhere_has_nothing_to_tune(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "on_cpu", lambda engine: False)
-    with pytest.raises(UsageError, match="has nothing to tune"):
-        tune.tune_bundle(bundle)
 
 
 def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> None:
@@ -242,47 +132,3 @@ def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> 
     assert ran.code == 2
     assert f"{tuned_path(bundle)}: is not writable" in ran.err
     assert not list(bundle.parent.glob(".*"))
-
-
-@pytest.mark.slow
-def test_a_choice_goes_away_where_the_default_is_fastest_now(
-    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocked(monkeypatch, lambda each: (4.0,) if each == DEFAULT else (1.0,))
-    assert cast(capsys, "tune", bundle).code == 0
-    assert choice(bundle) != DEFAULT
-    clocked(monkeypatch, lambda each: (1.0,) if each == DEFAULT else (4.0,))
-    assert cast(capsys, "tune", bundle, "--dry-run").code == 0
-    assert tuned_path(bundle).exists()
-    assert cast(capsys, "tune", bundle).code == 0
-    assert not tuned_path(bundle).exists()
-
-
-def test_a_part_that_was_tuned_leaves_the_bundle_around_it_whole(
-    bundle: Path, exports: Exports
-) -> None:
-    inner = shutil.copytree(exports("plain").folder, bundle / "inner")
-    part = Part(name="inner", sha256=digest(inner / MANIFEST_NAME))
-    manifest = msgspec.structs.replace(open_bundle(inner).manifest, parts=(part,))
-    (bundle / MANIFEST_NAME).write_bytes(encode(manifest))
-    engine = open_bundle(inner).manifest.engines[0]
-    session = session_class(engine.target)
-    tuned = Tuned(
-        bundle=bundle_digest(open_bundle(inner)),
-        engine=engine.file,
-        provider="CPUExecutionProvider",
-        machine=machine_of(session),
-        settings=NO_ARENA,
-        speed=2.0,
-        inputs="",
-    )
-
-    write_tuned(inner, tuned)
-
-    with load(bundle) as opened:
-        assert opened.parts["inner"].settings == NO_ARENA
-        assert opened.settings == DEFAULT
-    tuned_path(inner).unlink()
-    tuned_path(inner).mkdir()
-    with pytest.raises(BundleError, match="a folder, expected a plain file"):
-        open_bundle(bundle)

@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 import torch
 from exports import Exports
-from msgspec.structs import replace
 from safetensors.numpy import load_file
 from torch import nn
 from torch.export import Dim
 
 import enginecast
 from enginecast.capture.sources.factory import arguments_of
-from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.weights.finite import require_finite_module
-from enginecast.compiler.prepare.program import prepare
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     BundleError,
     CaptureError,
@@ -29,9 +23,7 @@ from enginecast.errors import (
     UsageError,
     VerificationError,
 )
-from enginecast.runtime.bundle.manifest_json import decode
 from enginecast.runtime.bundle.reader import Bundle
-from enginecast.runtime.device.torch_values import from_any
 
 
 class Small(nn.Module):
@@ -124,12 +116,6 @@ def test_an_engine_takes_positions_and_names_of_arrays_and_tensors(two: Path) ->
             assert len(repr(each)) < 300
 
 
-def test_booleans_of_a_gpu_are_booleans() -> None:
-    """ONNX Runtime hands them out as uint8."""
-    made = from_any(torch.tensor([1, 0], dtype=torch.uint8), is_bool=True)
-    assert torch.equal(made, torch.tensor([True, False]))
-
-
 def test_tensors_come_out_where_torch_is_not_imported_for_arrays(two: Path) -> None:
     code = (
         "import sys, numpy, enginecast; engine = enginecast.load(sys.argv[1]);"
@@ -178,75 +164,6 @@ def test_an_automatic_range_is_narrowed_and_another_one_refused(tmp_path: Path) 
             exported(size)
 
 
-def test_a_small_model_is_run_by_one_thread_and_the_callers_are_kept(tmp_path: Path) -> None:
-    seen = set()
-
-    class Noting(Small):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.add(torch.get_num_threads())
-            return super().forward(x)
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        enginecast.compile(Noting(), tmp_path / "bundle", example=example())
-        assert seen == {1}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_compile_leaves_the_module_as_it_was(tmp_path: Path) -> None:
-    module = Small().train()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    enginecast.compile(module, tmp_path / "bundle", example=example(), precision="fp16")
-    after = module.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    assert module.training
-
-
-def test_an_export_hashes_the_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text encoder of ten gigabytes takes half a minute to hash."""
-    calls: list[str] = []
-
-    def counted(module: nn.Module, name: str) -> None:
-        calls.append(name)
-        require_finite_module(module, name)
-
-    monkeypatch.setattr("enginecast.capture.sources.factory.require_finite_module", counted)
-    enginecast.compile(Small(), tmp_path / "bundle", example=example())
-    assert calls == ["Small"]
-
-
-def test_equal_calls_give_equal_bundles(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module, inputs = Small(), example()
-    folders = [
-        enginecast.compile(module, tmp_path / name, example=inputs).root for name in ("a", "b")
-    ]
-    for file in ("engine.onnx", "weights.safetensors", "reference.safetensors"):
-        assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file
-    first, second = (decode((folder / "manifest.json").read_bytes()) for folder in folders)
-    timed = {file.name for file in set(first.files) ^ set(second.files)}
-    assert timed <= {"build.log", "report.json", "report.html"}
-    assert replace(first, files=()) == replace(second, files=())
-
-
-@pytest.mark.slow
-def test_thorough_takes_the_longest_texts_of_a_large_model(
-    exports: Exports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("enginecast.capture.inputs.examples.WORK", 1.0)  # every model is large
-    source = open_source(str(exports.model("t5")))
-    usual, thorough = (
-        {case.name for case in prepare(source, ModelOptions(thorough=on), Steps()).cases}
-        for on in (False, True)
-    )
-    assert thorough - usual == {"longest", "empty prompt, 255 pads", "empty prompt, 511 pads"}
-
-
 def test_a_rejected_export_raises_and_keeps_the_report(tmp_path: Path) -> None:
     module = Small()
     nn.init.constant_(module.linear.weight, 3e4)
@@ -272,11 +189,6 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"--{name} nothing=x"):
             enginecast.compile(Small(), tmp_path / "b", example=example(), **given)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = enginecast.nothing  # type: ignore[attr-defined]
 
 
 BLOCKED = """

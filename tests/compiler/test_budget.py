@@ -7,12 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from exports import Exports, cast
-from safetensors.torch import load_file, save_file
-from tiny_components import save
 
-from enginecast.capture.sources.huggingface.diffusers_folder import STEM
-from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.weights.widened import WidenedWeight
 from enginecast.compiler import budget
 from enginecast.compiler.budget import IMPORTED, estimate
 from enginecast.compiler.request import ExportRequest
@@ -44,55 +39,6 @@ def test_what_an_export_takes_at_least(
     assert found.why == why
     disk = {"fp32": 4, "fp16": 2, "bf16": 2}[precision] * sum(elements.values())
     assert disk < found.disk < disk + BILLION / 10
-
-
-@pytest.mark.parametrize(
-    ("precision", "weights"), [("fp32", 3 * 1.1e9), ("bf16", 2 * 0.1e9), ("fp16", 2 * 1.1e9)]
-)
-def test_a_component_maps_weights_of_several_dtypes(
-    precision: str, weights: float, tmp_path: Path
-) -> None:
-    """Eager in fp32 reads all of them from their file; in 16 bits, those of that dtype."""
-    request = ExportRequest("model", precision=precision).resolve()
-    elements = {BF16: BILLION, FP32: BILLION // 10}
-    mapped = estimate(elements, request, in_memory=False, maps_mixed=True)
-    assert mapped.memory == IMPORTED + weights
-    assert mapped.memory <= estimate(elements, request, in_memory=False).memory
-    folder = save("dit", tmp_path / "dit")
-    file = folder / f"{STEM}.safetensors"
-    stored = load_file(file)
-    half = {name: t.bfloat16() if t.ndim > 1 else t for name, t in stored.items()}
-    save_file(half, file, metadata={"format": "pt"})
-    source = open_source(str(folder))
-    assert source.maps_mixed
-    assert set(source.weight_elements()) == {BF16, FP32}
-    eager = source.eager().state_dict()
-    kinds = {name: isinstance(tensor, WidenedWeight) for name, tensor in eager.items()}
-    assert kinds == {name: tensor.dtype == BF16 for name, tensor in half.items()}
-
-
-def test_a_torchscript_export_runs_the_model_in_fp64() -> None:
-    found = estimate(
-        {FP32: BILLION}, ExportRequest("model", "", "torchscript").resolve(), in_memory=False
-    )
-    assert found.memory == IMPORTED + 8 * BILLION
-    assert found.why == "eager in fp64"
-
-
-def test_weights_that_are_drawn_are_in_memory() -> None:
-    plan = ExportRequest("model", precision="fp32").resolve()
-    mapped = estimate({FP32: BILLION}, plan, in_memory=False)
-    drawn = estimate({FP32: BILLION}, plan, in_memory=True)
-    assert drawn.memory - mapped.memory == 4 * BILLION
-
-
-def test_elements_are_those_of_the_model(exports: Exports) -> None:
-    source = open_source(exports.model("t5-4-wo-in-fp32"))
-    weights = {t.data_ptr(): t for t in source.weights().values()}.values()
-    found = source.weight_elements()
-    assert set(found) == {FP16, FP32}
-    assert found[FP32] == sum(t.numel() for t in weights if t.dtype == FP32)
-    assert found[FP16] == sum(t.numel() for t in weights if t.dtype == FP16)
 
 
 def test_too_little_memory_is_said_at_once(

@@ -1,18 +1,12 @@
 """A build log alone tells how a bundle was made."""
 
-import io
 import logging
 import re
-import time
 import warnings
 
-import pytest
 from exports import Exports
-from rich.console import Console
 
-from enginecast.compiler.publication.bundle import build_log, request_lines
 from enginecast.compiler.steps import Steps
-from enginecast.progress import counted
 
 
 def test_a_log_holds_what_a_report_of_a_defect_needs(exports: Exports) -> None:
@@ -39,26 +33,6 @@ def test_a_log_holds_what_a_report_of_a_defect_needs(exports: Exports) -> None:
     ):
         assert needed in text, needed
     assert re.search(r"^capture: \d+\.\d\d s$", text, re.MULTILINE)
-
-
-def test_a_long_step_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr("enginecast.compiler.steps.SLOW", 0.3)
-    with Steps(Console(file=shown, force_terminal=True, width=80))("verify"):
-        for _ in counted(range(4), "cases"):
-            for _ in counted(range(3), "ops"):
-                time.sleep(0.05)
-    assert "verify: 2 of 4 cases, about 0 s left" in shown.getvalue()
-    for console in (Console(file=shown), Console(file=shown, quiet=True, force_terminal=True)):
-        shown.truncate(0)
-        with Steps(console)("verify"):
-            list(counted(range(4), "cases"))
-        assert "cases" not in shown.getvalue()
-
-
-def test_sections_without_lines_are_left_out() -> None:
-    text = build_log([("request", request_lines({"a": 1, "b": None, "c": ()})), ("passes", [])])
-    assert text.endswith("build log\n\n== request\na: 1\n")
 
 
 def test_warnings_of_libraries_are_in_the_log() -> None:

@@ -1,25 +1,14 @@
 """Layers that a model's class keeps from low precision: what diffusers' own casting leaves."""
 
-from pathlib import Path
-
-import diffusers
 import pytest
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from programs import calibrated, captured
-from tiny_components import CONFIGS, save
 from torch import Tensor, nn
 
-from enginecast.compiler.prepare.open_model import open_model
-from enginecast.compiler.prepare.program import prepare
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.steps import Steps
-from enginecast.errors import PassError
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
-from enginecast.passes.quantize.measure.quantizable import find_layers
-from enginecast.passes.quantize.plan.declared import declared_reason
 from enginecast.passes.registry import build
 
 
@@ -71,18 +60,6 @@ class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return found
 
 
-class Around(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = nn.Linear(16, 16)
-        self.norm = nn.Linear(16, 16)
-        self.denoiser = Denoiser()
-
-    def forward(self, sample: Tensor, time: Tensor) -> Tensor:
-        found: Tensor = self.denoiser(self.norm(self.before(sample)), time)
-        return found
-
-
 def left_by_diffusers(model: ModelMixin) -> set[str]:
     model.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
     kinds = (nn.Linear, nn.Conv2d, nn.Conv3d)
@@ -111,12 +88,6 @@ def test_a_plan_keeps_what_casting_by_diffusers_leaves(spec: str) -> None:
     assert "Denoiser keeps '^proj_in$' from low precision: 1 layer" in plan.notes
 
 
-def test_patterns_are_those_of_a_module_within_the_model() -> None:
-    plan = planned(Around().eval().requires_grad_(False), "plan-int8")
-    kept = {layer.module for layer in plan.layers if layer.choice == "keep"}
-    assert kept == {f"denoiser.{name}" for name in left_by_diffusers(Denoiser())}
-
-
 def test_layers_that_are_asked_for_are_quantized_all_the_same() -> None:
     model = Denoiser().eval().requires_grad_(False)
     named = planned(model, 'plan-int8{include_modules="blocks.0.wo"}')
@@ -126,25 +97,3 @@ def test_layers_that_are_asked_for_are_quantized_all_the_same() -> None:
     assert not any(
         layer.choice == "keep" for layer in planned(model, "plan-int8{sensitive=true}").layers
     )
-
-
-class Careful(Denoiser):
-    _skip_layerwise_casting_patterns = ["."]  # noqa: RUF012
-
-
-def test_a_model_that_keeps_all_of_its_layers_is_refused_with_the_way_out() -> None:
-    with pytest.raises(PassError, match=r"12 x Careful keeps '\.' .*sensitive=true"):
-        planned(Careful().eval().requires_grad_(False), "plan-int8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pixart", "flux", "wan", "sd15-unet"])
-def test_of_classes_of_diffusers(name: str, tmp_path: Path) -> None:
-    options = ModelOptions()
-    prepared = prepare(open_model(str(save(name, tmp_path)), options), options, Steps())
-    program = prepared.captured.program
-    found = {layer.module for layer in find_layers(program) if declared_reason(layer)}
-    kind, config = CONFIGS[name]
-    left = left_by_diffusers(getattr(diffusers, kind)(**config))
-    assert bool(found) == (name != "sd15-unet")  # it asks for its norms alone
-    assert found == left & {layer.module for layer in find_layers(program)}

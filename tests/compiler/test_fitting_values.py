@@ -1,10 +1,8 @@
 """Values that must fit one another: what is drawn holds what the model's code needs of them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,8 +14,6 @@ from enginecast.capture.inputs.specs import Draws, InputSpec
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.fit_values import fit_values
-from enginecast.errors import InputError
-from enginecast.verification.reference import read_reference
 
 IDS = torch.tensor([[1, 7, 7, 2, 3, 4, 5, 6, 8], [9, 7, 7, 1, 2, 3, 4, 5, 6]])
 WEIGHT = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
@@ -43,11 +39,6 @@ def written(ids: Tensor, image: Tensor) -> Tensor:
     embedded = F.embedding(ids, WEIGHT).clone()
     embedded[ids == 7] = image
     return embedded
-
-
-def scattered(ids: Tensor, image: Tensor) -> Tensor:
-    embedded = F.embedding(ids, WEIGHT)
-    return embedded.masked_scatter((ids == 7)[..., None].expand_as(embedded), image)
 
 
 def selected(x: Tensor, keep: Tensor) -> Tensor:
@@ -115,52 +106,6 @@ def test_values_are_drawn_as_freely_as_the_model_takes_them(name: str) -> None:
         function(inputs["x"], inputs["y"])
     if "kept" not in expected:
         assert any(not torch.equal(d["x"], x) and not torch.equal(d["y"], y) for d in drawn)
-
-
-def test_how_values_were_drawn_is_said() -> None:
-    _, [note] = fitted(written, IDS, torch.rand(4, 8))
-    assert note.startswith(
-        "the compared values of x are 7 as often as in the example: the model refuses random ones "
-        "(shape mismatch: value tensor"
-    )
-    assert note.endswith("; --inputs FILE.safetensors compares on others")
-
-
-def test_marks_stay_where_sizes_vary() -> None:
-    specs, _ = fitted(written, IDS, torch.rand(4, 8))
-    drawn = sample([replace(specs[0], high=49)], {"batch": 5}, 0)["x"]
-    assert (drawn == 7).sum(1).tolist() == [2] * 5
-    assert drawn.max() > 9
-
-
-class Scatter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(WEIGHT)
-
-    def forward(self, input_ids: Tensor, image: Tensor) -> Tensor:
-        embedded = F.embedding(input_ids, self.weight)
-        return embedded.masked_scatter((input_ids == 7)[..., None].expand_as(embedded), image)
-
-
-def test_some_cases_have_the_marks_of_the_example(tmp_path: Path) -> None:
-    example = {"input_ids": IDS, "image": torch.randn(4, 8)}
-    dynamic = ["input_ids:0=2", "input_ids:1=5..40"]
-    enginecast.compile(Scatter(), tmp_path / "b", example=example, dynamic=dynamic)
-    cases = read_reference(tmp_path / "b" / "reference.safetensors").cases
-    marked = [case.inputs["input_ids"] for case in cases if case.name.startswith("marks as in")]
-    assert {ids.shape[1] for ids in marked} == {5, 13, 40}
-    assert all((ids == 7).sum() == 4 for ids in marked)
-    ids = torch.randint(8, 50, (2, 21))
-    ids[0, [3, 20]] = ids[1, [0, 5]] = 7
-    inputs = {"input_ids": ids, "image": example["image"]}
-    with enginecast.load(tmp_path / "b") as engine:
-        found = engine.run({name: tensor.numpy() for name, tensor in inputs.items()})
-        ids_of_more = {"input_ids": torch.full((2, 5), 7).numpy(), "image": inputs["image"].numpy()}
-        with pytest.raises(InputError):  # as in eager
-            engine.run(ids_of_more)
-    with torch.no_grad():
-        np.testing.assert_array_equal(found["output_0"], Scatter()(**inputs).numpy())
 
 
 class Bag(nn.Module):

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import Exports, cast
+from exports import Exports
 from models import add_tokenizer, tiny_bert
 
-import enginecast
-from enginecast.capture.sources.huggingface.hub import FILES, is_hub_name, model_name
-from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import BundleError, MissingError, SourceError
+from enginecast.capture.sources.huggingface.hub import is_hub_name
+from enginecast.errors import BundleError
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 
@@ -147,27 +145,6 @@ def test_a_bundle_is_downloaded_on_request_alone(
     assert "download=True" in caught.value.hint
 
 
-def test_python_asks_the_hub_on_request_alone(exports: Exports, tmp_path: Path) -> None:
-    """Here it may not be asked at all: HF_HUB_OFFLINE is set."""
-    for download, error in ((False, SourceError), (True, MissingError)):
-        with pytest.raises(error, match=NAME):
-            enginecast.export(NAME, tmp_path / "bundle", download=download)
-        with pytest.raises(error, match=NAME):
-            enginecast.verify(exports("t5").folder, model=NAME, download=download)
-
-
-@pytest.mark.slow
-def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    done = run(tmp_path, endpoint, "inspect", "maker/other", "--download")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"error: maker/other: {endpoint}: no such model, or a private one\n" in done.stderr
-    del hub.files["model.safetensors"]
-    done = run(tmp_path, endpoint, "inspect", NAME, "--download")
-    assert done.returncode == 2
-    assert "has its config, but no safetensors weights" in done.stderr
-
-
 @pytest.mark.slow
 def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as gone:
@@ -183,42 +160,8 @@ def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_whatever_takes_a_model_downloads_it(hub: Hub, tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    (tmp_path / "texts.txt").write_text("a red fox\n")
-    bundle = tmp_path / "bundle"
-    for words in (
-        ("export", NAME, "-o", bundle, "--no-speed"),
-        ("verify", bundle, "--model", NAME),
-        ("bench", bundle, "--model", NAME, "--against", "eager", "--rounds", 3, "--seconds", 0),
-        ("cache", "fill", NAME, "--prompts", tmp_path / "texts.txt", "-o", tmp_path / "cache"),
-    ):
-        done = run(tmp_path, endpoint, *map(str, words), "--download")
-        assert done.returncode == 0, done.stderr
-
-
-def test_without_download_the_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    done = cast(capsys, "export", "google/t5-v1_1-small", "-o", "out", "--json")
-    assert done.code == 2
-    assert "hf download google/t5-v1_1-small --local-dir t5-v1_1-small" in done.json["hint"]
-    with pytest.raises(SourceError, match="not a model here"):
-        open_source(NAME)
-
-
 @pytest.mark.parametrize(
     "model", ["./t5", "/models/t5", "t5", "a/b/c", "package.module:make", "a/b.pt2", "a/..", "-a/b"]
 )
 def test_what_is_not_a_name(model: str) -> None:
     assert not is_hub_name(model)
-
-
-def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_hub_name(NAME)
-    (tmp_path / NAME).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert not is_hub_name(NAME)  # a folder here comes first
-    assert model_name(tmp_path / NAME) == "tiny-bert"
-    assert model_name(tmp_path / "a_package" / "model") == "a_package"
-    assert model_name(tmp_path / "models--maker--tiny-bert" / "snapshots" / SHA) == "tiny-bert"
-    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in FILES)

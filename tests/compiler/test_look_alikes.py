@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.sizes import look_alikes
 from enginecast.compiler.prepare.open_model import ModelInputs, input_specs
-from enginecast.errors import UsageError
 
 Sizes = dict[str, list[str | int]]
 
@@ -59,21 +56,8 @@ def scaled(boxes: Tensor, size: Tensor) -> Tensor:
     return boxes * torch.stack([size[1], size[0], size[1], size[0]])
 
 
-def attention(x: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)
-
-
-def guidance(x: Tensor, y: Tensor) -> Tensor:
-    y = y if len(x) == len(y) else y.repeat(len(x) // len(y), 1)
-    return x * y
-
-
 def pairs(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([a * b for a, b in zip(x, y, strict=False)])
-
-
-def normalized(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return (x - mean[:, None, None]) / std[:, None, None]
 
 
 class Recurrent(nn.Module):
@@ -87,26 +71,14 @@ class Recurrent(nn.Module):
 
 B = "batch"
 DEFAULTS: dict[str, tuple[object, list[list[int]], list[list[str | int]]]] = {
-    # A second batch where the code needs it, in whichever dimension.
     "layers": (layers, [[2, 8], [2, 2, 8]], [[B, 8], [2, B, 8]]),
     "gru": (Recurrent(), [[2, 5, 6], [2, 2, 8]], [[B, 5, 6], [2, B, 8]]),
-    "more rows than layers": (Recurrent(), [[3, 5, 6], [2, 3, 8]], [[B, 5, 6], [2, B, 8]]),
     "transposed": (lambda x, y: x + y.T, [[4, 4], [4, 4]], [[B, 4], [4, B]]),
-    "guidance": (guidance, [[4, 6], [4, 6]], [[B, 6], [B, 6]]),
     "pairs": (pairs, [[3, 6], [3, 6]], [[B, 6], [B, 6]]),
-    # Numbers that are read by index, channels and weights are none.
     "height and width": (scaled, [[2, 6, 4], [2]], [[B, 6, 4], [2]]),
     "size first": (lambda x, y: scaled(y, x), [[2], [2, 6, 4]], [[2], [B, 6, 4]]),
-    "channels": (normalized, [[3, 3, 8, 8], [3], [3]], [[B, 3, 8, 8], [3], [3]]),
     "weights": (lambda x, y: x @ y, [[4, 4], [4, 4]], [[B, 4], [4, 4]]),
-    # Others vary on their own.
-    "classes": (lambda x, y: x @ y.T, [[4, 8], [4, 8]], [[B, 8], ["y_0", 8]]),
     "memory": (lambda x, y: (x @ y.T).softmax(1) @ y, [[4, 8], [4, 8]], [[B, 8], ["y_0", 8]]),
-    "towers": (
-        lambda x, y, z: (x * 2, y * z),
-        [[3, 4], [3, 5], [3, 5]],
-        [[B, 4], ["y_0", 5], ["y_0", 5]],
-    ),
 }
 
 
@@ -117,18 +89,6 @@ def test_dimensions_are_tied_where_the_code_needs_them_equal(name: str) -> None:
     assert list(sizes(found).values()) == expected
 
 
-def test_what_was_settled_is_said() -> None:
-    assert settled(layers, [2, 8], [2, 2, 8]).notes == (
-        "y:1 varies with batch: the model's code needs them to be equal",
-        "dimension 0 of y is fixed at 2: only in the example it equals batch; "
-        "--dynamic y:0=MIN..MAX lets it vary",
-    )
-    assert settled(lambda x, y: x @ y.T, [4, 8], [4, 8]).notes == (
-        "y:0 may differ from batch (as y_0): the model's code does not need them to be equal; "
-        "--dynamic y:0=batch ties them",
-    )
-
-
 ASKED: dict[str, tuple[object, list[list[int]], str, list[list[str | int]]]] = {
     "layers": (
         layers,
@@ -137,25 +97,12 @@ ASKED: dict[str, tuple[object, list[list[int]], str, list[list[str | int]]]] = {
         [["b", 8], [2, "b", 8]],
     ),
     "tied": (lambda x, y: x @ y.T, [[4, 8], [4, 8]], "y:0=batch", [[B, 8], [B, 8]]),
-    "one row": (lambda x, y: x * y, [[4, 8], [4, 8]], "y:0=1", [[B, 8], [1, 8]]),
     "fixed": (lambda x, y: x * y, [[4, 8], [4, 8]], "y:0=3", [[3, 8], [3, 8]]),
-    "mask": (
-        attention,
-        [[2, 6, 8], [2, 1, 6, 6]],
-        "x:1=1..16",
-        [[B, "x_1", 8], [B, 1, "x_1", "x_1"]],
-    ),
     "cache": (
         lambda x, y, z: F.scaled_dot_product_attention(z, x, y),
         [[2, 6, 8], [2, 6, 8], [2, 1, 8]],
         "x:1=1..16",
         [[B, "x_1", 8], [B, "x_1", 8], [B, 1, 8]],
-    ),
-    "keys alone": (
-        lambda x, y: x @ y.mT,
-        [[2, 6, 8], [2, 6, 8]],
-        "y:1=1..16",
-        [[B, 6, 8], [B, "y_1", 8]],
     ),
 }
 
@@ -165,49 +112,6 @@ def test_what_the_user_asks_for_wins(name: str) -> None:
     function, shapes, dynamic, expected = ASKED[name]
     found = settled(function, *shapes, dynamic=dynamic.split())  # type: ignore[arg-type]
     assert list(sizes(found).values()) == expected
-
-
-def test_sizes_that_the_code_needs_equal_are_refused_where_they_are_not() -> None:
-    with pytest.raises(UsageError, match="contradicts"):
-        settled(lambda x, y: x * y, [4, 8], [4, 8], dynamic=["x:0=2..8", "y:0=3"])
-
-
-def test_large_models_are_run_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_alikes, "QUICK", -1)
-    monkeypatch.setattr(look_alikes, "Recorder", lambda *_: pytest.fail("was run with values"))
-    assert sizes(settled(layers, [2, 8], [2, 2, 8])) == {"x": ["batch", 8], "y": [2, "batch", 8]}
-
-
-def test_inputs_that_do_not_look_alike_cost_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_alikes, "_shapes", lambda *_: pytest.fail("was run"))
-    assert sizes(settled(lambda x, y: x * y, [4, 6], [1, 6])) == {"x": ["batch", 6], "y": [1, 6]}
-
-
-def test_an_engine_takes_the_sizes_that_look_alike(tmp_path: Path) -> None:
-    module = Three(lambda x, y, z: scaled(x, z) + layers(y[0], y)[:, None])
-    example = {"x": torch.rand(2, 6, 4), "y": torch.rand(2, 2, 4), "z": torch.rand(2)}
-    bundle = enginecast.compile(module, tmp_path / "bundle", example=example)
-    assert {i.name: list(i.shape) for i in bundle.manifest.inputs} == {
-        "x": ["batch", 6, 4],
-        "y": [2, "batch", 4],
-        "z": [2],
-    }
-    other = {"x": torch.rand(5, 6, 4), "y": torch.rand(2, 5, 4), "z": torch.rand(2)}
-    with enginecast.load(tmp_path / "bundle") as engine:
-        found = engine.run({name: tensor.numpy() for name, tensor in other.items()})
-    np.testing.assert_allclose(found["output_0"], module(**other).numpy(), rtol=1e-6)
-
-
-class UpperCase(nn.Module):
-    def forward(self, Q: Tensor, K: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803
-        return Q @ K.mT + k, K
-
-
-def test_inputs_keep_upper_case_names(tmp_path: Path) -> None:
-    shapes = {"Q": (3, 5, 4), "K": (3, 5, 4), "k": (3, 1, 1)}
-    example = {name: torch.rand(shape) for name, shape in shapes.items()}
-    bundle = enginecast.compile(UpperCase(), tmp_path / "bundle", example=example)
-    assert [i.name for i in bundle.manifest.inputs] == ["Q", "K", "k"]
 
 
 def test_code_that_compares_the_batches_is_published_in_the_example_s_sizes(tmp_path: Path) -> None:

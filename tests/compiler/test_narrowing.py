@@ -1,31 +1,21 @@
 """Dimensions that nobody asked for are narrowed to what the model's code takes."""
 
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import enginecast
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs.narrowing import fix, narrow
+from enginecast.capture.inputs.narrowing import narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError, OtherSizes
-from enginecast.compiler.prepare.program import prepare
-from enginecast.compiler.ranges.sizes import refuse_asked
-from enginecast.compiler.request import ModelOptions
-from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError, VerificationError
+from enginecast.errors import CaptureError, VerificationError
 
 pytestmark = pytest.mark.all_sizes
 
@@ -96,18 +86,11 @@ def test_sizes_at_which_the_code_raises_are_left_out_in_steps(make: type[nn.Modu
     assert "rows takes 2..40/2, not 1..40" in found.notes[0]
 
 
-@pytest.mark.parametrize("make", [Halved, Pairs])
+@pytest.mark.parametrize("make", [Halved])
 def test_a_range_that_was_asked_for_is_refused_with_steps_that_fit(make: type[nn.Module]) -> None:
     with pytest.raises(CaptureError) as refused:
         captured(make(), "x:1=1..40")
     assert "--dynamic x:1=2..40/2" in str(refused.value)
-
-
-def test_a_range_that_was_asked_for_is_refused_and_not_narrowed() -> None:
-    with pytest.raises(CaptureError, match="does not take all sizes"):
-        captured(Switch(), "x:1=1..40")
-    with pytest.raises(CaptureError, match="does not take all sizes"):
-        captured(Loop(), "x:1=1..40")
 
 
 @pytest.mark.parametrize(
@@ -130,105 +113,6 @@ def test_guards_are_read(guard: str, expected: tuple[int, int]) -> None:
     assert dim.name == (None if expected[0] == expected[1] else "rows")
 
 
-def test_a_range_without_the_size_that_was_given_is_fixed_at_that_size() -> None:
-    [spec] = SPECS
-    dims = (spec.dims[0], replace(spec.dims[1], given=12))
-    found = narrow((replace(spec, dims=dims),), GUARD.format("L['x'].size()[1] != 8"))
-    assert found is not None
-    assert (found.specs[0].dims[1].name, found.specs[0].dims[1].size) == (None, 12)
-
-
-def test_a_guard_that_always_holds_narrows_nothing() -> None:
-    found = narrow(SPECS, GUARD.format("min(4, L['x'].size()[1]) <= L['x'].size()[1]"))
-    assert found is not None
-    assert found.specs == SPECS
-    assert found.notes == ()
-    assert found.is_proved
-
-
-class Window(nn.Module):
-    """Takes the largest of the rows, four at most: torch does not see that this always works."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.topk(min(torch.sym_min(4, x.shape[1]), 40), dim=1).values.sum(1)
-
-
-def test_a_program_with_such_a_guard_is_captured_in_full() -> None:
-    found = captured(Window())
-    assert ranges_of(found.inputs)["rows"] == (1, 40)
-    assert found.notes == ()
-
-
-def test_a_message_without_dimensions_narrows_nothing() -> None:
-    assert narrow(SPECS, "Could not guard on data-dependent expression u0 > 1") is None
-
-
-def test_the_batch_is_fixed_at_one_and_a_sequence_at_sixteen() -> None:
-    dims = (DimSpec("batch", 3, 1, 9), DimSpec("sequence", 7, 1, 64), DimSpec("sequence", 7, 1, 64))
-    found = fix((InputSpec("x", "tensor", torch.float32, dims),), ("batch", "sequence"))
-    assert found is not None
-    assert [dim.size for dim in found.specs[0].dims] == [1, 16, 16]
-    assert len(found.notes) == 2
-
-
-class RowLoop(nn.Module):
-    """Unrolls a loop over the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = torch.zeros_like(x[0])
-        for row in range(x.shape[0]):
-            state = torch.tanh(state + x[row])
-        return state
-
-
-class Recurrent(nn.Module):
-    """Unrolls a loop over the sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(20, 6)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.table(input_ids)
-        state = torch.zeros_like(hidden[:, 0])
-        for token in range(input_ids.shape[1]):
-            state = torch.tanh(state + hidden[:, token])
-        return state
-
-
-def test_a_dimension_that_must_be_fixed_has_the_size_of_the_given_inputs(tmp_path: Path) -> None:
-    save_file({"input_ids": torch.randint(0, 20, (2, 5))}, tmp_path / "given.safetensors")
-    source = FactorySource("recurrent", Recurrent(), {})
-    options = ModelOptions(inputs=tmp_path / "given.safetensors", fallback="none")
-    prepared = prepare(source, options, Steps())
-    assert prepared.captured.inputs[0].dims[1] == DimSpec.static(5)
-    assert "sequence is fixed at 5" in prepared.captured.notes[0]
-    other = replace(options, dynamic=("input_ids:1=9",))
-    with pytest.raises(UsageError, match="the given inputs have 5 in dimension 1 of input_ids"):
-        prepare(source, other, Steps())
-
-
-def test_the_example_of_a_factory_is_verified_on_and_gives_a_fixed_size() -> None:
-    example = {"x": torch.randn(3, 5)}
-    steps = Steps()
-    plain = ModelOptions(fallback="none")
-    prepared = prepare(FactorySource("loop", RowLoop(), example), plain, steps)
-    assert prepared.captured.inputs[0].dims[0] == DimSpec.static(3)
-    [case] = [case for case in prepared.cases if case.name == "example inputs"]
-    assert torch.equal(case.inputs["x"], example["x"])
-    other = ModelOptions(dynamic=("x:0=7",), fallback="none")
-    prepared = prepare(FactorySource("loop", RowLoop(), example), other, steps)
-    assert "example inputs" not in [case.name for case in prepared.cases]
-    assert any("the example inputs have 3 in dimension 0 of x" in line for line in steps.lines)
-
-
-class TwoRows(nn.Module):
-    """Takes two rows alone, which the operator does not check on tensors without values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros(2, 3, 8).index_add(1, torch.tensor([0, 2, 0, 1, 0]), x)
-
-
 class TellsSizes(nn.Module):
     """A size that varies is not an int."""
 
@@ -236,7 +120,7 @@ class TellsSizes(nn.Module):
         return x * 3 if isinstance(x.shape[0], int) else x * 2
 
 
-@pytest.mark.parametrize("module", [TwoRows(), TellsSizes()])
+@pytest.mark.parametrize("module", [TellsSizes()])
 def test_what_fails_in_other_sizes_has_those_of_the_example(
     module: nn.Module, tmp_path: Path
 ) -> None:
@@ -249,19 +133,3 @@ def test_what_fails_in_other_sizes_has_those_of_the_example(
     np.testing.assert_allclose(found, module(x), rtol=1e-6)
     with pytest.raises(VerificationError):
         enginecast.compile(module, tmp_path / "c", example={"x": x}, dynamic=["x:0=1..8"])
-
-
-@pytest.mark.parametrize(
-    ("size", "asked", "error"),
-    [(20, False, None), (8, False, FrozenDimensionError), (20, True, CaptureError)],
-)
-def test_a_range_is_narrowed_as_long_as_it_has_the_size_that_was_given(
-    size: int, asked: bool, error: type[CaptureError] | None
-) -> None:
-    """The trace has 10, so that no two dimensions look alike."""
-    dim = DimSpec("width", 10, 2, 64, asked=asked, given=8)
-    captured: Any = SimpleNamespace(inputs=(InputSpec("x", "tensor", torch.float32, (dim,)),))
-    context: Any = nullcontext() if error is None else pytest.raises(error)
-    with context as caught:
-        refuse_asked(captured, OtherSizes("model.py:3", {"width": size}), ["width"], "it differs")
-    assert error is None or type(caught.value) is error

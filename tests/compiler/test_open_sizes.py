@@ -1,27 +1,22 @@
 """Sizes that torch.export does not vouch for by itself: parts, and sizes that do not fit."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt, ToFloat, TruncToInt
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.tracing.captured import Captured, capture
-from enginecast.capture.tracing.sizes.shapes import OtherSizes, printed
+from enginecast.capture.tracing.sizes.shapes import printed
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.ranges.sizes import judge_sizes
 from enginecast.errors import CaptureError
-from enginecast.passes.ir.source import source_line
 from enginecast.runtime.size_checks import holds
-from enginecast.verification.eager.outputs import reference_program
 
 pytestmark = pytest.mark.all_sizes
 
@@ -35,15 +30,6 @@ class Called(nn.Module):
         return self.function(x)
 
 
-class Twice(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(x, y)
-
-
 def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
     source = open_source(module, example=example)
     specs = input_specs(source, None, dynamic).specs
@@ -52,15 +38,8 @@ def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "head": lambda x: x[:10] * 2,
-    "tail": lambda x: x[-10:] * 2,
-    "half": lambda x: x[x.shape[0] // 2 :] + 1,
     "third": lambda x: x[::3] + 1,
-    "differences": lambda x: x[1:] - x[:-1],
-    "chunk": lambda x: torch.cat(x.chunk(2)[::-1]),
-    "chunk by name": lambda x: torch.chunk(x, chunks=2, dim=0)[1] * 2,
-    "split": lambda x: torch.cat(x.split(2)[:1]) + 1,
     "unfold": lambda x: x.unfold(0, 2, 2).sum(-1),
-    "windows": lambda x: functional.unfold(x[None, None], 2, stride=2),
 }
 
 
@@ -77,60 +56,7 @@ def test_parts_of_an_asked_range(name: str) -> None:
     assert not found.other_sizes
 
 
-OFTEN_OTHERWISE: dict[str, Callable[[Tensor, nn.Linear], Tensor]] = {
-    "linear of later rows": lambda x, layer: layer(x[:, 1:]),
-    "linear of every other row": lambda x, layer: layer(x[:, ::2]),
-    "product": lambda x, layer: x.mT.contiguous().mT @ layer.weight,
-    "one hot": lambda x, _: functional.one_hot(x[:, 1:].argmax(-1), 8),
-}
 """Functions that torch makes of other operators on real tensors than in a trace."""
-
-
-@pytest.mark.parametrize("name", OFTEN_OTHERWISE)
-def test_what_torch_makes_of_other_operators_is_not_code_that_knows_the_trace(name: str) -> None:
-    class Helped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return OFTEN_OTHERWISE[name](x, self.layer)
-
-    x = torch.randn(5, 12, 8)
-    assert not captured(Helped(), "x:0=3..9", "x:1=4..40", x=x).unlike_eager
-
-
-def test_sizes_of_one_or_two_that_must_be_equal() -> None:
-    found = captured(
-        Twice(torch.add), "x:0=r:1..2", "y:0=r", x=torch.randn(2, 4), y=torch.randn(2, 4)
-    )
-    assert found.inputs[0].dims[0].maximum == found.inputs[1].dims[0].maximum == 2
-    assert found.inputs[0].dims[0].name == found.inputs[1].dims[0].name == "r"
-
-
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.forward = lambda x: x + 1
-
-
-def test_a_forward_of_another_name_has_lines() -> None:
-    program = captured(Named(), x=torch.randn(20, 4)).program
-    [added] = program.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
-    assert source_line(added).startswith("test_open_sizes.py:")
-
-
-def test_a_linspace_of_as_many_steps_as_a_size() -> None:
-    def evenly(x: Tensor) -> Tensor:
-        return x + torch.linspace(-1, 1, x.shape[0])[:, None]
-
-    found = captured(Called(evenly), "x:0=1..64", x=torch.randn(20, 4))
-    assert not found.unlike_eager
-    program = found.program.module(check_guards=False)
-    for size in (1, 2, 3, 7, 9, 11, 64):
-        inputs = torch.zeros(size, 4)
-        [result] = program(x=inputs).values()
-        assert torch.equal(result, evenly(inputs)), size
 
 
 def test_conditions_with_floats_are_read_without_torch() -> None:
@@ -142,45 +68,10 @@ def test_conditions_with_floats_are_read_without_torch() -> None:
         assert not holds(condition, {"n": 64})
 
 
-def test_a_default_range_needs_no_narrowing_for_a_part() -> None:
-    found = captured(Called(PARTS["tail"]), x=torch.randn(20, 4))
-    assert not found.notes
-    assert found.inputs[0].dims[0].minimum == 1
-
-
 def test_a_path_of_size_one_is_not_lost() -> None:
     module = Called(lambda x: x * 2 if x.shape[0] // 2 == 1 else x * 3)
     with pytest.raises(Exception, match="does not take all sizes"):
         captured(module, "x:0=2..64", x=torch.randn(20, 4))
-
-
-@pytest.mark.parametrize("factor", [2, 3])
-def test_another_path_is_computed_in_fp64_only_where_it_differs(
-    monkeypatch: pytest.MonkeyPatch, factor: int
-) -> None:
-    x = torch.randn(20, 4)
-    found = captured(Called(lambda x: x * 2), x=x)
-    found = replace(found, other_sizes=(OtherSizes("", {"batch": 21}, "batch < 21"),))
-    made = Mock(wraps=reference_program)
-    monkeypatch.setattr("enginecast.compiler.ranges.sizes.reference_program", made)
-    module = Called(lambda x: x * 2 if x.shape[0] < 21 else x * factor)
-    settled = judge_sizes(open_source(module, example={"x": x}), found, ALL)
-    differs = factor != 2
-    assert made.called == differs
-    assert settled.inputs[0].dims[0].maximum == (20 if differs else 64)
-
-
-def test_another_path_that_memory_may_not_hold_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Called(lambda x: (x[..., None].expand(-1, -1, 2**21) * 2).sum(-1))  # few inputs
-    x = torch.randn(2, 4)
-    found = captured(module, x=x)
-    found = replace(found, other_sizes=(OtherSizes("", {"batch": 64}, "batch < 64"),))
-    ran = Mock(side_effect=AssertionError)
-    monkeypatch.setattr("enginecast.compiler.ranges.eager.eager_outputs", ran)
-    monkeypatch.setattr("enginecast.compiler.ranges.eager.reference_outputs", ran)
-    settled = judge_sizes(open_source(module, example={"x": x}), found, ALL)
-    assert settled.inputs[0].dims[0].maximum == 63
-    assert "takes another path, which is too large to be compared" in settled.notes[-1]
 
 
 class Printed(nn.Module):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,18 +12,14 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.outputs.flatten import (
-    Wanted,
     free_names,
     name_result,
-    parse_wanted,
-    run_named,
 )
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.ir.edit import weight_specs
+from enginecast.errors import CaptureError
 
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
@@ -130,43 +126,6 @@ def test_forms_export_and_verify(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(outputs[output], wanted.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_forms_in_fp16(tmp_path: Path) -> None:
-    """Inputs handed through, integers and scalars where the passes change dtypes."""
-    module = Returns(
-        lambda x, mask, h, y: {"x": x, "mask": mask, "ids": y.argmax(-1), "n": y.sum()}
-    )
-    bundle = enginecast.compile(module, tmp_path / "b", example=example(), precision="fp16")
-    found = {output.name: output.dtype for output in bundle.manifest.outputs}
-    assert found == {"x_out": "float16", "mask_out": "int64", "ids": "int64", "n": "float16"}
-    assert enginecast.verify(bundle.root).verdict.outcome == "verified-by-emulation"
-
-
-class Numbers(nn.Module):
-    """Returns numbers of Python: constants, sizes, what sizes decide, and a value."""
-
-    def forward(self, x: Tensor) -> dict[str, object]:
-        rows, length = x.shape
-        constants = {"int": 3, "float": 0.5, "bool": True}
-        return {"y": x, "shape": x.shape, "wide": rows > length, "sum": x.sum().item(), **constants}
-
-
-def test_plain_numbers_are_outputs_without_dimensions(tmp_path: Path) -> None:
-    dynamic = ("x:0=1..8", "x:1=1..8")
-    bundle = enginecast.compile(
-        Numbers(), tmp_path / "b", example={"x": torch.ones(2, 4)}, dynamic=dynamic
-    )
-    [note] = bundle.manifest.notes
-    assert note.startswith("the model returns plain numbers as shape.0, shape.1, wide, sum, int, ")
-    with enginecast.load(bundle.root) as engine:
-        for shape in ((5, 3), (2, 6)):
-            found = engine.run({"x": np.full(shape, 0.5, dtype=np.float32)})
-            del found["y"]
-            assert [value.shape for value in found.values()] == [()] * 7
-            assert [value.item() for value in found.values()] == [
-                *(*shape, shape[0] > shape[1], shape[0] * shape[1] / 2, 3, 0.5, True)
-            ]
-
-
 def test_complex_outputs_are_pairs(tmp_path: Path) -> None:
     module = Returns(lambda x, mask, h, y: {"y": y, "turned": torch.complex(y, y * 2).conj()})
     bundle = enginecast.compile(module, tmp_path / "b", example=example())
@@ -200,18 +159,6 @@ def test_what_is_not_a_tensor_is_refused_with_the_way_out(name: str) -> None:
     assert prepared(Returns(form), kept).output_names == (kept,)
 
 
-def test_a_model_without_any_tensor_is_refused() -> None:
-    with pytest.raises(CaptureError, match="the model returns no tensor"):
-        prepared(Returns(lambda x, mask, h, y: {"none": None, "empty": ()}))
-
-
-def test_a_renamed_output_is_reported() -> None:
-    found = prepared(Returns(lambda x, mask, h, y: {"x": y, "h": h}))
-    assert found.captured.notes == (
-        "the output 'x' is called 'x_out': an input or another output has its name",
-    )
-
-
 @pytest.mark.parametrize(
     ("names", "inputs", "free"),
     [
@@ -225,96 +172,6 @@ def test_a_renamed_output_is_reported() -> None:
 )
 def test_names_that_collide(names: list[str], inputs: list[str], free: list[str]) -> None:
     assert free_names(names, inputs) == free
-
-
-def test_outputs_are_kept_in_the_order_given() -> None:
-    value = {"a": torch.ones(1), "b": torch.ones(2), "c": (torch.ones(3), "spam")}
-    named = name_result(value, parse_wanted(["c.0,a"]), ())
-    assert [(name, tensor.numel()) for name, tensor in named.tensors.items()] == [
-        ("c.0", 3),
-        ("a", 1),
-    ]
-    with pytest.raises(UsageError, match="--outputs d: the model gives no output 'd'") as refused:
-        name_result(value, parse_wanted(["d"]), ())
-    assert refused.value.hint == "It gives a, b, c.0."
-    with pytest.raises(CaptureError, match=r"a str as c\.1"):
-        name_result(value, parse_wanted(["c.1"]), ())
-
-
-@pytest.mark.parametrize("outputs", [["a,a"], ["a", "a"], ["a,,b"], [""], "a,b,a"])
-def test_lists_of_outputs_that_make_no_sense(outputs: Any) -> None:
-    with pytest.raises(UsageError, match=r"--outputs .*: (expected names|'a' is given twice)"):
-        parse_wanted(outputs)
-
-
-@pytest.mark.parametrize("index", ["x", "", "1.5", "--2", "+1", "01"])
-def test_an_index_must_be_an_integer(index: str) -> None:
-    with pytest.raises(UsageError, match=r"--hidden-state .*: expected an integer"):
-        parse_wanted((), [index])
-
-
-def test_hidden_states_come_behind_the_outputs_that_are_kept() -> None:
-    wanted = parse_wanted("b,hidden_states.-2", [3, "-2"])
-    assert wanted.chosen(["a", "b"]) == ("b", "hidden_states.-2", "hidden_states.3")
-    assert parse_wanted((), [-2]).chosen(["a", "b"]) == ("a", "b", "hidden_states.-2")
-    assert not Wanted()
-
-
-def test_asking_for_one_hidden_state_adds_no_others() -> None:
-    ones = torch.ones(2)
-    value = {
-        "last_hidden_state": ones,
-        "hidden_states": (ones, ones * 2),
-        "encoder_hidden_states": (ones,),
-        "text_model_output": {"hidden_states": (ones,), "pooler_output": ones},
-    }
-    wanted = parse_wanted((), [-1])
-    names = ("last_hidden_state", "text_model_output.pooler_output", "hidden_states.-1")
-    named = name_result(value, wanted, (), own_hidden=False)
-    assert tuple(named.tensors) == names
-    assert torch.equal(named.tensors["hidden_states.-1"], ones * 2)
-    assert len(name_result(value, wanted, ()).tensors) == 7
-
-
-class Asked(nn.Module):
-    """Takes the request, as models of transformers do, and has no config."""
-
-    def forward(self, x: Tensor, output_hidden_states: bool = False) -> object:
-        return {"y": x, "hidden_states": (x, x + 1) if output_hidden_states else None}
-
-
-class Always(nn.Module):
-    """Takes anything, and gives its states whether asked or not."""
-
-    def forward(self, x: Tensor, **_: object) -> object:
-        return {"y": x, "hidden_states": (x, x + 1)}
-
-
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        (Asked(), ["y", "hidden_states.-1"]),
-        (Always(), ["y", "hidden_states.0", "hidden_states.1", "hidden_states.-1"]),
-    ],
-)
-def test_own_outputs_beside_a_hidden_state(module: nn.Module, names: list[str]) -> None:
-    outputs = run_named(module, {"x": torch.ones(2)}, parse_wanted((), [-1]))
-    assert list(outputs) == names
-    assert torch.equal(outputs["hidden_states.-1"], torch.full((2,), 2.0))
-
-
-def weights(found: Prepared) -> set[str]:
-    return {str(spec.target) for spec in weight_specs(found.captured.program).values()}
-
-
-def test_what_only_dropped_outputs_need_is_not_captured() -> None:
-    whole = Returns(lambda x, mask, h, y: {"h": h, "y": y})
-    assert weights(prepared(whole)) >= {"first.weight", "second.weight"}
-    found = prepared(whole, "h")
-    assert weights(found) == {"first.weight", "first.bias"}
-    assert set(found.captured.program.state_dict) == {"first.weight", "first.bias"}
-    targets = [str(node.target) for node in found.captured.program.graph.nodes]
-    assert targets.count("aten.linear.default") == 1
 
 
 def test_an_input_that_no_kept_output_needs_stays_an_input(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ rounding because the float before it differs in its last digit.  So the measure 
 that is wrong by 1 % does, and an error has to be below a tenth of it.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +37,6 @@ from transformers import (
     ViTModel,
 )
 
-from enginecast.compiler.engines.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.engines.lower_and_run import unsealed
 from enginecast.errors import BundleError
 from enginecast.exporters.onnx.lower import GRAPH_FILE
@@ -158,22 +156,6 @@ def test_engines_compute_what_their_programs_compute(
     assert relative_error(run(folder, given.inputs, basic), found) < harm / 10
 
 
-def test_fusions_are_counted_as_without_quantization(made: Callable[..., Made]) -> None:
-    given = case("t5")
-    program, lowered, folder = made("t5", "row", INT8)
-    feeds = dict(zip(("ids", "mask"), (x.numpy() for x in given.inputs), strict=True))
-    executed = profile_ops(folder / GRAPH_FILE, feeds, threads=1, quantized="int8")
-    found = count_fusions(expect_fusions(given.program), program, lowered.ops, executed, {})
-    assert {f.kind: f.program for f in found} == {
-        "rms-norm": 5,
-        "residual+norm": 4,
-        "attention": 2,
-    }
-    assert all(f.program == f.engine == f.runtime and not f.missing for f in found)
-    # One quantize for the three that read a norm, one for the two of a gate.
-    assert (executed.count("QuantizeLinear"), executed.count("MatMulIntegerToFloat")) == (8, 14)
-
-
 class Pair(nn.Module):
     """Two linears without biases: ONNX Runtime rewrites what surrounds such a product."""
 
@@ -222,40 +204,3 @@ def test_fp8_engines_run_at_the_default_level(pair: ExportedProgram, tmp_path: P
     assert relative_error(torch.from_numpy(np.asarray(found)), expected) < 1e-6
     executed = profile_ops(tmp_path / GRAPH_FILE, {"x": x.numpy()}, threads=1, quantized="fp8")
     assert executed.count("DequantizeLinear") == 4
-
-
-def test_stored_weights_do_not_make_activations_int8(pair: ExportedProgram, tmp_path: Path) -> None:
-    """Left to itself, ONNX Runtime 1.31 makes MatMulNBits of it, whose default rounds both."""
-    x = torch.randn(2, 5, 32)
-    program = quantized(pair, "storage", INT8)
-    lower(program, tmp_path)
-    expected = in_torch(program, x)[0]
-    assert relative_error(run(tmp_path, (x,)), expected) < 1e-6
-    left_alone = options_for("fp32", CPU_PROVIDER)
-    assert relative_error(run(tmp_path, (x,), left_alone), expected) > 1e-3
-
-
-def stored_bytes(folder: Path) -> dict[str, int]:
-    """Bytes by dtype in the weights file."""
-    raw = (folder / WEIGHTS_FILE).read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    sizes: dict[str, int] = {}
-    for name, found in json.loads(raw[8 : 8 + length]).items():
-        if name != "__metadata__":
-            start, stop = found["data_offsets"]
-            sizes[found["dtype"]] = sizes.get(found["dtype"], 0) + stop - start
-    return sizes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["row", "blocks"])
-def test_an_int8_t5_is_a_third_of_its_size(tmp_path: Path, form: Form) -> None:
-    config = models.t5_config(layers=1)
-    config.update({"d_model": 256, "d_kv": 64, "d_ff": 512, "vocab_size": 2000})
-    program = captured(Text(seeded(T5EncoderModel, config)), *prompts(2, 5), dynamic=TOKENS)
-    lower(quantized(program, form, INT8), tmp_path)
-    weights = {p.data_ptr(): p.numel() for p in program.parameters()}  # one table, two names
-    elements = sum(weights.values())
-    assert (tmp_path / WEIGHTS_FILE).stat().st_size <= 0.3 * 4 * elements
-    integers = stored_bytes(tmp_path)
-    assert integers.get("I8", 0) + integers.get("U8", 0) >= 0.98 * elements

@@ -10,7 +10,6 @@ from exports import Exports, cast
 from family_models import FAMILIES
 from safetensors.numpy import save_file
 
-from enginecast.passes.presets import QUANTIZED, preset
 from enginecast.runtime.load import load
 
 PIXELS = "pixel_values"
@@ -176,59 +175,3 @@ def test_bad_calibration_is_refused(
 def made(family: str, folder: Path) -> Path:
     (found,) = [each for each in FAMILIES if each.name == family]
     return found.make(folder / "model")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", list(QUANTIZED))
-@pytest.mark.parametrize("arch", [None, "sm90"])
-@pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit", "clip-vision", "llama"])
-def test_families(
-    family: str,
-    arch: str | None,
-    precision: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """On the CPU the engine runs; for a GPU it is judged by emulation."""
-    folder = made(family, tmp_path)
-    options = ["--precision", precision, "--json"]
-    if arch is not None:
-        if precision == "fp8":
-            pytest.skip("native fp8 does not pay for layers as small as these, and is not planned")
-        options += ["--arch", arch]
-    done = cast(capsys, "export", folder, "-o", tmp_path / "bundle", *options)
-    assert done.code == 0, done.out[-2000:] + done.err[-2000:]
-    wanted = "verified" if arch is None else "verified-by-emulation"
-    assert done.json["outcome"] == wanted
-    assert any(layer["choice"] != "keep" for layer in plan_of(tmp_path / "bundle")["layers"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit"])
-def test_native_fp8_is_emulated_and_runs_as_quantize_and_dequantize(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = "plan-fp8{arch=sm90 target=onnxruntime min_gain=0},fp8-matmul"
-    pipeline = preset("fp16") + "," + plan
-    options = ("--pipeline", pipeline, "--json")
-    done = cast(capsys, "export", made(family, tmp_path), "-o", tmp_path / "bundle", *options)
-    assert done.code == 0, done.out[-2000:] + done.err[-2000:]
-    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
-    assert done.json["outcome"] == "verified-by-emulation"
-    assert done.json["ops"]["QuantizeLinear"] > 0
-    assert any(x["choice"] == "w8a8-static" for x in plan_of(tmp_path / "bundle")["layers"])
-
-
-@pytest.mark.slow
-def test_a_pass_alone_is_judged_by_what_it_plans(
-    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """fp8-matmul plans by itself where no pass did; it takes layers that gain nothing, too."""
-    saved = tmp_path / "rewritten.pt2"
-    spec = 'unify-dtype{to=bf16},fp8-matmul{skip_modules_pattern="q_proj$" arch=sm90}'
-    done = cast(capsys, "opt", vit, "--pipeline", spec, "-o", saved)
-    assert done.code == 0, done.err
-    assert done.err.count("alone: kept: skip_modules_pattern='q_proj$'") == 2
-    again = cast(capsys, "opt", saved, "--allow-code", "--pipeline", "canonicalize", "--print-ir")
-    assert again.code == 0, again.err
-    assert again.out.count("enginecast.quantized_linear.default(") == 11

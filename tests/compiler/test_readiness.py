@@ -26,25 +26,36 @@ class Bessel(torch.nn.Module):
 def make(): return Bessel(), {"x": torch.rand(2, 3)}
 """
 
+TAKEN = """
+import torch
+from torch import nn
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.wide(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+def make(): return Attends(), {"x": torch.randn(2, 6, 16)}
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "refused_factory.py").write_text(REFUSED, encoding="utf-8")
+    (tmp_path / "taken_factory.py").write_text(TAKEN, encoding="utf-8")
     (tmp_path / "unknown_factory.py").write_text(UNKNOWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_network_that_is_taken(exports: Exports, capsys: Capture) -> None:
+def test_a_network_that_is_taken(capsys: Capture) -> None:
     ran = cast(
         capsys,
-        *("inspect", exports.model("vit"), "--target", "tensorrt", "--precision", "fp16"),
-        *(
-            "--dynamic",
-            "pixel_values:0=1..8",
-            "--target-option",
-            "opt-shape=pixel_values=2x3x16x16",
-            "--json",
-        ),
+        *("inspect", "taken_factory:make", "--target", "tensorrt", "--precision", "fp16"),
+        *("--dynamic", "x:0=1..8", "--target-option", "opt-shape=x=2x6x16", "--json"),
     )
     assert ran.code == 0, ran.err
     reported = ran.json["tensorrt"]

@@ -1,12 +1,9 @@
 """Files of TorchScript as models: told from checkpoints unread, exported, verified, inspected."""
 
-import json
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import json_schemas
 import pytest
 import torch
 from exports import cast
@@ -16,10 +13,10 @@ from typer.testing import CliRunner
 
 import enginecast
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.sources.script_file import open_script_file, sniff
+from enginecast.capture.sources.script_file import sniff
 from enginecast.cli.app import app
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, SourceError, UsageError, VerificationError
+from enginecast.errors import SourceError, UsageError, VerificationError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -71,53 +68,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-class Counts(nn.Module):
-    """Keeps a number and a list, which no tensor shows."""
-
-    n: int
-    seen: list[int]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.n, self.seen = 0, [0]
-
-
-class CountsCalls(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        self.n += 1
-        found: Tensor = self.linear(x)
-        return found * 2 if self.n > 200 else found
-
-
-class KeepsCalls(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(1)
-        found: Tensor = self.linear(x)
-        return found * 2 if len(self.seen) > 200 else found
-
-
-@pytest.mark.parametrize(("kind", "kept"), [(CountsCalls, "script.n"), (KeepsCalls, "script.seen")])
-def test_what_a_script_keeps_is_seen(
-    folder: Path, tmp_path: Path, kind: type[nn.Module], kept: str
-) -> None:
-    torch.jit.save(torch.jit.script(kind().eval()), tmp_path / "counts.pt")
-    options = ModelOptions(inputs=folder / "plain.safetensors", allow_code=True)
-    with pytest.raises(
-        CaptureError, match=f"state that changes its result: forward changes {kept}"
-    ):
-        enginecast.compile(
-            str(tmp_path / "counts.pt"), tmp_path / "bundle", target="torchscript", options=options
-        )
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_a_frozen_script_is_refused_by_name(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.freeze(torch.jit.script(Branch().eval())), tmp_path / "frozen.pt")
-    with pytest.raises(SourceError, match="is frozen: its weights are constants"):
-        open_script_file(tmp_path / "frozen.pt", allow_code=True)
-
-
 def run(*words: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(words), standalone_mode=False)
     found = result.exit_code
@@ -155,24 +105,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, me
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
         open_source(str(tmp_path / name), allow_code=True)
-
-
-def test_other_zip_files_and_broken_pickles_are_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("a/readme", "no model")
-    with zipfile.ZipFile(tmp_path / "b.pt", "w") as archive:
-        archive.writestr("b/data.pkl", b"\x80\x05X")
-    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
-        archive.writestr("c/constants.pkl", b"")
-        archive.writestr("c/code/x.py", b"")
-    with pytest.raises(SourceError, match=r"torch\.save and torch\.jit\.save do not write"):
-        sniff(tmp_path / "a.pt")
-    with pytest.raises(SourceError, match="its pickle is damaged"):
-        sniff(tmp_path / "b.pt")
-    with pytest.raises(SourceError, match=r"c\.pt cannot be loaded"):
-        open_source(str(tmp_path / "c.pt"), allow_code=True)
-    with pytest.raises(SourceError, match="does not exist"):
-        sniff(tmp_path / "none.pt")
 
 
 def test_a_script_is_code(folder: Path) -> None:
@@ -241,31 +173,8 @@ def test_a_script_with_branches_is_not_converted_unwatched(
     assert (tmp_path / "b" / "model.ts.pt").exists()
 
 
-def test_a_traced_module_becomes_an_onnx_engine(folder: Path, tmp_path: Path) -> None:
-    inputs = ("--inputs", str(folder / "plain.safetensors"), "--allow-code")
-    run("export", str(folder / "plain.pt"), "-o", str(tmp_path / "b"), *inputs, "--threads", "1")
-    assert (tmp_path / "b" / "engine.onnx").exists()
-    eager = torch.jit.load(folder / "plain.pt")
-    with load(tmp_path / "b", threads=1) as engine:
-        x = torch.randn(7, 8)
-        found = torch.from_numpy(engine.run({"x": x.numpy()})["output_0"])
-    torch.testing.assert_close(found, eager(x))
-
-
 def test_targets_of_programs_refuse_a_script(folder: Path, tmp_path: Path) -> None:
     inputs = ("--inputs", str(folder / "plain.safetensors"), "--allow-code")
     place = ("-o", str(tmp_path / "b"), "--target", "aotinductor")
     run("export", str(folder / "plain.pt"), *place, *inputs, code=2)
     assert not (tmp_path / "b").exists()
-
-
-def test_inspect_shows_what_a_script_holds(folder: Path) -> None:
-    printed = json.loads(run("inspect", str(folder / "branch.pt"), "--allow-code", "--json"))
-    assert printed["inputs"] == ["x: Tensor", "scale: Tensor"]
-    assert printed["script_branches"] == 1
-    assert printed["weights"] == {"float32": 108}
-    assert printed["operators"]["aten::linear"] == 2
-    json_schemas.hold(("inspect",), printed)
-    assert "branches and loops that depend on inputs: 1" in run(
-        "inspect", str(folder / "branch.pt"), "--allow-code"
-    )

@@ -3,25 +3,22 @@
 import contextlib
 import importlib
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from control_flow import ROWS
-from exports import Exports, Ran, cast
+from exports import Ran, cast
 from safetensors.numpy import load_file, save_file
-from torch import Tensor, nn
 
 import enginecast
 from enginecast.capture.tracing import ladder
 from enginecast.compiler.export.session import export
 from enginecast.compiler.publication.bundle import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
-from enginecast.errors import BundleError, CaptureError, InputError, MissingError, UsageError
+from enginecast.errors import CaptureError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -118,22 +115,6 @@ def test_both_paths_of_a_bundle_are_right(bundle: Path) -> None:
                 np.testing.assert_allclose(got[name], tensor.numpy(), rtol=1e-6)
 
 
-def test_the_manifest_says_how_it_was_made(bundle: Path) -> None:
-    manifest = manifest_of(bundle)
-    (engine,) = manifest.engines
-    assert (engine.target, engine.file) == ("torchscript", "model.ts.pt")
-    assert engine.providers == ("torch-cpu",)
-    assert engine.minimum_runtime.startswith("torch>=2.")
-    assert [(rung.name, rung.outcome) for rung in manifest.capture] == [("torchscript", "taken")]
-    assert [note for note in manifest.notes if "deprecated by PyTorch since 2.11" in note]
-    assert manifest.pipeline == ""
-    assert manifest.symbols == {"batch": (1, 64)}
-    assert [output.shape for output in manifest.outputs] == [("batch", 3), ("batch", 6)]
-    assert "torch" in engine.verdict.where.versions
-    log = (bundle / "build.log").read_text(encoding="utf-8")
-    assert "scripted leaf" in log
-
-
 def test_without_allow_code_it_is_not_opened(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,62 +144,6 @@ def test_it_is_verified_again_with_and_without_the_model(
     assert other.code == 2
     assert "gives output_0, but the bundle's engine gives narrow, hidden" in other.err
     assert "judged with torch-cpu of torch 2." in cast(capsys, "inspect", bundle).out
-
-
-@pytest.mark.parametrize("check", ["full", "size"])
-def test_a_tampered_engine_is_never_opened(
-    bundle: Path, tmp_path: Path, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    copied = tmp_path / "copied"
-    shutil.copytree(bundle, copied)
-    content = bytearray((copied / "model.ts.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (copied / "model.ts.pt").write_bytes(content)
-    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("it was opened"))
-    with pytest.raises(BundleError, match="sha256"):
-        enginecast.load(copied, allow_code=True, check=check)  # type: ignore[arg-type]
-
-
-def test_inputs_are_checked_and_errors_of_the_engine_are_reported(bundle: Path) -> None:
-    with enginecast.load(bundle, allow_code=True) as engine:
-        with pytest.raises(InputError, match=r"expected batch in 1\.\.64, got 65"):
-            engine.run(feeds(65, 0.0))
-        with pytest.raises(InputError, match="dtype"):
-            engine.run({"x": feeds(3, 0.0)["x"].astype(np.float64)})
-        given = feeds(3, 1.0)
-        before = given["x"].copy()
-        only = engine.run(given, outputs=["hidden"], as_dlpack=True)
-        assert only["hidden"].shape == (3, 6)
-        np.testing.assert_array_equal(given["x"], before)
-
-
-def test_what_this_machine_lacks_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(MissingError, match="no CUDA GPU"):
-            enginecast.load(bundle, allow_code=True, device="cuda")
-        with pytest.raises(MissingError, match="no CUDA GPU"):
-            ExportRequest("model", target="torchscript", device="cuda").resolve()
-    with pytest.raises(UsageError, match="runs on torch-cpu or torch-cuda"):
-        enginecast.load(bundle, allow_code=True, providers=["OpenVINOExecutionProvider"])
-    monkeypatch.setattr(torch, "__version__", "2.4.0")
-    with pytest.raises(MissingError, match=r"needs torch>=2\.\d+, found torch 2\.4\.0"):
-        enginecast.load(bundle, allow_code=True)
-    monkeypatch.delattr(torch.jit, "load")
-    with pytest.raises(MissingError, match="PyTorch has dropped"):
-        enginecast.load(bundle, allow_code=True)
-
-
-def test_a_torch_without_torchscript_cannot_export_to_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch.jit, "trace")
-    arguments = ("export", "branching_model:outer", "-o", "none.bundle")
-    done = cast(capsys, *arguments, "--target", "torchscript")
-    assert done.code == 3
-    assert "no torch.jit.trace" in done.err
-    assert not Path("none.bundle").exists()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -257,146 +182,12 @@ def test_a_trace_that_bakes_a_branch_is_rejected(
     assert Path("closed.bundle.rejected/report.json").is_file()
 
 
-def test_no_deprecation_of_torch_reaches_who_loads_it(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    """torch 2.14 says so to everybody, older ones to developers."""
-    plain = torch.jit.load
-
-    def deprecated(*args: object, **options: object) -> object:
-        warnings.warn("`torch.jit.load` is deprecated", FutureWarning, stacklevel=2)
-        return plain(*args, **options)  # type: ignore[no-untyped-call]
-
-    monkeypatch.setattr(torch.jit, "load", deprecated)
-    enginecast.load(bundle, allow_code=True).close()
-    assert [str(warning.message) for warning in recwarn] == []
-
-
-@pytest.mark.parametrize("name", ["ForShape", "AppendStack"])
-def test_a_loop_over_a_shape_is_rejected_though_nothing_warns(name: str, tmp_path: Path) -> None:
-    done = made_of(name, tmp_path / "loop.bundle")
-    assert done.bundle is None
-    assert "the tracer warns" not in (done.folder / "build.log").read_text(encoding="utf-8")
-    assert any("engine does not run" in reason for reason in done.report.verdict.reasons)
-
-
 def test_a_branch_on_a_shape_is_scripted_when_its_trace_is_wrong(tmp_path: Path) -> None:
     done = made_of("IfShape", tmp_path / "shape.bundle")
     assert done.report.verdict.outcome == "verified"
     log = (done.folder / "build.log").read_text(encoding="utf-8")
     assert "scripting the modules it warned about" in log
     assert "scripted the whole model" in log
-
-
-class Recurrence(nn.Module):
-    """A loop over a shape that TorchScript takes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = x[0]
-        for row in range(x.shape[0]):
-            hidden = torch.tanh(hidden + x[row])
-        return hidden
-
-
-def test_a_loop_over_a_shape_is_found_in_the_source_and_scripted(tmp_path: Path) -> None:
-    example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
-    done = export(ExportRequest(Recurrence(), tmp_path / "b", "torchscript", example=example))
-    assert done.report.verdict.outcome == "verified"
-    assert "scripting the modules that branch on sizes" in text_of(done)
-    assert done.ops["prim::Loop"] == 1
-
-
-class AtNine(nn.Module):
-    """A trace takes one answer for all sizes, and TorchScript does not take the question."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor: Callable[[int], float] = lambda size: 3.0 if str(size) == "9" else 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor(x.shape[1])
-
-
-@pytest.mark.parametrize(("largest", "outcome"), [(8, "verified"), (16, "rejected")])
-def test_a_size_at_which_the_code_does_otherwise_is_found(
-    tmp_path: Path, largest: int, outcome: str
-) -> None:
-    options = ModelOptions(dynamic=(f"x:1=2..{largest}",))
-    example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
-    request = ExportRequest(AtNine(), tmp_path / "b", "torchscript", example=example)
-    done = export(replace(request, options=options))
-    assert done.report.verdict.outcome == outcome
-    if outcome == "rejected":
-        assert any("case 'x_1 9" in reason for reason in done.report.verdict.reasons)
-
-
-class AsksScripting(nn.Module):
-    """Computes a size from a factor in fp32 as a script, as torchvision's detectors do."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            size = int(torch.floor(torch.tensor(x.shape[1], dtype=torch.float32) * 0.7).item())
-        else:
-            size = int(x.shape[1] * 0.7)
-        if bool(x.sum() > 0):
-            return x[:, :size]
-        return x[:, :size] - 1
-
-
-def test_where_code_is_told_that_it_is_torchscript_sizes_do_not_vary(tmp_path: Path) -> None:
-    example = {"x": torch.linspace(-1, 1, 80).reshape(2, 40)}
-    request = ExportRequest(AsksScripting(), tmp_path / "b", "torchscript", example=example)
-    options = ModelOptions(dynamic=("x:1=20..80",))
-    with pytest.raises(CaptureError, match=r":\d+ asks whether it is TorchScript.* x_1, only"):
-        export(replace(request, options=options))
-    done = export(request)
-    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
-    assert manifest_of(done.folder).inputs[0].shape == (2, 40)
-    assert re.search(r"batch is fixed at 2.*:\d+ asks whether it is TorchScript", text_of(done))
-
-
-@pytest.mark.slow
-def test_sizes_that_are_all_compared_vary_all_the_same(tmp_path: Path) -> None:
-    example = {"x": torch.linspace(-1, 1, 80).reshape(2, 40)}
-    request = ExportRequest(AsksScripting(), tmp_path / "b", "torchscript", example=example)
-    options = ModelOptions(dynamic=("x:0=2..4",))
-    done = export(replace(request, options=options))
-    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
-
-
-class ThreeRows(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = x.reshape(3, 4)
-        if hidden.sum() > 0:
-            return hidden * 2
-        return hidden - 1
-
-
-def test_a_size_that_the_model_does_not_take_is_fixed_and_reported(tmp_path: Path) -> None:
-    example = {"x": torch.ones(3, 4)}
-    done = export(ExportRequest(ThreeRows(), tmp_path / "b", "torchscript", example=example))
-    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
-    assert manifest_of(done.folder).inputs[0].shape == (3, 4)
-    assert "batch is fixed at 3" in text_of(done)
-
-
-class Never(nn.Module):
-    """The other path is out of reach of every search."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 1e30:
-            return x * 2
-        return x - 1
-
-
-def test_a_path_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
-    example = {"x": torch.ones(3, 4)}
-    done = export(ExportRequest(Never(), tmp_path / "b", "torchscript", example=example))
-    assert done.bundle is None
-    (reason,) = [r for r in done.report.verdict.reasons if r.startswith("unverified branch")]
-    line = Never.forward.__code__.co_firstlineno + 1
-    assert f"{Path(__file__).name}:{line}" in reason
-    assert "was always False" in reason
 
 
 @pytest.fixture
@@ -469,44 +260,3 @@ def test_what_neither_takes_is_refused_at_its_line(
     assert re.search(rf"branching_model\.py:{HERE}\b", done.err)
     assert "TorchScript does not help: neither the model itself (Closed)" in done.err
     assert not Path("refused.bundle").exists()
-
-
-@pytest.mark.slow
-def test_t5_runs_prompts(
-    exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = exports.model("t5")
-    (tmp_path / "prompts.txt").write_text("a b c\nz\n", encoding="utf-8")
-    bundle = tmp_path / "t5.bundle"
-    done = cast(capsys, "export", model, "-o", bundle, "--target", "torchscript", "--json")
-    assert done.code == 0, done.err
-    assert done.json["outcome"] == "verified"
-    (output,) = done.json["verdict"]["outputs"]
-    assert output["pad_error"] is not None
-    run = ("run", bundle, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "out.safetensors")
-    assert cast(capsys, *run).code == 2
-    assert cast(capsys, *run, "--allow-code").code == 0
-    assert load_file(tmp_path / "out.safetensors")["last_hidden_state"].shape == (2, 4, 32)
-
-
-class ReadsFirst(nn.Module):
-    """A branch on what was read a line earlier."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        samples = x.numpy()
-        return x * 2 if samples.max() > 8.0 else x
-
-
-def test_a_read_that_is_not_scripted_is_unverified(tmp_path: Path) -> None:
-    request = ExportRequest(
-        ReadsFirst().eval(),
-        tmp_path / "engine",
-        target="torchscript",
-        example={"x": torch.ones(2, 3)},
-    )
-    verdict = export(request).report.verdict
-    assert verdict.outcome == "rejected"
-    assert verdict.reasons[0].startswith("unverified branch: ")
-    assert "the trace fixes what 'samples = x.numpy()' reads" in verdict.reasons[0]
-    allowed = ModelOptions(allow_unverified_branches=True)
-    assert export(replace(request, options=allowed)).bundle is not None

@@ -34,16 +34,6 @@ class TernaryInTry(nn.Module):
         return x * factor
 
 
-class OnlyFloats(nn.Module):
-    """While it is captured, what `item` gives is a SymFloat."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = x.sum().item()
-        if isinstance(total, float) and total > 40:
-            return x * 5
-        return x * 2
-
-
 class AreaBySeven(nn.Module):
     """No range says of two dimensions that their product is not a multiple of seven."""
 
@@ -51,14 +41,6 @@ class AreaBySeven(nn.Module):
         if (x.shape[0] * x.shape[1]) % 7 == 0:
             return x * 7
         return x * 2
-
-
-class Proved(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        count = (x > 0).sum().clamp(max=5).item()
-        torch._check(count >= 0)
-        torch._check(count <= 5)
-        return x * 2 if count < 6 else x * 3
 
 
 def exported(module: nn.Module, folder: Path, *dynamic: str) -> Export:
@@ -69,7 +51,7 @@ def exported(module: nn.Module, folder: Path, *dynamic: str) -> Export:
     )
 
 
-@pytest.mark.parametrize("make", [TernaryInTry, OnlyFloats])
+@pytest.mark.parametrize("make", [TernaryInTry])
 def test_a_path_that_only_eager_takes_is_found(make: type[nn.Module], tmp_path: Path) -> None:
     done = exported(make(), tmp_path)
     assert done.bundle is None
@@ -101,30 +83,6 @@ def test_sizes_that_no_range_tells_apart_are_refused_by_the_engine(tmp_path: Pat
                 InputError, match=r"expected sizes with \(\(batch\*x_1\) % 7\) != 0"
             ):
                 engine.run({"x": np.ones(shape, np.float32)})
-
-
-def test_what_torch_has_proved_needs_no_other_path(tmp_path: Path) -> None:
-    assert exported(Proved(), tmp_path).bundle is not None
-
-
-class SecondRow(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[1] + x
-
-
-def test_sizes_at_which_the_code_raises_are_left_out(tmp_path: Path) -> None:
-    bundle = exported(SecondRow(), tmp_path).bundle
-    assert bundle is not None
-    assert bundle.manifest.symbols == {"batch": (2, 64)}
-    assert "batch takes 2..64, not 1..64" in bundle.manifest.notes[0]
-
-
-def test_sizes_that_were_asked_for_and_at_which_the_code_raises_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        CaptureError, match=r"with batch = 1 .*does not run in all its sizes"
-    ) as found:
-        exported(SecondRow(), tmp_path, "x:0=1..16")
-    assert "--dynamic x:0=2..16" in str(found.value)
 
 
 class SevenRows(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.capture.tracing.attempt import RefusedError
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import CaptureError, InputError
+from enginecast.errors import InputError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.all_sizes
@@ -62,33 +62,6 @@ def test_inputs_of_another_path_are_refused(tmp_path: Path) -> None:
             np.testing.assert_allclose(outputs["output_0"], np.full((rows, 4), 27.0))
         with pytest.raises(InputError, match=r"(?s)another path.*expected True at .*x.sum\(\) > 0"):
             engine.run(feeds(3, -1.0, 2))
-
-
-def test_the_path_is_that_of_the_example(tmp_path: Path) -> None:
-    example = {"x": -torch.ones(3, 4), "n": torch.tensor(2)}
-    bundle = export(Stages(), tmp_path / "out", example=example, options=SPECIALISE)
-    assert [guard.value for guard in bundle.manifest.guards] == ["False", "2"]
-    with load(bundle.root) as engine:
-        outputs = engine.run(feeds(3, -1.0, 2))
-    np.testing.assert_allclose(outputs["output_0"], np.full((3, 4), -18.0))
-
-
-class Alone(nn.Module):
-    """A trace does not see what it asks of the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = (lambda z: z * 2 if bool(z.sum() > 0) else z)(x)
-        return y * (3.0 if str(x.shape[0]) == "1" else 1.0)
-
-
-def test_a_size_at_which_the_code_does_otherwise_is_left_out(tmp_path: Path) -> None:
-    example = {"x": torch.ones(3, 4)}
-    bundle = export(Alone(), tmp_path / "out", example=example, options=SPECIALISE)
-    assert [rung.name for rung in bundle.manifest.capture][-1] == "specialise"
-    assert bundle.manifest.symbols["batch"][0] == 2
-    asked = ModelOptions(fallback="specialise", dynamic=("x:0=1..8",))
-    with pytest.raises(CaptureError, match="with batch = 1 the model's code does something else"):
-        export(Alone(), tmp_path / "asked", example=example, options=asked)
 
 
 def test_it_is_done_only_when_asked_for(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_it_is_rejected_where_no_trace_shows_it(tmp_path: Path) -> None:
     assert any("the captured program is not the model" in reason for reason in named)
 
 
+@pytest.mark.slow
 def test_it_is_captured_as_eager_runs_it(tmp_path: Path) -> None:
     example = {
         "input_ids": torch.randint(0, 50, (3, 7)),

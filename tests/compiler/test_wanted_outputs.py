@@ -2,21 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from exports import Exports, cast
-from models import add_tokenizer, llama_config
-from msgspec.structs import replace
-from safetensors import safe_open
-from transformers import DynamicCache, LlamaModel, T5EncoderModel
+from transformers import DynamicCache
 
-import enginecast
 from enginecast.capture.outputs.flatten import name_result
-from enginecast.errors import CaptureError
-from enginecast.runtime.bundle.manifest import FileRecord, Manifest, Text
-from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import digest
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.manifest_json import decode
 
 Capture = pytest.CaptureFixture[str]
 
@@ -64,11 +57,6 @@ def manifest(bundle: Path) -> Manifest:
     return decode((bundle / "manifest.json").read_bytes())
 
 
-def stored(bundle: Path) -> set[str]:
-    with safe_open(bundle / "weights.safetensors", "np") as file:
-        return set(file.keys())
-
-
 def export(capsys: Capture, bundle: Path, *arguments: object) -> tuple[str, ...]:
     """Export; the names of the outputs."""
     done = cast(capsys, "export", *arguments, "-o", bundle, "--threads", 1)
@@ -84,61 +72,6 @@ def refused(capsys: Capture, tmp_path: Path, *arguments: object) -> str:
     return " ".join(done.err.split())
 
 
-@pytest.mark.slow
-def test_outputs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
-    both = cast(capsys, "inspect", "bert", "--outputs", "pooler_output,last_hidden_state", "--json")
-    assert [line.split(":")[0] for line in both.json["outputs"]] == [
-        "pooler_output",
-        "last_hidden_state",
-    ]
-    names = export(capsys, tmp_path / "one", "bert", "--outputs", "last_hidden_state")
-    assert names == ("last_hidden_state",)
-    assert not any("pooler" in name for name in stored(tmp_path / "one"))
-    for model in ((), ("--model", "bert")):
-        done = cast(capsys, "verify", tmp_path / "one", *model, "--json")
-        assert (done.code, done.json["outcome"]) == (0, "verified"), done.err
-        assert [found["name"] for found in done.json["verdict"]["outputs"]] == list(names)
-    done = cast(capsys, "verify", tmp_path / "one", "--model", "wanted_factories:plain")
-    assert done.code == 2
-    reported = " ".join(done.err.split())
-    assert "gives output_0, but the bundle's engine gives last_hidden_state" in reported
-
-
-@pytest.mark.slow
-def test_hidden_states_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
-    names = export(capsys, tmp_path / "all", "t5", "--hidden-state", -2, "--hidden-state", "0")
-    assert names == ("last_hidden_state", "hidden_states.-2", "hidden_states.0")
-    arguments = ("t5", "--outputs", "hidden_states.-2", "--hidden-state", "-2")
-    assert export(capsys, tmp_path / "one", *arguments) == ("hidden_states.-2",)
-    assert any("block.1" in name for name in stored(tmp_path / "all"))
-    assert not any("block.1" in n or "final_layer" in n for n in stored(tmp_path / "one"))
-    ids = np.array([[5, 9, 1], [7, 1, 0]])
-    feeds = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
-    model = T5EncoderModel.from_pretrained("t5").eval()
-    tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    with torch.no_grad():
-        states = model(**tensors, output_hidden_states=True).hidden_states
-    for bundle in ("all", "one"):
-        with enginecast.load(tmp_path / bundle) as engine:
-            found = engine.run(feeds)
-        np.testing.assert_allclose(found["hidden_states.-2"], states[-2], rtol=1e-4, atol=1e-4)
-    done = cast(capsys, "verify", tmp_path / "one", "--model", "t5", "--json")
-    assert (done.code, done.json["outcome"]) == (0, "verified"), done.err
-    assert not np.allclose(states[-2], states[-1], atol=1e-2)
-
-
-@pytest.mark.slow
-def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
-    nodes = {}
-    for options in ((), ("--outputs", "hidden_states.1")):
-        done = cast(capsys, "inspect", "t5", *options, "--json")
-        assert done.code == 0, done.err
-        nodes[options] = done.json["nodes"][0], sum(row["tensors"] for row in done.json["census"])
-    (whole, weights), (half, fewer) = nodes.values()
-    assert half < 0.7 * whole
-    assert fewer < 0.7 * weights
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -147,15 +80,12 @@ def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
             "--outputs logits: the model gives no output 'logits'"
             " It gives last_hidden_state, pooler_output.",
         ),
-        (("bert", "--outputs", "a,,b"), "--outputs a,,b: expected names with commas"),
         (("bert", "--hidden-state", "two"), "--hidden-state two: expected an integer"),
-        (("bert", "--hidden-state", "3"), "--hidden-state 3: the model gives 3 hidden states"),
         (("bert", "--hidden-state", "-4"), "the model gives 3 hidden states Expected -3..2."),
         (
             ("wanted_factories:plain", "--hidden-state", "-1"),
             "--hidden-state -1: the model gives no hidden states",
         ),
-        (("wanted_factories:plain", "--outputs", "y"), "It gives output_0."),
     ],
 )
 def test_what_a_model_does_not_give(
@@ -172,133 +102,3 @@ def test_a_cache_gives_its_keys_and_values() -> None:
     names = ("key", "value")
     assert [*found] == ["state", *(f"past.{n}.{name}" for n in range(2) for name in names)]
     assert torch.equal(found["past.1.value"], key + 1)
-
-
-def test_a_cache_that_keeps_other_tensors_is_refused() -> None:
-    cache, key = DynamicCache(), torch.randn(1, 2, 3, 4)
-    cache.update(key, key, 0)
-    cache.layers[0].states = key  # as of a convolution
-    with pytest.raises(CaptureError, match="returns a DynamicCache as past, expected tensors"):
-        name_result({"past": cache})
-
-
-@pytest.mark.slow
-def test_a_cache_is_left_out(tmp_path: Path, capsys: Capture) -> None:
-    model = "wanted_factories:cached"
-    names = export(capsys, tmp_path / "b", model, "--outputs", "last_hidden_state")
-    assert names == ("last_hidden_state",)
-
-
-@pytest.mark.slow
-def test_outputs_of_a_program(root: Path, tmp_path: Path, capsys: Capture) -> None:
-    saved = tmp_path / "bert.pt2"
-    done = cast(capsys, "opt", "bert", "--pipeline", "", "--hidden-state", "1", "-o", saved)
-    assert done.code == 0, done.err
-    program = (saved, "--allow-code", "--outputs")
-    names = export(capsys, tmp_path / "b", *program, "hidden_states.1,last_hidden_state")
-    assert names == ("hidden_states.1", "last_hidden_state")
-    assert not any("pooler" in name for name in stored(tmp_path / "b"))
-    done = cast(capsys, "verify", tmp_path / "b", "--model", saved, "--allow-code")
-    assert done.code == 0, done.err
-    done = cast(capsys, "verify", tmp_path / "b", "--model", "bert")
-    assert done.code == 0, done.err
-    assert "is not the model that the bundle was made from" in done.out + done.err
-    reported = refused(capsys, tmp_path, *program, "logits")
-    assert "It gives last_hidden_state, pooler_output, hidden_states.1." in reported
-    reported = refused(capsys, tmp_path, saved, "--allow-code", "--hidden-state", "-1")
-    assert "--hidden-state -1: the model gives no hidden states" in reported
-    smaller = tmp_path / "smaller.pt2"
-    options = ("--pipeline", "", "--outputs", "pooler_output", "-o", smaller, "--allow-code")
-    done = cast(capsys, "opt", saved, *options)
-    assert done.code == 0, done.err
-    module = torch.export.load(smaller).module()
-    ids = torch.ones(2, 3, dtype=torch.int64)
-    assert list(module(input_ids=ids, attention_mask=ids)) == ["pooler_output"]
-
-
-PROMPTS = """
-import torch
-from torch import nn
-from transformers import T5Config
-
-
-class Counts(nn.Module):
-    config = T5Config(vocab_size=96)
-
-    def forward(self, input_ids):
-        return {"ids": input_ids + 0, "count": (input_ids > 0).sum()}
-
-
-def counts():
-    return Counts(), {"input_ids": torch.randint(0, 90, (3, 7))}
-"""
-
-
-def test_prompts_of_several_batches_want_outputs_with_a_batch(
-    root: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (root / "prompt_factories.py").write_text(PROMPTS, encoding="utf-8")
-    bundle = tmp_path / "b"
-    export(capsys, bundle, "prompt_factories:counts", "--dynamic", "input_ids:0=1..2")
-    path = bundle / "manifest.json"
-    content = replace(decode(path.read_bytes()), text=Text(padding_id=0, max_length=7))
-    path.write_bytes(encode(content))
-    tokenizer = (add_tokenizer(tmp_path) / "tokenizer.json").read_bytes()
-    (bundle / "tokenizer.json").write_bytes(tokenizer)
-    names = [*(file.name for file in content.files), "tokenizer.json"]
-    content = replace(content, files=tuple(record(bundle / name) for name in names))
-    path.write_bytes(encode(content))
-    prompts = tmp_path / "p.txt"
-    prompts.write_text("a b\nc\nd\n")
-    done = cast(capsys, "run", bundle, "--prompts", prompts, "-o", tmp_path / "o")
-    assert done.code == 2
-    assert "output 'count': expected the batch as its first dimension, got []" in done.err
-    prompts.write_text("a b\nc\n")
-    done = cast(capsys, "run", bundle, "--prompts", prompts, "-o", tmp_path / "o")
-    assert done.code == 0, done.err
-
-
-def record(path: Path) -> FileRecord:
-    return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
-
-
-class Numbers(torch.nn.Module):
-    """Returns more than tensors, and states of its own."""
-
-    def forward(self, x: torch.Tensor) -> object:
-        states = (x, x + 1, x + 2)
-        return {"y": x * 2, "n": 3, "hidden_states": states, "again": states[1]}
-
-
-def test_a_program_with_numbers_and_hidden_states(tmp_path: Path, capsys: Capture) -> None:
-    saved = tmp_path / "numbers.pt2"
-    batch = {"x": {0: torch.export.Dim("batch", min=1, max=8)}}
-    program = torch.export.export(Numbers(), (torch.ones(3, 4),), dynamic_shapes=batch)
-    torch.export.save(program, saved)
-    reported = refused(capsys, tmp_path, saved, "--allow-code")
-    assert "a plain number as n, expected" in reported
-    assert "--outputs y,hidden_states.0,hidden_states.1,hidden_states.2,again." in reported
-    arguments = ("--allow-code", "--outputs", "again,y", "--hidden-state", "-1")
-    names = export(capsys, tmp_path / "b", saved, *arguments)
-    assert names == ("again", "y", "hidden_states.-1")
-    x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    with enginecast.load(tmp_path / "b") as engine:
-        found = engine.run({"x": x})
-    for name, expected in (("again", x + 1), ("y", x * 2), ("hidden_states.-1", x + 2)):
-        np.testing.assert_array_equal(found[name], expected)
-
-
-@pytest.mark.slow
-def test_a_module_in_python(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = LlamaModel(llama_config())
-    model.config.use_cache = False
-    example = {"input_ids": torch.randint(0, 90, (3, 7))}
-    bundle = enginecast.compile(
-        model, tmp_path / "b", example=example, outputs=["hidden_states.1"], hidden_states=[0]
-    )
-    names = [output.name for output in bundle.manifest.outputs]
-    assert names == ["hidden_states.1", "hidden_states.0"]
-    sites = {site.module for record in bundle.manifest.passes for site in record.sites}
-    assert any(module.startswith("layers.0.") for module in sites)  # no prefix of ours
-    assert {name.split(".")[1] for name in stored(bundle.root) if "layers." in name} == {"0"}

@@ -6,7 +6,6 @@ import pytest
 
 from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.tracing.attempt import RefusedError
-from enginecast.capture.tracing.sizes.shapes import FrozenDimensionError
 from enginecast.compiler.export_attempts import (
     Before,
     SizesDecideError,
@@ -15,7 +14,6 @@ from enginecast.compiler.export_attempts import (
     ways_for,
 )
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import EnginecastError, LoweringError
 
 Outcome = Callable[[], str | None]
 PROGRAM, SCRIPT = "a program of torch.export", "TorchScript"
@@ -74,17 +72,6 @@ def test_an_attempt_leads_on_to_the_next_that_may_help(
 
 
 @pytest.mark.parametrize(
-    ("first", "counts"),
-    [(LoweringError("first"), "first"), (FrozenDimensionError("first", ("batch",)), "second")],
-)
-def test_the_failure_in_all_sizes_counts_but_for_sizes_that_there_are_not(
-    first: EnginecastError, counts: str
-) -> None:
-    with pytest.raises(EnginecastError, match=counts):
-        tried({PROGRAM: failing(first), PROGRAM + EXAMPLE: failing(LoweringError("second"))})
-
-
-@pytest.mark.parametrize(
     ("options", "lacking"),
     [
         (ModelOptions(fallback="specialise"), SCRIPT),
@@ -98,10 +85,3 @@ def test_what_a_user_does_not_allow_is_not_tried(options: ModelOptions, lacking:
     assert not [way for way in every if lacking in str(way)]
     assert [way for way in ways_for(ModelOptions(), takes=BOTH, is_script=False)
             if lacking in str(way)]  # fmt: skip
-
-
-def test_a_target_of_programs_alone_knows_no_scripts() -> None:
-    every = ways_for(ModelOptions(), takes=("program",), is_script=False)
-    assert {way.makes for way in every} == {"program"}
-    every = ways_for(ModelOptions(), takes=BOTH, is_script=True)
-    assert {way.makes for way in every} == {"script"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from control_flow import ROWS
 from exports import Exports
-from programs import TOKENS, Function, captured, outputs, rewritten
+from programs import TOKENS, captured, outputs, rewritten
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -113,18 +113,6 @@ def test_quantized_weights_stay_quantized(exports: Exports, tmp_path: Path, prec
     assert sum(tensor.dtype == low for tensor in stored.values()) >= 2 * 6
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8"])
-def test_quantized_products_are_verified(exports: Exports, tmp_path: Path, form: str) -> None:
-    model = exports.model("bert")
-    request = ExportRequest(model, tmp_path / "out", "aotinductor", form, max_error=0.3)
-    done = export(request)
-    assert done.bundle is not None, done.report.verdict.reasons
-    product = {"fp8": "aten::_scaled_mm", "int8": "aten::_int_mm"}[form]
-    assert done.ops[product] > 0
-    with enginecast.load(done.folder, allow_code=True) as engine:
-        assert engine.record.quantized == form
-
-
 BRANCHES = ["IfElse", "EarlyReturn", "WhileNorm"]
 
 
@@ -140,28 +128,3 @@ def test_data_dependent_models_take_both_paths(exports: Exports, tmp_path: Path,
                 wanted = row.module()(**inputs)
             (got,) = found.values()
             torch.testing.assert_close(torch.from_numpy(got), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_size_that_values_decide_is_right(tmp_path: Path) -> None:
-    program = captured(Function(lambda x: x[x.sum(-1) > 0] * 2), torch.randn(6, 4))
-    engine = compiled(program, tmp_path)
-    for sign in (1.0, -1.0, 0.0):
-        require_same(engine, program, torch.randn(6, 4) + sign)
-
-
-def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
-    found = []
-    threads = torch.get_num_threads()
-    try:
-        for count, name in ((1, "one"), (2, "two")):
-            torch.set_num_threads(count)
-            (tmp_path / name).mkdir()
-            program = captured(Weights(), torch.randn(3, 7, 64), dynamic=TOKENS)
-            program, _ = rewritten(program, lowering("cpu"))
-            request = LoweringRequest(program, tmp_path / name, ["a", "b", "c", "d", "e"])
-            lower_to_aotinductor(request)
-            files = (PACKAGE_FILE, WEIGHTS_FILE)
-            found.append([(tmp_path / name / file).read_bytes() for file in files])
-    finally:
-        torch.set_num_threads(threads)
-    assert found[0] == found[1]

@@ -92,15 +92,6 @@ def test_the_same_boxes_are_kept_in_the_same_order(threshold: float) -> None:
     assert lost > 0 or threshold == 1.0  # else nothing was suppressed, and nothing is proved
 
 
-def test_a_threshold_between_two_fp32_numbers_is_kept() -> None:
-    """One box covers 3 of 10 parts of the other; 0.3 is smaller in fp64 than in fp32."""
-    boxes = torch.tensor([[0.0, 0, 10, 1], [0, 0, 3, 1]])
-    scores = torch.tensor([1.0, 0.5])
-    module = Suppress(0.3)
-    run = engine(module, boxes, scores, varying=({0: DYNAMIC}, {0: DYNAMIC}))
-    assert run(boxes, scores).tolist() == module(boxes, scores).tolist() == [0]
-
-
 def test_what_onnx_does_not_have_is_refused() -> None:
     boxes, scores = drawn(4, "any", torch.Generator())
     varying = ({0: DYNAMIC}, {0: DYNAMIC})
@@ -142,36 +133,6 @@ def test_regions_are_pooled_alike(name: str, options: tuple[Any, ...]) -> None:
             rois = regions(count, kind, generator)
             wanted = module(x, rois)
             torch.testing.assert_close(run(x, rois), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_the_places_of_maximums_are_refused() -> None:
-    class Places(nn.Module):
-        def forward(self, x: Tensor, rois: Tensor) -> Tensor:
-            found: Tensor = torch.ops.torchvision.roi_pool(x, rois, 1.0, 2, 2)[1]
-            return found
-
-    with pytest.raises(LoweringError, match="it does not say where the maximums were"):
-        engine(
-            Places(),
-            torch.randn(2, 3, 9, 7),
-            regions(5, 0, torch.Generator()),
-            varying=({}, {0: DYNAMIC}),
-        )
-
-
-def test_an_op_that_needs_a_newer_opset_is_refused_beside_pooled_regions() -> None:
-    def model(*ops: tuple[str, str]) -> ir.Model:
-        values = {name: ir.val(name, ir.DataType.FLOAT) for _, names in ops for name in names}
-        nodes = [ir.node(op, [values[name] for name in names]) for op, names in ops]
-        outputs = [node.outputs[0] for node in nodes]
-        graph = ir.Graph(values.values(), outputs, nodes=nodes, opset_imports={"": 23}, name="g")
-        return ir.Model(graph, ir_version=10)
-
-    with pytest.raises(LoweringError, match=r"RoiAlign up to opset 21.*RMSNormalization.*needs"):
-        say_older_opset(model(("RoiAlign", "abc"), ("RMSNormalization", "xw")))
-    alone = model(("RoiAlign", "abc"))
-    say_older_opset(alone)
-    assert alone.opset_imports[""] == 21
 
 
 class Detect(nn.Module):

@@ -14,12 +14,7 @@ NAN, MOST = torch.nan, 2**31 - 1
 ROWS = torch.tensor([[3.0, NAN, 1.0, 3.0], [NAN, NAN, -2.0, 1.0], [1.0, 1.0, 3.0, 3.0]])
 WAYS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "unique": lambda x: torch.unique(x, return_inverse=True, return_counts=True),
-    "unique of integers": lambda x: torch.unique(x.nan_to_num(7).long(), return_counts=True),
     "runs": lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True),
-    "runs of integers": lambda x: torch.unique_consecutive(
-        torch.where(x.isnan(), MOST, x.nan_to_num(0).long()), return_counts=True
-    ),
-    "decimals": lambda x: ((x * 1.23456).round(decimals=2), (x * 123.456).round(decimals=-1)),
 }
 
 

@@ -24,12 +24,7 @@ def test_an_engine_in_less_is_said_aloud(tmp_path: Path) -> None:
     assert any("computes in fp64 (weight is float64)" in line for line in steps.lines)
 
 
-class Grows(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.abs() * 100 + 100).exp()
-
-
-@pytest.mark.parametrize(("module", "does"), [(Cancels, "is off by"), (Grows, "leaves its range")])
+@pytest.mark.parametrize(("module", "does"), [(Cancels, "is off by")])
 def test_a_model_that_needs_fp64_is_not_converted(
     module: type[nn.Module], does: str, tmp_path: Path
 ) -> None:
@@ -38,25 +33,6 @@ def test_a_model_that_needs_fp64_is_not_converted(
     with pytest.raises(VerificationError, match=said):
         export(module(), tmp_path / "bundle", example={"x": x})
     assert not (tmp_path / "bundle").exists()
-
-
-class Widens(nn.Module):
-    """A layer in fp64 among others, whose code casts what goes into it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.wide = nn.Linear(6, 6), nn.Linear(6, 6, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.wide(self.first(x).double())
-        return found.float()
-
-
-def test_a_layer_in_fp64_among_others_stays_so_in_eager(tmp_path: Path) -> None:
-    steps = Steps()
-    export(Widens(), tmp_path / "bundle", example={"x": torch.randn(3, 6)}, steps=steps)
-    assert (tmp_path / "bundle" / "manifest.json").exists()
-    assert not any("computes in fp64" in line for line in steps.lines)
 
 
 class Sensitive(nn.Module):

@@ -9,12 +9,10 @@ from programs import captured, rewritten
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
-from enginecast.capture.sources.factory import take_module
 from enginecast.compiler.steps import Steps
 from enginecast.errors import LoweringError
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
 from enginecast.exporters.target import LoweringRequest
-from enginecast.passes.unify_dtype import in_halves
 from enginecast.runtime.load import load
 from enginecast.verification.eager.captured import _other_than
 
@@ -29,7 +27,7 @@ class HalvesInside(nn.Module):
         return (first * second).float() + 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16])
 def test_an_engine_rounds_where_the_model_does(dtype: torch.dtype, tmp_path: Path) -> None:
     module, steps = HalvesInside(dtype), Steps()
     export(module, tmp_path / "bundle", example={"x": torch.randn(3, 8)}, steps=steps)
@@ -80,29 +78,6 @@ def test_what_a_model_computes_in_16_bits_is_its_own_rounding(
     assert (found - wanted).norm() < loss * wanted.norm()
 
 
-def test_only_a_module_that_needs_its_dtypes_keeps_them() -> None:
-    x = {"x": torch.randn(3, 8)}
-
-    def kept(module: nn.Module) -> bool:
-        return take_module(module, x).keeps_dtypes
-
-    assert take_module(Halves(), {"x": torch.randn(3, 32)}).keeps_dtypes
-    assert kept(Rounding(nn.Linear(8, 8).half()))
-    assert not kept(nn.Linear(8, 8))
-    assert not kept(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).half()))  # its own code fails
-    assert not take_module(nn.Linear(8, 8).half(), {"x": torch.randn(3, 8).half()}).keeps_dtypes
-
-
-class Rounding(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.body(x.half()).float()
-        return found
-
-
 def test_a_program_that_rounds_elsewhere_is_not_the_model() -> None:
     """What a model computes in 16 bits allows three roundings, and no more."""
     plain = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -129,11 +104,3 @@ def test_inductor_rounds_where_the_source_does(
         with pytest.raises(LoweringError):
             lower_to_aotinductor(LoweringRequest(program, tmp_path, ("out",)))
     assert given == [True, False]
-
-
-def test_a_model_that_is_in_16_bits_as_a_whole_does_not_count() -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.GELU()).half()
-    program = torch.export.export(module, (torch.randn(3, 8).half(),))
-    assert not in_halves(program)
-    program = torch.export.export(HalvesInside(torch.float16), (torch.randn(3, 8),))
-    assert len(in_halves(program)) == 3  # the cast and two products; a chunk rounds nothing

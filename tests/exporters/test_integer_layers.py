@@ -16,7 +16,7 @@ import onnx
 import pytest
 import torch
 from lowering import lower, run
-from mutations import edit_graph, nothing, outcome
+from mutations import edit_graph, outcome
 from onnx import numpy_helper
 from programs import calibrated, captured, outputs, relative_error, rewritten
 from safetensors.numpy import load_file, save_file
@@ -30,12 +30,10 @@ from enginecast.compiler.engines.fresh_inputs import FreshInputs
 from enginecast.compiler.export.session import export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.verify.bundle import verify_bundle
-from enginecast.errors import CaptureError, PassError
+from enginecast.errors import PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
-from enginecast.passes.quantize.measure.quantizable import tail_of
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.check import check_plan
-from enginecast.passes.quantize.plan.forms import too_small_gru
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.planning import MARGIN
 from enginecast.runtime.load import load
@@ -43,7 +41,6 @@ from enginecast.runtime.load import load
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
 aten, own = torch.ops.aten, torch.ops.enginecast
 PLAN = "plan-int8{integers=true max_error=0.3}"
-BOTH = f"canonicalize,fold-batch-norm,{PLAN},int8-matmul"
 
 
 def loud(make: Callable[[], nn.Module]) -> nn.Module:
@@ -105,26 +102,6 @@ PIXELS = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
 SIZES = {0: Dim("batch", min=1, max=8), 2: Dim("height", min=12, max=64)}
 
 
-def test_a_plan_says_of_every_layer_what_becomes_of_it() -> None:
-    program = program_of(Residual, PIXELS)
-    plan = planned(program)
-    chosen = {name: layer.choice for name, layer in plan.items()}
-    integers = dict.fromkeys(["stem", "first", "second", "third", "deep", "up"], "w8a8-static")
-    assert chosen == integers | {"head": "keep"}
-    first = planned(program_of(Stream, PIXELS))["stem"].reason  # floats read it
-    assert first.startswith("the first convolution")
-    assert [plan[name].gain for name in integers] == [3.0, 3.0, 1.8, 3.0, 1.0, 3.0]
-    for name in integers:
-        error = plan[name].error
-        assert error is not None
-        assert 1e-4 < error < 0.05, name
-    # Another target than ONNX Runtime on a CPU has none, and says so.
-    plain = "plan-int8{heads=true max_error=0.3}"
-    assert {n: p.choice for n, p in planned(program, spec=plain).items() if n in integers} == (
-        dict.fromkeys(integers, "keep")
-    )
-
-
 def test_a_limit_keeps_the_layers_that_lose_most() -> None:
     program = program_of(Residual, PIXELS)
     loose, _ = rewritten(program, f"canonicalize,fold-batch-norm,{PLAN}", calibrated(program))
@@ -168,87 +145,6 @@ def test_the_rewriting_does_what_was_simulated() -> None:
     assert relative_error(outputs(after, other)[0], outputs(before, other)[0]) < 0.1
 
 
-class Stream(nn.Module):
-    """Sums into a stream that begins in floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3)
-        self.blocks = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).tanh()
-        for block in self.blocks:
-            x = x + block(x)
-        return (x + x).flatten(1) / 2
-
-
-def test_a_sum_of_integers_and_of_what_is_rounded_for_it() -> None:
-    before = program_of(Stream, PIXELS)
-    context = calibrated(before, PIXELS)
-    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
-    ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.quantized_conv.default) == 3
-    assert ops.count(own.quantized_add.default) == 2  # floats read the last one
-    assert ops.count(own.quantize_affine.default) == 1
-    plan = plan_of(after)
-    assert plan is not None
-    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
-    (simulated,) = simulate(before, plan, context.calibration)[0].values()
-    error = relative_error(found, exact)
-    assert 1e-4 < error < 0.05
-    assert relative_error(found, simulated) < error / 4
-
-
-class Joined(nn.Module):
-    """A skip and an upsampled branch, joined; what is joined is joined again with floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, 2, 1)
-        self.up, self.both = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(24, 8, 3, padding=1)
-        self.last, self.head = nn.Conv2d(32, 8, 3), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = self.stem(x).relu()
-        joined = torch.cat([kept, self.up(self.down(kept).relu()) * 1], 1)
-        found = self.both(joined).relu()
-        again = torch.cat([functional.max_pool2d(found, 2), functional.max_pool2d(joined, 2)], 1)
-        last: Tensor = self.head(self.last(again).tanh().mean((2, 3)))
-        return last
-
-
-def test_a_concatenation_of_integers(tmp_path: Path) -> None:
-    """Parts that floats give, and a stronger one, take the scale of the whole."""
-    module = loud(Joined)
-    module.get_parameter("both.weight").data.mul_(3)
-    before = captured(module, PIXELS, dynamic={0: SIZES[0]})
-    context = calibrated(before, PIXELS)
-    after, _ = rewritten(before, f"{PLAN},int8-matmul", context)
-    plan = plan_of(after)
-    assert plan is not None
-    joins = [node for node in after.graph.nodes if node.target is aten.cat.default]
-    integers = [node for node in joins if node.meta["val"].dtype == torch.uint8]
-    assert len(integers) == 2
-    exact, found = outputs(before, PIXELS)[0], outputs(after, PIXELS)[0]
-    (simulated,) = simulate(before, plan, context.calibration)[0].values()
-    error = relative_error(found, exact)
-    assert 1e-4 < error < 0.05
-    assert relative_error(found, simulated) < error / 3
-    lowered = lower(after, tmp_path)
-    assert lowered.ops["Concat"] >= 2
-    other = torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(4))
-    (ran,) = run(tmp_path, other)
-    assert relative_error(ran, outputs(after, other)[0]) < error / 3
-
-
-def test_values_beyond_the_calibrated_ones_saturate() -> None:
-    program = program_of(Residual, PIXELS)
-    after, _ = rewritten(program, BOTH, calibrated(program, PIXELS))
-    found = outputs(after, PIXELS * 1e6)[0]
-    assert found.isfinite().all()
-
-
 def one(function: Callable[[Any, Tensor], Any], **layers: nn.Module) -> nn.Module:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -268,28 +164,11 @@ def scaled(convolution: nn.Module) -> nn.Module:
 
 
 FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "1-d": (lambda: nn.Conv1d(8, 6, 5, stride=2, padding=2), (2, 8, 21)),
     "3-d": (lambda: nn.Conv3d(4, 6, 3, padding=1), (1, 4, 5, 6, 5)),
-    "as wide behind as before": (
-        lambda: nn.Conv1d(8, 6, 4, padding="same", dilation=3),
-        (2, 8, 21),
-    ),
-    "one channel": (lambda: nn.Conv2d(8, 1, 3), (1, 8, 9, 9)),
     "no bias": (lambda: nn.Conv2d(8, 6, 3, bias=False), (2, 8, 9, 9)),
-    "one position": (lambda: nn.Conv2d(8, 6, 3), (2, 8, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose2d(8, 6, 4, 2, 1), (2, 8, 9, 7)),
-    "transposed, a tap that is not full": (
-        lambda: nn.ConvTranspose2d(8, 6, 3, 2, 1, output_padding=1, bias=False),
-        (2, 8, 9, 7),
-    ),
-    "transposed, stride 1": (lambda: nn.ConvTranspose2d(8, 6, 3, padding=1), (2, 8, 9, 7)),
     "transposed, groups": (lambda: nn.ConvTranspose2d(8, 12, 4, 2, 1, groups=4), (2, 8, 9, 7)),
-    "transposed, dilation": (
-        lambda: nn.ConvTranspose2d(8, 6, 3, (2, 1), (2, 0), dilation=(2, 3), output_padding=(1, 0)),
-        (2, 8, 9, 7),
-    ),
     "transposed, gaps": (lambda: nn.ConvTranspose2d(8, 6, 2, 3, output_padding=2), (2, 8, 9, 7)),
-    "transposed, 1-d": (lambda: nn.ConvTranspose1d(8, 6, 16, 8, 4), (2, 8, 9)),
     "transposed, 3-d": (
         lambda: nn.ConvTranspose3d(4, 6, (4, 3, 2), (2, 2, 1), 1),
         (1, 4, 5, 6, 5),
@@ -313,107 +192,6 @@ def test_forms(form: str, tmp_path: Path) -> None:
     assert relative_error(found, wanted) < error / 4
 
 
-@pytest.mark.parametrize("function", ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
-def test_a_transposed_convolution_adds_up_the_same_integers(function: str) -> None:
-    """Its result, to the last bit, is what the sums of whole numbers give."""
-    dims = int(function[-2])
-    drawn = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (6, 2, 5, 4, 3)[: 2 + dims], generator=drawn).float()
-    weight[0] = 127
-    weight[:, :, 0] = 127  # so that the scale of each channel is 1
-    x = torch.randint(0, 256, (2, 6, 5, 6, 4)[: 2 + dims], generator=drawn).float()
-    x.view(-1)[:2] = torch.tensor([0.0, 255.0])
-    operator = getattr(functional, function)
-    how = {"stride": 2, "padding": 1, "groups": 3, "dilation": 1, "output_padding": 1}
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        found: Tensor = operator(x.relu(), net.weight, None, **how) * 1.0
-        return found
-
-    module = one(forward, weight=nn.Identity())
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    program = captured(module.eval(), x)
-    plan = "plan-int8{integers=true any_cpu=false max_error=0.3}"
-    after, _ = rewritten(program, f"{plan},int8-matmul", calibrated(program, x))
-    (conv,) = [n for n in after.graph.nodes if n.target is own.quantized_conv.default]
-    sums = operator(x.double(), weight.double(), None, **how)
-    scale = dict(after.named_buffers()) | after.constants | dict(after.named_parameters())
-    y_scale = next(v for n, v in scale.items() if "value_scale" in n and float(v.max()) != 1.0)
-    assert isinstance(y_scale, Tensor)
-    zero = conv.args[11]
-    steps = (sums.float() / y_scale).round().clamp(-zero, 255 - zero)
-    assert torch.equal(outputs(after, x)[0], steps * y_scale)
-
-
-def test_a_padding_wider_than_the_kernel_is_kept() -> None:
-    x = torch.randn(2, 8, 9, 9)
-    program = program_of(lambda: scaled(nn.ConvTranspose2d(8, 6, 2, padding=2)), x)
-    with pytest.raises(PassError, match="no layer is left to quantize: 1 x a transposed conv"):
-        planned(program, x)
-
-
-KEPT: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
-    "no batch": (
-        lambda: scaled(nn.Conv2d(8, 6, 3)),
-        torch.randn(8, 9, 9),
-        "a convolution of what has no batch",
-    ),
-    "GRU": (
-        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.GRU(8, 8)),
-        torch.randn(5, 2, 8),
-        "a GRU of 8 units over",
-    ),
-    "projection": (
-        lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=nn.LSTM(8, 8, proj_size=4)),
-        torch.randn(5, 2, 8),
-        "an LSTM with a projection",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_what_has_no_form_in_integers_is_kept(name: str) -> None:
-    make, x, reason = KEPT[name]
-    with pytest.raises(PassError, match="no layer is left to quantize") as caught:
-        planned(program_of(make, x))
-    assert reason.partition(":")[0] in str(caught.value)
-
-
-def test_a_large_bias_fits_beside_a_quiet_weight() -> None:
-    """int32 holds it where the scale of the weight is raised."""
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(8, 6, 3)
-    convolution.weight.data[0] *= 1e-9
-    assert convolution.bias is not None
-    convolution.bias.data[0] = 50.0
-    module = scaled(convolution)
-    x = torch.randn(2, 8, 9, 9)
-    before = captured(module.eval().requires_grad_(False), x)
-    after, _ = rewritten(before, BOTH, calibrated(before, x))
-    values = after.module()(x)
-    assert relative_error(values, module(x)) < 0.03
-
-
-def test_limits_of_what_a_layer_gives() -> None:
-    def tail(function: Callable[[Tensor], Tensor]) -> tuple[float | None, float | None]:
-        program = captured(scaled_by(function), PIXELS)
-        (conv,) = [n for n in program.graph.nodes if n.target is aten.conv2d.default]
-        found = tail_of(conv)
-        return (found.low, found.high) if found.node is not conv else (None, None)
-
-    def scaled_by(function: Callable[[Tensor], Tensor]) -> nn.Module:
-        return one(lambda n, x: function(n.conv(x)), conv=nn.Conv2d(3, 4, 3)).eval()
-
-    assert tail(torch.relu) == (0.0, None)
-    assert tail(functional.relu6) == (0.0, 6.0)
-    assert tail(functional.hardtanh) == (-1.0, 1.0)
-    assert tail(lambda x: functional.hardtanh(x, -2.0, 3.0)) == (-2.0, 3.0)
-    assert tail(lambda x: x.clamp(max=2)) == (None, 2.0)
-    assert tail(lambda x: x.clamp_min(0)) == (0.0, None)
-    assert tail(lambda x: x.relu() + x) == (None, None)  # read twice
-    assert tail(lambda x: x.clamp(x.mean())) == (None, None)
-
-
 # LSTMs
 
 
@@ -429,27 +207,6 @@ class Tagger(nn.Module):
         found, (state, _) = self.cells(x)
         last: Tensor = self.head(found) + state.sum()
         return last
-
-
-class Bare(nn.Module):
-    """Gives what its recurrent layer gives."""
-
-    def __init__(self, cells: nn.Module) -> None:
-        super().__init__()
-        self.cells = cells
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.cells(x)[0]
-        return found
-
-
-def test_a_recurrent_layer_is_no_head() -> None:
-    x = torch.randn(3, 9, 12, generator=torch.Generator().manual_seed(6))
-    program = captured(loud(lambda: Bare(nn.LSTM(12, 16, batch_first=True))), x)
-    after, _ = rewritten(program, f"{PLAN},int8-matmul", calibrated(program, x))
-    plan = plan_of(after)
-    assert plan is not None
-    assert {p.module: p.choice for p in plan.layers} == {"cells": "w8a8-dynamic"}
 
 
 def check_error(found: Tensor, exact: Tensor, simulated: Tensor) -> None:
@@ -509,11 +266,6 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def swapped_matrices(data: Any) -> Any:
-    """Those of both directions."""
-    return data[::-1].copy()
-
-
 def one_gate_off(data: Any) -> Any:
     """The forget gate of one direction, upside down."""
     size = data.shape[2] // 4
@@ -522,8 +274,8 @@ def one_gate_off(data: Any) -> Any:
     return edited
 
 
-@pytest.mark.parametrize("edit", [swapped_matrices, one_gate_off])
-@pytest.mark.parametrize("rows", [12, 16], ids=["of the input", "of the state"])
+@pytest.mark.parametrize("edit", [one_gate_off])
+@pytest.mark.parametrize("rows", [16], ids=["of the state"])
 def test_an_lstm_with_other_weights_is_rejected(
     edit: Callable[[Any], Any], rows: int, recurrent: Path, tmp_path: Path
 ) -> None:
@@ -538,10 +290,6 @@ def test_an_lstm_with_other_weights_is_rejected(
         path.write_bytes(content.replace(data.tobytes(), edited.tobytes()))
 
     assert outcome(recurrent, tmp_path, change) == "rejected"
-
-
-def test_an_lstm_with_its_own_weights_is_not(recurrent: Path, tmp_path: Path) -> None:
-    assert outcome(recurrent, tmp_path, nothing) == "verified"
 
 
 # GRUs
@@ -577,28 +325,6 @@ def speaker(
     return loud(lambda: Speaker(units, layers, bias, first)), x
 
 
-@pytest.mark.parametrize(
-    ("layers", "bias", "first"),
-    [(1, False, False), pytest.param(2, True, True, marks=pytest.mark.slow)],
-)
-def test_a_gru_in_integers(layers: int, bias: bool, first: bool, tmp_path: Path) -> None:
-    module, x = speaker(512, layers, bias, first)
-    program = captured(module, x)
-    context = calibrated(program, x)
-    after, _ = rewritten(program, f"{PLAN},int8-matmul", context)
-    plan = plan_of(after)
-    assert plan is not None
-    assert {p.module: p.choice for p in plan.layers}["cells"] == "w8a8-dynamic"
-    ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.quantized_gru.default) == layers**2
-    assert aten.gru.input not in ops
-    exact, found = outputs(program, x)[0], outputs(after, x)[0]
-    (simulated,) = simulate(program, plan, context.calibration)[0].values()
-    check_error(found, exact, simulated)
-    ran = run_exported(module, x, tmp_path / "b")
-    assert relative_error(ran, found) < relative_error(found, exact) / 4
-
-
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spoken") / "bundle"
@@ -619,7 +345,7 @@ def new_gate_off(data: Any) -> Any:
     return edited
 
 
-@pytest.mark.parametrize("rows", [24, 512], ids=["of the input", "of the state"])
+@pytest.mark.parametrize("rows", [512], ids=["of the state"])
 def test_a_gru_with_other_weights_is_rejected(rows: int, spoken: Path, tmp_path: Path) -> None:
     def change(folder: Path) -> None:
         path = folder / "weights.safetensors"
@@ -630,62 +356,6 @@ def test_a_gru_with_other_weights_is_rejected(rows: int, spoken: Path, tmp_path:
         path.write_bytes(content.replace(data.tobytes(), new_gate_off(data).tobytes()))
 
     assert outcome(spoken, tmp_path, change) == "rejected"
-
-
-def test_a_gru_with_its_own_weights_is_not(spoken: Path, tmp_path: Path) -> None:
-    assert outcome(spoken, tmp_path, nothing) == "verified"
-
-
-@pytest.mark.parametrize(
-    ("units", "rows", "reported"),
-    [
-        (64, 8, "a GRU of 64 units over 8 rows: 0.21 times as fast in int8"),
-        (128, 1, "a GRU of 128 units over 1 rows: 0.35 times"),
-        (256, 1, "a GRU of 256 units over 1 rows: 1.04 times"),
-        (256, 8, ""),
-        (512, 1, ""),
-    ],
-)
-def test_a_small_gru_stays_in_floats(units: int, rows: int, reported: str) -> None:
-    x = torch.randn(rows, 2, 8)
-    cells = nn.GRU(8, units, batch_first=True)
-    program = program_of(lambda: one(lambda n, x: n.cells(x)[0].sin() * 2, cells=cells), x)
-    (node,) = [node for node in program.graph.nodes if node.target is aten.gru.input]
-    assert too_small_gru(node).startswith(reported)
-    assert bool(too_small_gru(node)) == bool(reported)
-
-
-class Lengths(nn.Module):
-    """Rows of several lengths, which torch.export does not capture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells, self.head = nn.LSTM(16, 24, batch_first=True), nn.Linear(24, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 2]), batch_first=True)
-        found, _ = nn.utils.rnn.pad_packed_sequence(self.cells(rows)[0], batch_first=True)
-        last: Tensor = self.head(found)
-        return last
-
-
-def test_a_module_that_nothing_quantizes_is_not_published_as_if(tmp_path: Path) -> None:
-    x = torch.randn(3, 7, 16)
-    request = ExportRequest(loud(Lengths), tmp_path / "b", precision="int8", example={"x": x})
-    with pytest.raises(CaptureError, match=r"int8 needs a program of torch\.export"):
-        export(request)
-    assert not (tmp_path / "b").exists()
-
-
-def test_a_stored_recurrence() -> None:
-    x = torch.randn(2, 5, 12)
-    program = program_of(
-        lambda: one(lambda n, x: n.cells(x)[0].sin(), cells=nn.GRU(12, 16, 2, batch_first=True)), x
-    )
-    after, _ = rewritten(program, "plan-int8{mode=storage},int8-matmul", calibrated(program, x))
-    ops = [node.target for node in after.graph.nodes]
-    assert ops.count(own.dequantize.default) == 4
-    assert 1e-4 < relative_error(outputs(after, x)[0], outputs(program, x)[0]) < 0.02
 
 
 # Plans by hand
@@ -746,10 +416,6 @@ def _convs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == "QLinearConv"]
 
 
-def _set(tensor: onnx.TensorProto, array: Any) -> None:
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
 def _change(graph: onnx.GraphProto, name: str, change: Callable[[Any], Any]) -> None:
     """Edit a constant, which stands in the graph or in a node."""
     found = [tensor for tensor in graph.initializer if tensor.name == name]
@@ -808,10 +474,6 @@ def test_an_engine_with_other_weights_is_rejected(bundle: Path, tmp_path: Path) 
     assert outcome(bundle, tmp_path, edit) == "rejected"
 
 
-def test_the_same_engine_is_not(bundle: Path, tmp_path: Path) -> None:
-    assert outcome(bundle, tmp_path, nothing) == "verified"
-
-
 # Inputs that no scale was made from
 
 
@@ -846,20 +508,6 @@ def test_an_engine_is_within_its_limit_on_inputs_that_nobody_calibrated_on(tmp_p
         ]
     assert max(errors) < 0.1
     assert sorted(errors)[20] < 0.01
-
-
-@pytest.mark.slow
-def test_an_engine_that_saturates_on_the_next_inputs_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("enginecast.compiler.engines.fresh_inputs.MORE", 0)
-    monkeypatch.setattr("enginecast.compiler.engines.fresh_inputs.FRESH", 40)
-    request = ExportRequest(
-        loud(Small), tmp_path / "b", precision="int8", example={"x": small_inputs(1)[0]}
-    )
-    done = export(request)
-    assert done.bundle is None
-    assert any("that no scale was made from" in why for why in done.report.verdict.reasons)
 
 
 class Drawn:
@@ -928,38 +576,3 @@ def test_a_bundle_is_compared_with_its_model_by_the_scales_that_it_has(
 
 
 # What stays in floats beside integers
-
-
-class Projected(nn.Module):
-    """An LSTM that projects its state, which ONNX's has no form of, and a linear in int8."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(12, 24, 2, batch_first=True, bidirectional=True, proj_size=8)
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor, state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found, (state, cell) = self.cells(x, (state, cell))
-        return self.second(self.first(found).relu()).tanh(), state, cell
-
-
-@pytest.mark.slow
-def test_an_lstm_with_a_projection_stays_in_floats_and_runs(tmp_path: Path) -> None:
-    drawn = torch.Generator().manual_seed(2)
-    sizes = {"x": (3, 5, 12), "state": (4, 3, 8), "cell": (4, 3, 24)}
-    example = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
-    module = loud(Projected)
-    done = export(ExportRequest(module, tmp_path / "b", precision="int8", example=example))
-    assert done.bundle is not None, done.report.verdict.reasons
-    plan = json.loads((tmp_path / "b" / "plan.json").read_text())
-    assert {layer["kind"]: layer["choice"] for layer in plan["layers"]} == {
-        "lstm": "keep",
-        "linear": "w8a8-dynamic",
-    }
-    fresh = {name: torch.randn(*size, generator=drawn) for name, size in sizes.items()}
-    with load(tmp_path / "b") as engine:
-        ran = engine.run({name: tensor.numpy() for name, tensor in fresh.items()})
-    outputs = [torch.from_numpy(found) for found in ran.values()]
-    errors = [relative_error(*pair) for pair in zip(outputs, module(**fresh), strict=True)]
-    assert errors[0] < 0.05
-    assert max(errors[1:]) < 1e-6

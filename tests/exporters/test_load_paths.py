@@ -8,7 +8,6 @@ import models
 import pytest
 import torch
 from programs import TOKENS, Text, captured, count, notes, outputs, program_of, prompts, rewritten
-from slow_cases import some_slow
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -68,7 +67,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ExportedProgram:
     return capture_t5(T5EncoderModel.from_pretrained(folder))
 
 
-@pytest.mark.parametrize("saved", some_slow(SAVED, ["bf16", "half"]))
+@pytest.mark.parametrize("saved", ["fp16 with wo in fp32"])
+@pytest.mark.slow
 def test_files_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, saved: str
 ) -> None:
@@ -84,9 +84,8 @@ def test_files_of_every_dtype_end_in_one_program(
         assert skeleton(after) == skeleton(wanted)
 
 
-@pytest.mark.parametrize(
-    "loaded", some_slow(LOADED, ["dtype=float16", "dtype=bfloat16", "dtype=float32"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loaded", LOADED)
 def test_modules_of_every_dtype_end_in_one_program(
     tmp_path: Path, plain: ExportedProgram, loaded: str
 ) -> None:

@@ -16,30 +16,13 @@ def pad_before_pool(x: Tensor) -> Tensor:
     return F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2)
 
 
-def squeeze_of_more_than_one(x: Tensor) -> Tensor:
-    return x.squeeze(1) + x.squeeze((1, 2))
-
-
 def inverted_mask(x: Tensor) -> Tensor:
     return 1.0 - (x > 0).long()
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary positions of complex numbers, as Llama 4 and DeepSeek write them."""
-    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-    angles = x.flatten(0, 2).mean(0)[: pairs.shape[-1]]
-    turned = torch.view_as_complex(torch.stack([angles.cos(), angles.sin()], -1))
-    return torch.view_as_real(pairs.unsqueeze(-2) * turned.unsqueeze(0)).flatten(-2)
 
 
 def unbiased_convolution(x: Tensor) -> Tensor:
     """torchlib's form adds a bias of two dims where there is none."""
     return F.conv3d(x.unsqueeze(1), x[:1, :2, :2, :2].unsqueeze(0), stride=(1, 2, 1), padding=1)
-
-
-def largest_of_infinities(x: Tensor) -> Tensor:
-    """ONNX Runtime's MaxPool gives the lowest number where a window holds -inf alone."""
-    return F.max_pool2d(x.masked_fill(x < -3.0, -torch.inf), 2)
 
 
 def far_places(x: Tensor) -> Tensor:
@@ -56,11 +39,8 @@ def far_places(x: Tensor) -> Tensor:
 
 FORMS: list[Callable[[Tensor], Tensor]] = [
     pad_before_pool,
-    squeeze_of_more_than_one,
     inverted_mask,
-    rotated,
     unbiased_convolution,
-    largest_of_infinities,
     far_places,
 ]
 

@@ -22,14 +22,9 @@ def causal(tokens: int, value: float) -> Tensor:
 BIASES: dict[str, Callable[[Tensor], Tensor]] = {
     "lowest": lambda keep: (1 - keep) * LOWEST,
     "infinite": lambda keep: torch.zeros_like(keep).masked_fill(keep == 0, -math.inf),
-    "lowest-causal": lambda keep: (1 - keep) * LOWEST + causal(keep.shape[-1], LOWEST),
-    "infinite-causal": lambda keep: (
-        torch.zeros_like(keep).masked_fill(keep == 0, -math.inf) + causal(keep.shape[-1], -math.inf)
-    ),
     "clamped-causal": lambda keep: ((1 - keep) * LOWEST + causal(keep.shape[-1], LOWEST)).clamp(
         min=LOWEST
     ),
-    "1e9": lambda keep: (1 - keep) * -1e9,
     "bool": lambda keep: keep < 1,
 }
 

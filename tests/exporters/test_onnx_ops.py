@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from lowering import error, lower, noise, run
@@ -14,7 +13,6 @@ from torch import Tensor
 import enginecast.ops  # noqa: F401 - registers our ops
 from enginecast.exporters.onnx.ops.registry import onnxruntime_on
 from enginecast.exporters.target import Artifact
-from enginecast.runtime.values.arrays import to_array
 
 ops = torch.ops.enginecast
 rms_norm = torch.nn.functional.rms_norm
@@ -155,51 +153,3 @@ def test_every_op_is_fused(engine: tuple[Artifact, Any]) -> None:
     assert "ReduceMean" not in lowered
     # The one node beside: the ones that stand in for a norm's weight.
     assert lowered["ConstantOfShape"] <= 2
-
-
-def test_attention_without_a_bias_is_the_contrib_op_on_the_cpu_alone(tmp_path: Path) -> None:
-    def both(q: Tensor, bias: Tensor) -> list[Tensor]:
-        return [attend(q, q, q), attend(q, q, q, bias), attend(q, q, q, bias * 2)]
-
-    program = captured(Function(both), flat(5), torch.randn(2, 1, 5, 5))
-    cpu = lower(program, tmp_path / "cpu", ["a", "b", "c"])
-    cuda = lower(program, tmp_path / "cuda", ["a", "b", "c"], device="cuda")
-    assert (cpu.ops["com.microsoft::MultiHeadAttention"], cpu.ops["Attention"]) == (1, 2)
-    assert cuda.ops["Attention"] == 3
-    assert cuda.domains == {"": 23}
-
-
-def test_graph_of_one_contrib_op(tmp_path: Path) -> None:
-    program = captured(Function(lambda q: attend(q, q, q)), q := flat(5))
-    lowered = lower(program, tmp_path)
-    assert lowered.ops == {"com.microsoft::MultiHeadAttention": 1}
-    assert lowered.opset == 23
-    assert error(run(tmp_path, q)[0], attend(q, q, q)) <= LIMIT * noise(q, q)
-
-
-def test_products_by_einsum_are_of_a_dtype_that_onnx_has(tmp_path: Path) -> None:
-    """Einsum (opset 12) takes no bfloat16, and an engine in bf16 runs on a GPU alone: the checker
-    knows.
-    """
-    program = captured(
-        Function(lambda x, y: torch.einsum("bij,bkj->bik", x, y)),
-        *(torch.randn(2, 3, 4, dtype=torch.bfloat16) for _ in range(2)),
-    )
-    lower(program, tmp_path, reader=onnxruntime_on("cuda"))
-    model = onnx.load(tmp_path / "engine.onnx")
-    assert "Einsum" in {node.op_type for node in model.graph.node}
-    onnx.checker.check_model(model, full_check=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_reductions_of_16_bits_are_returned_in_them(tmp_path: Path, dtype: torch.dtype) -> None:
-    """torch.onnx computes them in fp32, and rounds what it hands on alone."""
-
-    def reduced(x: Tensor) -> list[Tensor]:
-        return [x.amax(-1), x.prod(-1), x.cumsum(-1), x.amin(-1) + 1]
-
-    program = captured(Function(reduced), x := torch.randn(3, 4, dtype=dtype))
-    lower(program, tmp_path, ["a", "b", "c", "d"])
-    outputs = onnx.load(tmp_path / "engine.onnx").graph.output
-    wanted = onnx.helper.np_dtype_to_tensor_dtype(to_array(x).dtype)
-    assert [output.type.tensor_type.elem_type for output in outputs] == [wanted] * 4

@@ -1,7 +1,6 @@
 """`--target openvino`: what is refused without it, and engines where it is installed."""
 
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,7 @@ from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import LoweringRequest
 from enginecast.installation import install_command
 from enginecast.runtime.bundle.manifest import Input
-from enginecast.runtime.sessions.openvino import KEPT, computes_bf16
-from enginecast.runtime.sessions.settings import Settings
+from enginecast.runtime.sessions.openvino import computes_bf16
 
 Capture = pytest.CaptureFixture[str]
 
@@ -161,50 +159,6 @@ def test_an_engine_is_verified_and_runs_at_other_sizes(made: Path) -> None:
             )
 
 
-def test_a_model_may_be_compiled_for_each_size(made: Path) -> None:
-    with enginecast.load(made, tuned=Settings(threads=1, fixed_sizes=True)) as engine:
-        for length in (3, 4, 3, *range(5, 7 + KEPT), 3):
-            given = tokens(2, length)
-            (found,) = engine.run({name: ids.numpy() for name, ids in given.items()}).values()
-            torch.testing.assert_close(torch.from_numpy(found), block()(**given))
-        assert "compiled for each size" in str(engine.settings)
-
-
-def test_it_may_lie_beside_an_engine_for_onnx_runtime(
-    made: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    folder = tmp_path / "both"
-    enginecast.compile(block(), folder, example=tokens(), also=["openvino"], threads=1)
-    feeds = {name: tensor.numpy() for name, tensor in tokens().items()}
-    found = []
-    for backend in ("onnxruntime-cpu", "openvino"):
-        with enginecast.load(folder, prefer=[backend], require="verified") as engine:
-            found.append(engine.run(feeds)["output_0"])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
-    tuned = cast(capsys, "tune", folder, "--dry-run", "--json", "--rounds", 3, "--seconds", 1)
-    assert [row["backend"] for row in tuned.json["others"]] == ["openvino"]
-    assert tuned.json["others"][0]["speed"] > 0
-
-
-def test_runs_from_several_threads_do_not_meet(made: Path) -> None:
-    cases = [tokens(length=length) for length in range(2, 10)]
-    found: dict[int, Any] = {}
-    with enginecast.load(made, threads=1) as engine:
-
-        def work(number: int) -> None:
-            feeds = {name: tensor.numpy() for name, tensor in cases[number].items()}
-            found[number] = [engine.run(feeds)["output_0"] for _ in range(20)]
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cases))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number, given in enumerate(cases):
-        wanted = block()(**given).detach().numpy()
-        assert all(np.allclose(each, wanted, atol=1e-5) for each in found[number])
-
-
 def test_an_engine_in_bf16_computes_in_it(made: Path, tmp_path: Path) -> None:
     layer = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
     x = torch.randn(4, 32)
@@ -227,20 +181,6 @@ def test_an_engine_in_bf16_computes_in_it(made: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(
         from_dlpack(lent).float(), torch.from_numpy(found.astype(np.float32))
     )
-
-
-def test_equal_elements_are_sorted_in_their_order(made: Path, tmp_path: Path) -> None:
-    enginecast.compile(
-        Numbers(lambda ids: ids.sort(1).indices),
-        tmp_path / "out",
-        target="openvino",
-        example={"ids": torch.randn(3, 9)},
-        threads=1,
-    )
-    ties = np.array([[2, 1, 1, 2, 1, 0, 2, 0, 1]] * 3, np.float32)
-    with enginecast.load(tmp_path / "out", threads=1) as engine:
-        found = engine.run({"ids": ties})["output_0"]
-    np.testing.assert_array_equal(found, ties.argsort(1, kind="stable"))
 
 
 def test_what_is_no_int32_is_refused_where_it_is_fed(made: Path) -> None:

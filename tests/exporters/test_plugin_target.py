@@ -11,10 +11,9 @@ import pytest
 from exports import Exports, cast
 from safetensors.numpy import load_file
 
-from enginecast.errors import DefectError, EnginecastWarning
+from enginecast.errors import DefectError
 from enginecast.exporters.registry import TARGETS, target_of
 from enginecast.runtime.load import backends, load
-from enginecast.runtime.sessions.registry import SESSIONS, session_class
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin_target"
 PROJECT = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
@@ -147,45 +146,6 @@ def test_a_target_that_is_not_usable(
     assert len([line for line in done.err.splitlines() if line.startswith("error:")]) == 1
     assert message in done.err
     assert cast(capsys, "export", "--help").code == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "where", "message"),
-    [
-        ("pt2", "no_such_module_here:Pt2", "session 'pt2' cannot be loaded from no_such_module_"),
-        ("pt2", "enginecast.errors:UsageError", "is not a subclass of enginecast.runtime.sessions"),
-        ("pt2", SESSIONS["torchscript"], "calls itself 'torchscript'"),
-    ],
-)
-def test_a_session_that_is_not_usable(
-    install: Install, name: str, where: str, message: str
-) -> None:
-    install({"enginecast.sessions": {name: where}})
-    with pytest.raises(DefectError) as caught:
-        session_class(name)
-    assert message in caught.value.message
-    assert "onnxruntime-cpu" in backends()
-    assert name not in backends()
-
-
-def test_names_of_ours_stay_ours_and_doctor_names_who_wants_them(
-    install: Install, capsys: Capture
-) -> None:
-    install(
-        {
-            "enginecast.targets": {"onnxruntime": "other:Theirs"},
-            "enginecast.sessions": {"tensorrt": "other:Theirs", "pt2": "no_such_module_here:X"},
-        }
-    )
-    with pytest.warns(EnginecastWarning, match="two targets are called 'onnxruntime'"):
-        assert target_of("onnxruntime").name == "onnxruntime"
-    problems = [one["what"] for one in cast(capsys, "doctor", "--json").json["problems"]]
-    told = [one for one in problems if "of enginecast-pt2 0.1.0 is left out" in one]
-    assert [one.partition(" of ")[0] for one in told] == [
-        "session 'pt2'",
-        "session 'tensorrt'",
-        "target 'onnxruntime'",
-    ]
 
 
 @pytest.mark.usefixtures("plugin")

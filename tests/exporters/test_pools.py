@@ -40,45 +40,6 @@ def test_engines_pool_as_torch(way: str, tmp_path: Path) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_a_convolution_of_one_volume_without_a_batch(tmp_path: Path) -> None:
-    x, weight = torch.randn(6, 4, 3, 5), torch.randn(4, 3, 2, 3, 3)
-    conv = Function(lambda x, w: F.conv3d(x, w, stride=2, padding=1, groups=2))
-    lower(captured(conv, x, weight), tmp_path)
-    torch.testing.assert_close(run(tmp_path, x, weight)[0], conv(x, weight), rtol=1e-5, atol=1e-5)
-
-
-def test_products_of_narrow_integers_wrap_around(tmp_path: Path) -> None:
-    x = torch.arange(-128, 128, 5).to(torch.int8)[:48].reshape(6, 8)
-    product = Function(
-        lambda x: (x @ x.t(), x.to(torch.uint8) @ x.t().to(torch.uint8), -x.to(torch.uint8))
-    )
-    lower(captured(product, x), tmp_path, ["signed", "unsigned", "negated"])
-    for found, wanted in zip(run(tmp_path, x), product(x), strict=True):
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found, wanted)
-
-
-def test_the_largest_of_int32(tmp_path: Path) -> None:
-    x = torch.randint(-(2**31), 2**31, (2, 3, 6, 6)).to(torch.int32)
-    pool = Function(lambda x: F.max_pool2d(x, 3, 2, 1))
-    lower(captured(pool, x), tmp_path)
-    assert torch.equal(run(tmp_path, x)[0], pool(x))
-
-
-@pytest.mark.parametrize("sizes", [(2, 3, 7, 8), (3, 4, 5, 6)])
-def test_places_of_the_largest_are_those_of_the_last_nan(
-    sizes: tuple[int, ...], tmp_path: Path
-) -> None:
-    pools = {2: lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)}
-    pools[3] = lambda x: F.max_pool3d(x, 2, 2, 1, return_indices=True)
-    x = torch.randn(sizes)
-    pool = Function(pools[2 if sizes[0] == 2 else 3])
-    lower(captured(pool, x), tmp_path, ["largest", "places"])
-    for given in (x, torch.where(x > 0, torch.nan, x), torch.full_like(x, torch.nan)):
-        for found, wanted in zip(run(tmp_path, given), pool(given), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize(
     ("reason", "module"),
     [

@@ -17,13 +17,9 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, SpecError
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.ops.registry import onnxruntime_on
-from enginecast.exporters.onnx.passes.legalize_quantized import LegalizeQuantized
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.ops.blockwise_linear import blockwise_linear
-from enginecast.passes.ir.edit import structural_copy
-from enginecast.passes.ir.options import spec_from_pass
 from enginecast.passes.registry import build
 from enginecast.runtime.sessions.onnxruntime import (
     CPU_PROVIDER,
@@ -135,18 +131,11 @@ def dtypes_in(folder: Path) -> dict[tuple[int, ...], str]:
 @pytest.mark.parametrize(
     ("form", "dtype", "device", "expected"),
     [
-        pytest.param(
-            *("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}), marks=pytest.mark.slow
-        ),
         ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMin": 2, "Add": 0}),
         ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "Abs": 0, "MatMulInteger": 0}),
         ("row", INT8, "cuda", {"MatMulInteger": 3, TO_FLOAT: 0, "Round": 2}),
-        pytest.param(*("static", INT8, "cuda", {"MatMulInteger": 3, Q: 2}), marks=pytest.mark.slow),
-        pytest.param(*("storage", INT8, "cpu", {DQ: 3, "MatMul": 3, Q: 0}), marks=pytest.mark.slow),
         ("blocks", INT8, "cpu", {NBITS: 3, "Add": 0, "MatMul": 0}),
-        ("static", FP8, "cpu", {Q: 2, DQ: 5, "MatMul": 3}),
         ("row", FP8, "cpu", {Q: 0, "Clip": 2, DQ: 3, "MatMul": 3}),
-        ("storage", FP8, "cpu", {DQ: 3, "MatMul": 3}),
     ],
 )
 def test_forms(
@@ -168,26 +157,6 @@ def test_forms(
     assert relative_error(wrong, made.expected) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype", "name"),
-    [
-        ("row", INT8, "I8"),
-        ("static", FP8, "F8_E4M3"),
-        ("storage", FP8, "F8_E4M3"),
-        pytest.param("storage", INT8, "I8", marks=pytest.mark.slow),
-    ],
-)
-def test_weights_stay_quantized_in_the_file(
-    engines: Engines, form: Form, dtype: torch.dtype, name: str
-) -> None:
-    folder = engines(form, dtype).folder
-    stored = dtypes_in(folder)
-    assert stored[96, 32] == ("U8" if dtype == FP8 else name)  # Gather takes no fp8
-    assert stored[32, 64] == stored[64, 48] == name
-    size = (folder / WEIGHTS_FILE).stat().st_size
-    assert size < 1.3 * (96 * 32 + 2 * 32 * 64 + 64 * 48) + 1500  # the header
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_are_packed_without_loss(bits: int) -> None:
     torch.manual_seed(bits)
@@ -198,88 +167,6 @@ def test_blocks_are_packed_without_loss(bits: int) -> None:
     assert packed.shape == (6, 2, 32 * bits // 8)
     found = ours.packed_linear(x, packed, scale, None, bits, False)
     assert torch.equal(found, blockwise_linear(x, weight, scale, None, bits, False))
-
-
-@pytest.mark.parametrize(
-    ("form", "bits"),
-    [("blocks", 8), pytest.param("activation blocks", 4, marks=pytest.mark.slow)],
-)
-def test_blocks_compute_what_torch_computes(engines: Engines, form: Form, bits: int) -> None:
-    made = engines(form, INT8, bits=bits)
-    levels = {a.name: a.i for a in nodes_of(made.folder, "MatMulNBits")[0].attribute}
-    assert levels["accuracy_level"] == (4 if form == "activation blocks" else 0)
-    assert (levels["bits"], levels["block_size"]) == (bits, 16)
-    assert relative_error(made.found, made.expected) < 1e-6
-
-
-def test_scales_of_fp16_values_are_fp16_and_positive(half: ExportedProgram, tmp_path: Path) -> None:
-    """The form that TensorRT takes: a scale in the dtype of what is scaled."""
-    found, _ = engine(quantized(half, "static", FP8), tmp_path, _ids())
-    made = {i.name: i for i in graph_of(tmp_path).initializer}
-    scales = [node.input[1] for op in (Q, DQ) for node in nodes_of(tmp_path, op)]
-    assert len(scales) == 7
-    for name in scales:
-        assert made[name].data_type == onnx.TensorProto.FLOAT16
-        assert (onnx.numpy_helper.to_array(made[name]) > 0).all()
-    assert all(len(node.input) == 2 for op in (Q, DQ) for node in nodes_of(tmp_path, op))
-    assert found.dtype == torch.float16
-
-
-@pytest.mark.parametrize(
-    ("form", "dtype"),
-    [
-        ("static", FP8),
-        pytest.param("row", INT8, marks=pytest.mark.slow),
-        pytest.param("blocks", INT8, marks=pytest.mark.slow),
-    ],
-)
-def test_scales_below_the_range_of_fp16_stay_fp32(
-    half: ExportedProgram, tmp_path: Path, form: Form, dtype: torch.dtype
-) -> None:
-    small = structural_copy(half)
-    for name in ("wide.weight", "gate.weight"):
-        small.state_dict[name] = nn.Parameter(small.state_dict[name] * 1e-3, False)
-    program = quantized(small, form, dtype)
-    found, _ = engine(program, tmp_path, _ids())
-    wrong = in_torch(quantized(small, form, dtype, factor=1.01), _ids())[0]
-    expected = in_torch(program, _ids())[0]
-    assert relative_error(found, expected) < relative_error(wrong, expected) / 3
-
-
-def test_rows_are_clamped_before_they_are_cast_to_fp8(engines: Engines) -> None:
-    """What a cast makes of values beyond the range is not the same everywhere."""
-    folder = engines("row", FP8).folder
-    made = {name: node for node in graph_of(folder).node for name in node.output}
-    casts = [
-        node
-        for node in nodes_of(folder, "Cast")
-        if onnx.helper.get_node_attr_value(node, "to") == onnx.TensorProto.FLOAT8E4M3FN
-    ]
-    assert len(casts) == 2
-    assert {made[node.input[0]].op_type for node in casts} == {"Clip"}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [(INT8, "cpu"), (FP8, "cpu"), pytest.param(INT8, "cuda", marks=pytest.mark.slow)],
-)
-def test_values_beyond_a_static_scale_saturate(
-    gated: ExportedProgram, tmp_path: Path, dtype: torch.dtype, device: str
-) -> None:
-    program = quantized(gated, "static", dtype, largest=0.7)
-    found, _ = engine(program, tmp_path, _ids(), device=device)
-    expected = in_torch(program, _ids())[0]
-    assert relative_error(expected, in_torch(gated, _ids())[0]) > 0.3
-    assert relative_error(found, expected) < 1e-6
-
-
-def test_scales_of_one_shape_share_their_zeros_and_clamp_nothing(engines: Engines) -> None:
-    """Both quantized values have a scale for each row: nothing lies beyond its largest value."""
-    nodes = graph_of(engines("row", INT8).folder).node
-    quantizing = [node for node in nodes if node.op_type == Q]
-    assert len({node.input[1] for node in quantizing}) == 2
-    assert len({node.input[2] for node in quantizing}) == 1
-    assert not [node for node in nodes if node.op_type == "Clip"]
 
 
 def test_every_fp8_value_of_a_table_comes_back(tmp_path: Path) -> None:
@@ -310,21 +197,6 @@ def test_gemm_float8_is_an_option_for_cuda(
         create_session(tmp_path / GRAPH_FILE, [CPU_PROVIDER], 1)
     with pytest.raises(SpecError, match="CUDA alone"):
         build(lowering("onnxruntime-cpu", gemm_float8=True))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    ("form", "dtype"), [("row", INT8), ("static", FP8), ("row", FP8), ("blocks", INT8)]
-)
-def test_legalized_programs_compute_the_same_in_torch(
-    gated: ExportedProgram, form: Form, dtype: torch.dtype, device: str
-) -> None:
-    program = quantized(gated, form, dtype)
-    expected = in_torch(program, _ids())[0]
-    for gemm in {False, device == "cuda"}:
-        options = LegalizeQuantized(onnxruntime_on(device), gemm)
-        legal, _ = rewritten(program, str(spec_from_pass(options)))
-        assert relative_error(in_torch(legal, _ids())[0], expected) < 1e-6
 
 
 def refused(function: Any, inputs: Sequence[Tensor]) -> str:

@@ -1,16 +1,13 @@
 """Regions that compute the same with different weights, and those that only seem to."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.fx import GraphModule
 
-from enginecast.passes.ir.edit import weight_expressions, weight_value
 from enginecast.passes.ir.regions import Region, repeated_regions
 
 
@@ -90,13 +87,10 @@ def test_what_the_first_computes_for_all_stays_outside() -> None:
     "other",
     [
         lambda: Mixer(eps=1e-6),
-        lambda: Mixer(factor=1.0 + 1e-12),
-        lambda: Mixer(axis=1),
         lambda: Mixer(24),
         lambda: Mixer(write=True),
-        lambda: nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)),
     ],
-    ids=["epsilon", "constant", "axis", "weight shape", "write", "another module"],
+    ids=["epsilon", "weight shape", "write"],
 )
 def test_what_differs_is_on_its_own(other: Callable[[], nn.Module]) -> None:
     class Pair(Stack):
@@ -107,68 +101,3 @@ def test_what_differs_is_on_its_own(other: Callable[[], nn.Module]) -> None:
 
     assert modules(regions(Pair(Mixer(), other()))) == []
     assert modules(regions(Pair(Mixer(), other(), Mixer()))) == [["mixers.0", "mixers.2"]]
-
-
-def test_inputs_of_other_sizes_make_other_regions() -> None:
-    assert modules(regions(Stack(Mixer(), Mixer(), Mixer(), Mixer(), cut=2))) == [
-        ["mixers.0", "mixers.1"],
-        ["mixers.2", "mixers.3"],
-    ]
-
-
-def test_a_module_that_is_called_twice_is_two_regions_of_the_same_weights() -> None:
-    [group] = regions(Stack(Mixer(), twice=1))
-    assert len(group) == 2
-    assert group[0].weights == group[1].weights
-    assert not set(group[0].nodes) & set(group[1].nodes)
-
-
-def test_one_weight_in_two_places_is_not_two_weights() -> None:
-    tied = Mixer(8)
-    tied.second.weight = tied.first.weight
-    assert modules(regions(Stack(Mixer(8), tied))) == []
-    other = Mixer(8)
-    other.second.weight = other.first.weight
-    assert modules(regions(Stack(tied, other))) == [["mixers.0", "mixers.1"]]
-
-
-def test_blocks_are_found_within_modules_that_differ() -> None:
-    class Outer(nn.Module):
-        def __init__(self, *mixers: Mixer) -> None:
-            super().__init__()
-            self.inner = Stack(*mixers)
-            self.head = nn.Linear(8, len(mixers))
-            self.back = nn.Linear(len(mixers), 8)
-
-        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            result: Tensor = self.back(self.head(self.inner(x, condition)))
-            return result
-
-    assert modules(regions(Stack(Outer(Mixer()), Outer(Mixer(), Mixer())))) == [
-        ["mixers.0.inner.mixers.0", "mixers.1.inner.mixers.0", "mixers.1.inner.mixers.1"]
-    ]
-
-
-def test_the_graph_of_a_region_computes_its_results() -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(2, 4, 8), torch.randn(2, 8)
-    program, _ = rewritten(
-        captured(Stack(Mixer(), Mixer()), *inputs, dynamic=BATCH), "canonicalize"
-    )
-    [group] = repeated_regions(program)
-    weights = weight_expressions(program)
-    names = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
-    values: dict[Any, Any] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = names.get(node.name)
-            if node in weights:
-                values[node] = weight_value(program, node)
-        elif node.op == "call_function":
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-    for region in group:
-        alone = GraphModule({}, region.graph)
-        found = alone(*(values[node] for node in (*region.inputs, *region.weights)))
-        for node, result in zip(region.results, found, strict=True):
-            assert torch.equal(result, values[node])

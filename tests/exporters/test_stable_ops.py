@@ -102,8 +102,6 @@ class All(nn.Module):
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda v: v,
     "tiny": lambda v: v * 1e-4,
-    "large": lambda v: v * 1e3,
-    "halves": lambda v: (v * 3).round() / 2,
     "axes": lambda v: torch.tensor([-1.0, -0.0, 0.0, 1.0]).repeat(v.numel() // 4).view_as(v),
 }
 
@@ -126,11 +124,3 @@ def test_engines_agree_with_torch_element_by_element(values: str, engine: Path) 
         if name == "numbers-beside-double":
             rounds = 1e-14
         np.testing.assert_allclose(found, expected, rtol=rounds, atol=least, err_msg=name)
-
-
-def test_fp16_is_computed_in_fp32_as_torch_does(tmp_path: Path) -> None:
-    x = (torch.randn(16, 16) * 1e-2).half()
-    lower(captured(All(), x, x), tmp_path, NAMES)
-    for name, found, expected in zip(OPS, run(tmp_path, x, x), All()(x, x), strict=True):
-        if name != "cumprod":  # products of rounded products
-            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-7, err_msg=name)

@@ -1,13 +1,9 @@
 """The weights file: what safetensors reads back, and how much of it is in memory at once."""
 
-import json
-import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,7 +25,6 @@ DTYPES = [
     torch.uint8,
     torch.bool,
 ]
-UNKNOWN_TO_NUMPY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 def weight(name: str, tensor: Tensor) -> LazyWeight:
@@ -62,14 +57,6 @@ def test_torch_reads_back_every_dtype_bit_for_bit(tmp_path: Path) -> None:
         assert bits(found[name]) == bits(tensor), name
 
 
-def test_numpy_reads_back_what_it_knows(tmp_path: Path) -> None:
-    tensors = {n: t for n, t in of_every_dtype().items() if t.dtype not in UNKNOWN_TO_NUMPY}
-    written(tmp_path / "w.safetensors", tensors)
-    found = load_numpy(tmp_path / "w.safetensors")
-    for name, tensor in tensors.items():
-        assert found[name].tobytes() == bits(tensor)
-
-
 def test_every_tensor_lies_where_it_says_aligned_to_its_elements(tmp_path: Path) -> None:
     tensors = of_every_dtype()
     placed = written(tmp_path / "w.safetensors", tensors)
@@ -90,67 +77,6 @@ def test_bytes_depend_on_the_weights_and_not_on_their_order(tmp_path: Path) -> N
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
 
-def test_header_is_the_format_that_safetensors_writes(tmp_path: Path) -> None:
-    written(tmp_path / "w", {"a": torch.zeros(2, 3)})
-    content = (tmp_path / "w").read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    assert size % 8 == 0
-    assert json.loads(content[8 : 8 + size]) == {
-        "__metadata__": {"format": "pt"},
-        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-    }
-
-
-def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
-    tensors = {
-        "empty": torch.zeros(0, 4),
-        "scalar": torch.tensor(3.5),
-        "flag": torch.tensor(True),
-        "last": torch.zeros(0, dtype=torch.int8),
-    }
-    written(tmp_path / "w", tensors)
-    found = load_file(tmp_path / "w")
-    for name, tensor in tensors.items():
-        assert found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
-
-
-def test_views_are_written_as_they_look(tmp_path: Path) -> None:
-    base = torch.randn(6, 4)
-    tensors = {"t": base.t(), "part": base[1:3, ::2], "wide": torch.ones(1).expand(5)}
-    written(tmp_path / "w", tensors)
-    found = load_file(tmp_path / "w")
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-
-
-def test_more_than_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginecast.exporters.weights.file._CHUNK", 1000)
-    tensor = torch.randn(1234)
-    written(tmp_path / "w", {"a": tensor, "b": tensor.half()})
-    found = load_file(tmp_path / "w")
-    assert torch.equal(found["a"], tensor)
-    assert torch.equal(found["b"], tensor.half())
-
-
-class Memory(np.ndarray):
-    """A buffer that can be watched: a plain array takes no weak reference."""
-
-
-def test_one_tensor_is_in_memory_at_a_time_and_computed_once(tmp_path: Path) -> None:
-    buffers: list[weakref.ref[Memory]] = []
-
-    def compute() -> Tensor:
-        assert all(ref() is None for ref in buffers), "the weight before is still held"
-        buffer = np.zeros(64, dtype=np.float32).view(Memory)
-        buffers.append(weakref.ref(buffer))
-        return torch.from_numpy(buffer)
-
-    weights = [LazyWeight(f"w{i}", torch.float32, (64,), compute) for i in range(5)]
-    write_weights(tmp_path / "w", weights)
-    assert len(buffers) == 5
-    assert all(ref() is None for ref in buffers)
-
-
 @pytest.mark.parametrize(
     ("tensor", "said"), [(torch.zeros(2, 4), r"\[2, 4\]"), (torch.zeros(2, 3).half(), "float16")]
 )
@@ -160,9 +86,3 @@ def test_weight_that_comes_out_otherwise_than_planned(
     planned = LazyWeight("a.weight", torch.float32, (2, 3), lambda: tensor)
     with pytest.raises(LoweringError, match=f"a.weight .*computed as.*{said}"):
         write_weights(tmp_path / "w", [planned])
-
-
-def test_dtype_that_the_format_lacks(tmp_path: Path) -> None:
-    with pytest.raises(LoweringError, match="a is complex64"):
-        written(tmp_path / "w", {"a": torch.zeros(2, dtype=torch.complex64)})
-    assert not (tmp_path / "w").exists()

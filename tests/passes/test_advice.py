@@ -1,17 +1,14 @@
 """inspect's advice: which precision holds a model, where it does not, and what to do."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import models
 import pytest
 import torch
-from exports import cast
-from programs import captured, program_of, rewritten
+from programs import rewritten
 from test_mixed import Deep
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
 import enginecast.compiler.inspection.precision as advice_module
@@ -21,12 +18,7 @@ from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.passes.ir.base import Pass, PassContext, Site
-from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.interpret import interpret
-from enginecast.passes.precision.low_values import low_values
-from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verification.boundaries import largest_values
 
 NONE = ModelOptions()
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"
@@ -75,6 +67,7 @@ def test_what_is_rescaled_is_safe_in_fp16() -> None:
 
 
 @pytest.mark.usefixtures("converted")
+@pytest.mark.slow
 def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> None:
     options = ModelOptions()
     prepared = prepare(open_source(str(loud)), options, Steps())
@@ -100,27 +93,6 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
     assert list(results.values()) == [False, False, True], results
 
 
-@pytest.mark.usefixtures("converted")
-def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
-    found = advise(prepared_module(Deep(), 2, 5, 16))
-    reported = by_name(found)
-    assert not reported["fp16"].safe
-    assert "use --precision mixed or --precision bf16" in reported["fp16"].sentence
-    assert reported["mixed"].safe
-    assert found.recommended == "mixed"
-    assert reported["fp16"].error is None
-    assert "as ort-cuda computes: values leave fp16's range at " in reported["fp16"].trouble
-    assert reported["mixed"].error is not None
-    assert 1e-5 < reported["mixed"].error < 2e-3
-    assert reported["mixed"].error < (reported["bf16"].error or 0.0)
-    weights = sum(p.numel() for p in Deep().parameters())
-    assert [reported[p].weight_bytes for p in ("fp16", "bf16", "fp32")] == [
-        2 * weights,
-        2 * weights,
-        4 * weights,
-    ]
-
-
 class Scaled(nn.Module):
     """Two linears, with a large factor between them that is taken back at the end."""
 
@@ -132,53 +104,6 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.b(torch.tanh(self.a(x)) * self.scale)
         return hidden * 2.0**-16
-
-
-@dataclass(frozen=True)
-class Shrink(Pass):
-    """Stands for a pass that brings values into range."""
-
-    name = "shrink"
-
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        assert context.calibration
-        for node in program.graph.nodes:
-            if node.target is aten.mul.Tensor:
-                factor = node.args[1]
-                node.args = (node.args[0], factor * (2.0**-10 if factor > 1 else 2.0**10))
-        return []
-
-
-def test_program_captured_in_fp16_is_measured_in_fp32(tmp_path: Path) -> None:
-    file = tmp_path / "deep.pt2"
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, 16).half()
-    torch.export.save(captured(Deep().half().requires_grad_(False), x), file)
-    options = ModelOptions(allow_code=True)
-    reported = by_name(advise(prepare(open_source(str(file), allow_code=True), options, Steps())))
-    assert reported["fp16"].largest is not None
-    assert reported["fp16"].largest.largest > 65504
-    assert not reported["fp16"].safe
-    assert reported["mixed"].left == ()
-    assert "cannot run here" in reported["mixed"].trouble  # nor does an export: it has no eager
-
-
-def test_passes_in_front_of_unify_dtype_are_run_and_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    prepared = prepared_module(Scaled(3e5), 4, 8)
-    plain = by_name(advise(prepared))["fp16"]
-    assert not plain.safe
-    assert plain.left == plain.beyond
-    monkeypatch.setattr(
-        advice_module, "_split", lambda name: ((Shrink(),), UnifyDtype(to="fp16"), ())
-    )
-    shrunk = by_name(advise(prepared))["fp16"]
-    assert shrunk.safe
-    assert shrunk.beyond == plain.beyond
-    assert shrunk.sentence.startswith("safe with shrink, which is in its pipeline: ")
-    assert shrunk.headroom_bits is not None
-    assert shrunk.headroom_bits > 5
 
 
 def test_little_headroom_is_close_and_no_stream_is_no_mixed() -> None:
@@ -220,15 +145,10 @@ def by_hand(exponents: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "large", "is_safe"),
     [
-        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),  # 1 / inf is 0
-        (lambda h: h / h.norm(dim=-1, keepdim=True), 700.0, True),
-        (lambda h: 1 / (1 + torch.exp(-h)), -20.0, True),
-        (lambda h: (h + torch.where(torch.arange(32) > 20, -1e9, 0.0)).softmax(-1), 1.0, True),
-        (lambda h: torch.tanh(h * 1e3), 700.0, True),
+        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),
         (lambda h: by_hand(h.exp()), 20.0, False),
-        (lambda h: h - h.exp().sum(-1, keepdim=True).log(), 20.0, False),
     ],
-    ids=["unit", "norm", "sigmoid", "mask", "tanh", "softmax", "logsumexp"],
+    ids=["unit", "softmax"],
 )
 def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
     function: Callable[[Tensor], Tensor], large: float, is_safe: bool
@@ -243,53 +163,3 @@ def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
         assert floor.defects == ()
     else:
         assert "values leave fp16's range at the model itself test_advice.py:" in fp16.trouble
-
-
-def test_the_line_of_an_overflow_that_eager_swallows_is_known() -> None:
-    torch.manual_seed(0)
-    module = Projected(lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0)
-    prepared = prepare(open_source(module, example={"x": torch.randn(4, 16)}), NONE, Steps())
-    floor = reference_of(prepared, "fp16").floor
-    assert floor.estimated
-    assert floor.culprit.startswith("values leave fp16's range at the model itself test_advice.py:")
-
-
-def test_a_precision_that_torch_has_no_kernel_for_is_not_safe() -> None:
-    class Bessel(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = torch.special.bessel_j0(x)
-            return found
-
-    reported = by_name(advise(prepared_module(Bessel(), 2, 3)))
-    assert ": eager fp16 cannot run here: " in reported["fp16"].trouble
-    assert reported["fp32"].trouble == ""
-
-
-def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
-    def masked(x: Tensor) -> Tensor:
-        keep = torch.arange(x.shape[1]) > 0
-        scores = x @ x.transpose(0, 1) + (1.0 - keep[:, None].float().sum()) * -1e9
-        return torch.softmax(scores.masked_fill(x[:, :1] > 0, -1e9), -1)
-
-    program = program_of(masked, torch.randn(4, 4))
-    largest, _ = largest_values(program, [{"inputs_0": torch.randn(4, 4)}])
-    assert max(largest.values()) >= 1e9
-    counted = low_values(program, UnifyDtype(to="fp16").kept(program))
-    assert counted
-    assert max(largest[node] for node in counted) < 100
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("converted")
-def test_inspect_shows_it(
-    loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    done = cast(capsys, "inspect", loud)
-    assert "not safe as it is: " in done.out
-    assert "the cheapest that is safe: --precision bf16" in done.out
-    reported = cast(capsys, "inspect", loud, "--json").json["advice"]
-    assert reported["recommended"] == "bf16"
-    options = {option["precision"]: option for option in reported["options"]}
-    assert options["mixed"]["keep"] == WO
-    assert options["fp16"]["largest"]["largest"] > 65504

@@ -11,7 +11,6 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.quantize.plan.architectures import (
     COLUMNS,
     matrix,
-    require,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +44,6 @@ def test_every_row_and_column_is_there_and_every_cell_says_where_it_can_be_read(
     )
 
 
-def test_what_the_hardware_lacks_is_distinguished() -> None:
-    table = {name: row.tensorwise.supported for name, row in matrix().architectures.items()}
-    assert [name for name, found in table.items() if found == "no"] == ["sm75", "sm80", "sm86"]
-    blocks = {name: row.blockwise.supported for name, row in matrix().architectures.items()}
-    assert [name for name, found in blocks.items() if found == "yes"] == ["sm90"]
-    assert all(row.storage.supported == "yes" for row in matrix().architectures.values())
-
-
 def refusal(spec: str) -> PassError:
     program = captured(Function(lambda x: x @ x.T), torch.ones(2, 3))
     with pytest.raises(PassError) as refused:
@@ -68,15 +59,6 @@ def test_native_fp8_where_there_is_none_names_what_there_is(arch: str) -> None:
     assert "ScaledBlas.cpp" in refused.message
     assert "It can do: storage." in refused.hint
     assert "mode=storage" in refused.hint
-
-
-def test_each_target_has_its_own_cell() -> None:
-    refused = refusal("plan-fp8{arch=gfx942 target=tensorrt}")
-    assert "gfx942 (CDNA 3: MI300) has no fp8 products in TensorRT" in refused.message
-    assert "tensorwise" in refused.hint
-    refused = refusal("plan-fp8{arch=sm80 target=onnxruntime}")
-    assert "GemmFloat8" in refused.message
-    assert require("sm90", "onnxruntime").supported == "unverified"
 
 
 @pytest.mark.parametrize("spec", ["plan-fp8", "plan-fp8{mode=storage}", "plan-int8"])

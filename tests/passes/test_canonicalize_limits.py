@@ -7,24 +7,17 @@ import pytest
 import torch
 from programs import (
     TOKENS,
-    Function,
     canonical,
     captured,
     count,
     floats,
     outputs,
     program_of,
-    reloaded,
-    rewritten,
     same_bits,
     targets,
 )
 from torch import Tensor, nn
 
-from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.sites import SKIPPED
-
-aten = torch.ops.aten
 Make = Callable[..., Any]
 
 
@@ -46,13 +39,6 @@ def tensor_then_written(x: Tensor) -> Tensor:
     return total * 2
 
 
-def copy_then_written(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    z = y.to(torch.float32, copy=True)
-    z[0] = 0.0
-    return y, z
-
-
 def read_before_written(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     first = y.half().float() + 1
@@ -62,13 +48,6 @@ def read_before_written(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def mixed_and(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], dtype=torch.int64) & (x > 0)
-
-
-def kept_dropout(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    z = nn.functional.dropout(y, 0.5, False)
-    z.add_(1)
-    return y, z
 
 
 # Function, ops that must all be there afterwards.
@@ -82,10 +61,6 @@ KEPT: dict[str, tuple[Make, list[str]]] = {
     "integer plus float zero": (lambda x: (x > 0).long() + 0.0, ["add.Tensor"]),
     "contiguous before view": (
         lambda x: x.transpose(0, 1).contiguous().view(-1),
-        ["contiguous.default"],
-    ),
-    "contiguous before a view of a view": (
-        lambda x: x.transpose(0, 1).contiguous().unsqueeze(0).view(-1),
         ["contiguous.default"],
     ),
     "contiguous before a convolution": (
@@ -104,35 +79,21 @@ KEPT: dict[str, tuple[Make, list[str]]] = {
         lambda x: x[torch.arange(x.shape[0])[None, :], torch.arange(x.shape[1])[:, None]],
         ["index.Tensor"],
     ),
-    "index that starts late": (
-        lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(-1, x.shape[1] - 1)],
-        ["index.Tensor"],
-    ),
     "target of in-place read by a view": (
         lambda x: ((v := (y := x * 2).detach()) * 1, y.add_(1), v * 3),
         ["add.Tensor"],
     ),
     "in-place on an input": (lambda x: x.add_(1) * 2, ["add.Tensor"]),
     "in-place on a view": (lambda x: ((y := x * 2)[0].add_(1), y * 3), ["select_scatter.default"]),
-    "arguments of other types": (lambda x: (x + 1, x + 1.0, x + True), ["add.Tensor"] * 3),
     "signed zeros": (lambda x: (x * 0.0, x * -0.0), ["mul.Tensor"] * 2),
     "and that may be false": (
         lambda x: (torch.arange(x.shape[1]) >= 1) & (x > 0),
         ["__and__.Tensor"],
     ),
-    "and with a negative step": (
-        lambda x: (
-            (torch.add(torch.arange(x.shape[1]), torch.arange(x.shape[1]), alpha=-2) >= 0) & (x > 0)
-        ),
-        ["__and__.Tensor"],
-    ),
     "and of integers": (mixed_and, ["__and__.Tensor"]),
     "mask that is written": (ones_then_written, ["__and__.Tensor"]),
-    "constant that is written": (zeros_then_written, []),
     "literal that is written": (tensor_then_written, []),
-    "copy that is written": (copy_then_written, []),
     "value read around a write": (read_before_written, []),
-    "dropout of a value that is written": (kept_dropout, ["add.Tensor"]),
 }
 
 
@@ -170,100 +131,6 @@ def test_active_dropout_and_random_values_stay() -> None:
     assert count(after, "rand") == 1
 
 
-def test_skipped_site_stays_and_the_rest_goes() -> None:
-    before = program_of(lambda x: nn.functional.dropout(x.float() * 2, 0.5, False), floats(2, 5))
-    _, sites = rewritten(before, "canonicalize")
-    assert [site.note for site in sites] == ["drop noop cast", "drop inert dropout"]
-    context = PassContext(skip=frozenset({sites[0].key}))
-    after, left = rewritten(before, "canonicalize", context)
-    assert [site.reason for site in left] == [SKIPPED, ""]
-    assert (count(after, "to"), count(after, "dropout")) == (1, 0)
-
-
-def test_skipped_dropout_does_not_hide_the_memory_it_shares() -> None:
-    before = program_of(kept_dropout, floats(2, 5))
-    _, sites = rewritten(before, "canonicalize")
-    context = PassContext(skip=frozenset(site.key for site in sites if "dropout" in site.note))
-    after, _ = rewritten(before, "canonicalize", context)
-    assert same_bits(before, after, floats(3, 7))
-
-
-def test_large_constants_are_not_folded() -> None:
-    before = program_of(lambda x: x + torch.arange(5000).float().sum(), floats(2, 5))
-    after = canonical(before)
-    assert all(tensor.numel() <= 4096 for tensor in after.constants.values())
-    assert same_bits(before, after, floats(3, 7))
-
-
-def test_folded_constants_of_two_runs_do_not_share_a_name() -> None:
-    before = program_of(lambda x: x + torch.full((), 2.5), floats(2, 5))
-    after = canonical(before)
-    (name,) = after.constants
-    again, _ = rewritten(after, "canonicalize")
-    nodes = list(again.graph.nodes)
-    with again.graph.inserting_before(nodes[-1]):
-        total = again.graph.create_node("call_function", aten.full.default, ([], 7.0), name="full")
-        total.meta["val"] = nodes[0].meta["val"]
-        product = again.graph.create_node("call_function", aten.mul.Tensor, (nodes[-2], total))
-        product.meta["val"] = nodes[-2].meta["val"]
-    nodes[-2].replace_all_uses_with(product, delete_user_cb=lambda user: user is not product)
-    again.graph_signature.output_specs[0].arg.name = product.name
-    last, _ = rewritten(again, "canonicalize")
-    assert sorted(float(t) for t in last.constants.values()) == [2.5, 7.0]
-    assert name in last.constants
-
-
-class Convolved(nn.Module):
-    """Strides reach a convolution, or stop at a reshape."""
-
-    def __init__(self, *, convolved: bool) -> None:
-        super().__init__()
-        self.convolved = convolved
-        self.convolution = nn.Conv2d(6, 6, 3)
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        turned = x.permute(0, 3, 1, 2).contiguous()
-        if self.convolved:
-            result: Tensor = self.convolution(torch.relu(turned))
-            return result
-        result = self.linear(turned.permute(0, 2, 3, 1).reshape(-1, 6))
-        return result
-
-
-@pytest.mark.parametrize("convolved", [True, False])
-def test_strides_that_reach_a_convolution_are_kept(convolved: bool) -> None:
-    module = Convolved(convolved=convolved).eval().requires_grad_(False)
-    program = canonical(captured(module, torch.randn(2, 9, 9, 6)))
-    assert count(program, "contiguous") == int(convolved)
-
-
-class Quantile(nn.Module):
-    """A constant that takes a distribution to compute, as Gemma 3n's sparsity does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        normal = torch.distributions.normal.Normal(0, 1)
-        return torch.relu(x - normal.icdf(torch.tensor(0.95)))
-
-
-def test_a_constant_behind_lists_and_detached_tensors_is_folded() -> None:
-    x = floats(3, 4)
-    program = captured(Quantile(), x)
-    after = canonical(program)
-    assert count(program, "erfinv") == 1
-    assert count(after, "erfinv", "broadcast_tensors", "detach_") == 0
-    assert same_bits(program, after, x)
-
-
-def test_strides_that_reach_a_view_through_other_ops_are_kept() -> None:
-    def viewed(x: Tensor) -> Tensor:
-        return torch.relu(x.transpose(1, 2).contiguous()).view(x.shape[0], -1)
-
-    x = floats(2, 3, 4)
-    program = program_of(viewed, x)
-    assert same_bits(program, canonical(program), x)
-
-
 def _turned(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
@@ -285,26 +152,13 @@ attention = nn.functional.scaled_dot_product_attention
 # What reads the copy, and how many copies must stay.
 STRIDES_REACH: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
     "a linear": (lambda x, w: linear(_turned(x), w), 1),
-    "a product": (lambda x, w: _turned(x) @ w, 1),
     "a mean": (lambda x, w: _turned(x).mean(-1), 1),
     "a softmax": (lambda x, w: _turned(x).softmax(-1), 1),
     "a norm": (lambda x, w: nn.functional.layer_norm(_turned(x), (33,)), 1),
-    "a function that is not rounded alike everywhere": (
-        lambda x, w: nn.functional.gelu(_turned(x)),
-        1,
-    ),
     "a product, by a residual": (lambda x, w: linear((y := _turned(x)) + torch.relu(y), w), 1),
-    "a product, by a chunk": (lambda x, w: _turned(x).chunk(2, 1)[0] @ w, 1),
     "a product, by a merged view": (lambda x, w: _turned(x)[:, None].flatten(0, 1) @ w, 1),
-    "a product, behind the second of two copies": (
-        lambda x, w: linear(torch.relu(_turned(x)).contiguous(), w),
-        1,
-    ),
     "attention": (lambda x, w: attention(y := _turned(x), y, y), 1),
-    "the mask of an attention": (lambda x, w: attention(x, x, x, _turned(x[..., :33])), 0),
     "nothing": (lambda x, w: torch.relu(_turned(x)) * 2, 0),
-    "a copy by a reshape": (lambda x, w: linear(_turned(x).reshape(-1, 33), w), 0),
-    "a copy by flatten": (lambda x, w: _turned(x).flatten(1).sum(-1), 0),
     "a product that lies as before": (
         lambda x, w: w @ x.transpose(1, 2).transpose(1, 2).contiguous(),
         0,
@@ -328,34 +182,3 @@ def test_strides_that_reach_what_rounds_by_them_are_kept(
     assert count(after, "contiguous") == kept
     assert same_bits(program, after, x)
     assert program.range_constraints == ranges
-
-
-@pytest.mark.parametrize("expanded", [True, False])
-def test_a_constant_keeps_the_strides_that_reach_a_product(expanded: bool) -> None:
-    def product(x: Tensor) -> Tensor:
-        table = torch.arange(15.0).reshape(5, 3).cos()
-        return x @ (table[:1].expand(3, 3) if expanded else table.t())
-
-    x = floats(5, 3)
-    program = captured(Function(product), x)
-    after = canonical(program)
-    assert (count(after, "expand"), count(after, "t")) == (int(expanded), int(not expanded))
-    assert count(after, "cos") == 0
-    assert same_bits(program, after, x)
-    assert same_bits(reloaded(after), after, x)
-
-
-NO_DIMS: dict[str, tuple[Make, Tensor, Tensor]] = {
-    "int64 beside int32": (torch.sub, torch.tensor(2**40), torch.arange(4, dtype=torch.int32)),
-    "fp64 beside fp32": (torch.maximum, torch.tensor(0.1, dtype=torch.float64), torch.zeros(4)),
-    "fp32 beside fp16": (torch.mul, torch.tensor(1.1), torch.ones(4, dtype=torch.float16)),
-}
-
-
-@pytest.mark.parametrize("name", NO_DIMS)
-def test_an_expanded_scalar_keeps_its_say_in_the_dtype(name: str) -> None:
-    op, scalar, other = NO_DIMS[name]
-    before = captured(Function(lambda x, y: op(x.expand(4), y)), scalar, other)
-    after = canonical(before)
-    assert count(after, "expand") == 1
-    assert same_bits(before, after, scalar, other)

@@ -5,32 +5,24 @@ from collections.abc import Callable
 from typing import Any
 
 import golden
-import models
 import pytest
 import torch
 from programs import (
     Function,
-    Text,
     captured,
     count,
     ir_diff,
     notes,
     outputs,
-    prompts,
     reasons,
-    reloaded,
     rewritten,
     same_bits,
-    seeded,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
-from transformers import T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import aten
-from enginecast.passes.ir.sites import SKIPPED
 
 pytestmark = pytest.mark.all_sizes
 
@@ -58,8 +50,6 @@ def program_of(function: Callable[[Tensor], Any], dynamic: Any = TOKENS) -> Expo
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "t5": t5_bucket,
     "causal": lambda d: t5_bucket(d, both=False),
-    "more buckets": lambda d: t5_bucket(d, count=64, far=500),
-    "beyond the range": lambda d: t5_bucket(d, far=4096),
     "deberta": lambda d: torch.where(
         d.abs() <= 8, d, (torch.log(d.abs() / 8) / math.log(511 / 8) * 7).ceil().long() * d.sign()
     ),
@@ -90,65 +80,10 @@ def test_the_table_holds_where_a_logarithm_of_a_low_dtype_does_not(dtype: torch.
     assert (flips > 0) == (dtype is torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def encoders() -> dict[str, ExportedProgram]:
-    umt5 = UMT5Config(
-        **{key: getattr(models.t5_config(), key) for key in ("vocab_size", "d_model", "d_kv")},
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-    )
-    made = {
-        "t5": seeded(T5EncoderModel, models.t5_config()),
-        "umt5": seeded(UMT5EncoderModel, umt5),
-    }
-    return {
-        name: captured(Text(model), *prompts(3, 7), dynamic=TOKENS) for name, model in made.items()
-    }
-
-
-@pytest.mark.parametrize("name", ["t5", pytest.param("umt5", marks=pytest.mark.slow)])
-def test_an_encoder_keeps_every_bit_and_computes_its_buckets_once(
-    encoders: dict[str, ExportedProgram], name: str
-) -> None:
-    before = encoders[name]
-    after, sites = rewritten(before, BUCKETS)
-    # UMT5 has a table of biases in each layer; their buckets are the same.
-    assert notes(sites) == ["a table of 183 distances from -91 on"]
-    assert count(after, "log") == 0
-    assert count(after, "index_select") == (1 if name == "t5" else 2)
-    for shape in ((1, 2), (2, 31), (1, 200)):
-        assert same_bits(before, after, *prompts(*shape))
-    assert same_bits(reloaded(after), after, *prompts(2, 9))
-    again, second = rewritten(after, BUCKETS)
-    assert not second
-    assert same_bits(again, after, *prompts(2, 9))
-
-
-def test_only_rows_of_weights_are_picked_ahead() -> None:
-    def look_up(x: Tensor) -> Any:
-        bucket = t5_bucket(distances(x))
-        return bucket, nn.functional.embedding(bucket, x[0, :2, None].expand(2, 3).repeat(16, 1))
-
-    before = program_of(look_up)
-    after, sites = rewritten(before, BUCKETS)
-    assert len(notes(sites)) == 1
-    assert count(after, "index_select") == 0
-    assert same_bits(before, after, torch.randn(1, 300))
-
-
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a value of the input": (
         lambda x: t5_bucket(x.long()[:, None]),
         "nothing bounds the distance, which comes from unsqueeze.default",
-    ),
-    "two integers": (
-        lambda x: (torch.log((distances(x).abs() + distances(x).T.abs()).float()) * 2).long(),
-        "the logarithm is computed from 2 values, expected one",
-    ),
-    "a float at the end": (
-        lambda x: torch.log(distances(x).abs() + 1.0) * 2,
-        "mul.Tensor does not convert the logarithm to an integer",
     ),
     "a logarithm of the input": (
         lambda x: x.log(),
@@ -167,28 +102,6 @@ def test_what_is_not_a_bucket_is_left_alone_with_the_reason(name: str) -> None:
     before = program_of(function)
     after, sites = rewritten(before, BUCKETS)
     assert reasons(sites) == [reason]
-    assert count(after, "log") == 1
-
-
-def test_a_distance_without_end_is_refused() -> None:
-    endless = program_of(lambda x: t5_bucket(distances(x)), {1: Dim("sequence")})
-    _, sites = rewritten(endless, BUCKETS)
-    assert reasons(sites) == ["nothing bounds the distance, which comes from sub.Tensor"]
-
-
-def test_a_table_that_is_too_long_is_refused() -> None:
-    def fine(x: Tensor) -> Tensor:
-        return (torch.log(distances(x).abs() + 1.0) * 1e6).long()
-
-    _, sites = rewritten(program_of(fine, {1: Dim("sequence", min=2, max=100_000)}), BUCKETS)
-    assert reasons(sites) == ["the table would have 199,999 entries"]
-
-
-def test_skipped_bucket_stays(encoders: dict[str, ExportedProgram]) -> None:
-    _, sites = rewritten(encoders["t5"], BUCKETS)
-    context = PassContext(skip=frozenset({sites[0].key}))
-    after, left = rewritten(encoders["t5"], BUCKETS, context)
-    assert [site.reason for site in left] == [SKIPPED]
     assert count(after, "log") == 1
 
 

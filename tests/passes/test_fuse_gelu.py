@@ -8,8 +8,6 @@ import golden
 import pytest
 import torch
 from programs import (
-    Function,
-    captured,
     count,
     ir_diff,
     notes,
@@ -23,9 +21,6 @@ from programs import (
 )
 from torch import Tensor
 from transformers.activations import ACT2FN
-
-from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.sites import SKIPPED
 
 Make = Callable[[Tensor], Any]
 
@@ -62,22 +57,9 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda x: 0.5 * x * (1 + torch.tanh(0.9 * (x + 0.044715 * x**3))),
         "mul.Tensor under tanh has 0.9, expected 0.7978845608",
     ),
-    "another cube": (
-        lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.05 * x**3))),
-        "mul.Tensor beside x under tanh has 0.05, expected 0.044715",
-    ),
     "few digits": (
         lambda x: 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3))),
         "mul.Tensor under tanh has 0.79788, expected 0.7978845608",
-    ),
-    "plain tanh": (lambda x: torch.tanh(x) + 1, "placeholder under tanh, expected a product"),
-    "plain erf": (
-        lambda x: torch.erf(x / 2) + 1,
-        "div.Tensor under erf has 2, expected 1.414213562",
-    ),
-    "reciprocal": (
-        lambda x: 0.5 * x * (1 + torch.erf(math.sqrt(2) / x)),
-        "mul.Tensor under erf has 1.414213562, expected 0.7071067812",
     ),
     "product with another value": (
         lambda x: 0.5 * x.abs() * (1 + torch.erf(x / math.sqrt(2))),
@@ -86,10 +68,6 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "core read twice": (
         lambda x: ((t := torch.erf(x / math.sqrt(2))), 0.5 * x * (1 + t)),
         "erf.default after the core of a gelu has 2 users (add, output)",
-    ),
-    "alpha": (
-        lambda x: 0.5 * x * torch.add(torch.erf(x / math.sqrt(2)), 1, alpha=2),
-        "add.Tensor after the core of a gelu, expected aten.add.Tensor with the number 1",
     ),
 }
 
@@ -102,40 +80,6 @@ def test_what_is_not_a_gelu_is_left_alone_with_the_reason(name: str) -> None:
     assert reasons(sites) == [reason]
     assert count(after, "gelu") == 0
     assert same_bits(before, after, torch.randn(3, 7))
-
-
-@pytest.mark.parametrize(
-    ("function", "kept"),
-    [(ACT2FN["quick_gelu"], "sigmoid"), (lambda x: torch.tanh(x + 1) * 2, "tanh")],
-    ids=["quick gelu", "the tanh of a pooler"],
-)
-def test_what_has_nothing_of_a_gelu_is_not_a_site(function: Make, kept: str) -> None:
-    before = program_of(function, torch.randn(2, 5))
-    after, sites = rewritten(before, "fuse-gelu")
-    assert (count(after, kept), count(after, "gelu"), sites) == (1, 0, [])
-
-
-def test_inner_value_that_is_read_again_is_kept() -> None:
-    def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
-        half = 0.5 * x
-        return half * (1 + torch.erf(x / math.sqrt(2))), half.sin()
-
-    before = program_of(gelu, torch.randn(2, 5))
-    after, _ = rewritten(before, "fuse-gelu")
-    assert (count(after, "gelu"), count(after, "erf"), count(after, "mul")) == (1, 0, 1)
-    x = torch.randn(3, 7)
-    assert torch.equal(outputs(after, x)[1], outputs(before, x)[1])
-    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=1e-6)
-
-
-def test_skipped_site_is_left_alone_and_the_other_is_fused() -> None:
-    gelu = ACT2FN["gelu_new"]
-    before = captured(Function(lambda x: gelu(gelu(x))), torch.randn(2, 5))
-    _, sites = rewritten(before, "fuse-gelu")
-    context = PassContext(skip=frozenset({sites[1].key}))
-    after, left = rewritten(before, "fuse-gelu", context)
-    assert [site.reason for site in left] == ["", SKIPPED]
-    assert (count(after, "gelu"), count(after, "tanh")) == (1, 1)
 
 
 def test_golden_fuse_gelu() -> None:

@@ -1,7 +1,6 @@
 """fuse-rms-norm: every spelling in use, the right reasons where it stops, errors against fp64."""
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import golden
@@ -11,7 +10,6 @@ import torch
 from programs import (
     LOW,
     TOKENS,
-    Function,
     captured,
     count,
     ir_diff,
@@ -24,22 +22,16 @@ from programs import (
     same_bits,
     values,
 )
-from slow_cases import some_slow
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import dtype_of
-from enginecast.passes.ir.sites import SKIPPED
 
 WIDTH = 32
-REAL = [T5LayerNorm, LlamaRMSNorm, Qwen2RMSNorm, GemmaRMSNorm, Gemma2RMSNorm, Gemma3RMSNorm]
+REAL = [T5LayerNorm, LlamaRMSNorm, GemmaRMSNorm]
 
 
 class Spelled(nn.Module):
@@ -100,17 +92,7 @@ def check_against_fp64(before: ExportedProgram, after: ExportedProgram, x: Tenso
 
 @pytest.mark.parametrize(
     ("norm", "precision"),
-    some_slow(
-        product(REAL, ("fp32", "fp16", "bf16")),
-        [
-            "Gemma2RMSNorm-bf16",
-            "Gemma3RMSNorm-bf16",
-            "GemmaRMSNorm-bf16",
-            "LlamaRMSNorm-bf16",
-            "Qwen2RMSNorm-bf16",
-        ],
-        lambda case: f"{case[0].__name__}-{case[1]}",
-    ),
+    [(norm, precision) for norm in REAL for precision in ("fp32", "fp16")],
 )
 def test_norms_of_real_models(norm: type[nn.Module], precision: str) -> None:
     dtype = LOW[precision]
@@ -140,12 +122,6 @@ def test_norms_written_by_hand(name: str) -> None:
     assert not sites
 
 
-def test_norm_of_torch_is_one_op_already() -> None:
-    before = program_of(nn.RMSNorm(WIDTH, eps=1e-6))
-    after, sites = rewritten(before, "canonicalize,fuse-rms-norm")
-    assert (count(before, "rms_norm"), count(after, "rms_norm"), sites) == (1, 1, [])
-
-
 def test_statistic_in_the_low_dtype_moves_to_fp32_and_says_so() -> None:
     before = program_of(Spelled(SPELLINGS["no weight"]), torch.bfloat16)
     after, sites = rewritten(before, "canonicalize,fuse-rms-norm")
@@ -162,17 +138,9 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
         lambda x, w: x * torch.rsqrt(x.pow(2).mean((1, 2), keepdim=True) + 1e-6) * w,
         "the mean is over dims [1, 2], expected the last one, kept",
     ),
-    "another value": (
-        lambda x, w: (x + 1) * torch.rsqrt(statistic(x)) * w,
-        "the product normalizes another value than the mean measured",
-    ),
     "no product": (
         lambda x, w: torch.rsqrt(statistic(x)) + w,
         "add.Tensor reads the reciprocal root, expected a product with the value",
-    ),
-    "no division": (
-        lambda x, w: torch.sqrt(statistic(x)) * x,
-        "no division of the measured value by the root follows",
     ),
     "divided the other way": (
         lambda x, w: torch.sqrt(statistic(x)) / x,
@@ -185,14 +153,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     "a size that varies": (
         lambda x, w: (y := x.flatten(1)) * torch.rsqrt(statistic(y)),
         "the size that the norm is over varies",
-    ),
-    "statistic rounded": (
-        lambda x, w: x * torch.rsqrt(statistic(x.bfloat16().float())) * w,
-        "a cast to bf16 rounds within the norm",
-    ),
-    "epsilon that varies": (
-        lambda x, w: x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), 1e-6 * w[:1])),
-        "no reciprocal root over mean + epsilon follows the mean of squares",
     ),
 }
 
@@ -207,88 +167,7 @@ def test_what_is_not_a_norm_is_left_alone_with_the_reason(name: str) -> None:
     assert same_bits(before, after, sample(torch.float32))
 
 
-def test_weight_of_another_dtype_is_refused_before_unify_dtype() -> None:
-    norm = perturbed(LlamaRMSNorm(WIDTH), torch.float16)
-    before = captured(norm, torch.randn(2, 5, WIDTH), dynamic=TOKENS)
-    _, sites = rewritten(before, "canonicalize,fuse-rms-norm")
-    assert reasons(sites) == ["the weight is f16 and the product f32: run unify-dtype first"]
-    # The input of the program stays fp32, and so does the norm that reads it.
-    unified, sites = rewritten(before, "unify-dtype{to=fp16},canonicalize,fuse-rms-norm")
-    assert notes(sites) == ["in f32, the weight product outside"]
-    assert count(unified, "rms_norm") == 1
-    plain, _ = rewritten(before, "unify-dtype{to=fp16}")
-    check_against_fp64(plain, unified, sample(torch.float32))
-
-
-def test_a_rounding_that_the_result_does_not_have_stays() -> None:
-    norm = perturbed(LlamaRMSNorm(WIDTH), torch.float32)
-    before = captured(norm, torch.randn(2, 5, WIDTH).half(), dynamic=TOKENS)
-    after, sites = rewritten(before, "fuse-rms-norm")
-    assert reasons(sites) == ["a cast to f16 rounds within the norm"]
-    assert same_bits(before, after, sample(torch.float16))
-
-
-def test_other_readers_of_the_statistic_keep_their_nodes() -> None:
-    def norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        up = x.float()
-        rstd = torch.rsqrt(statistic(up))
-        return w * (up * rstd).to(x.dtype), rstd * 2, up.sum(-1)
-
-    before = program_of(Spelled(norm), torch.float16)
-    after, _ = rewritten(before, "canonicalize,fuse-rms-norm")
-    assert (count(after, "rms_norm"), count(after, "rsqrt"), count(after, "to")) == (1, 1, 1)
-    x = sample(torch.float16)
-    for found, expected in zip(outputs(after, x)[1:], outputs(before, x)[1:], strict=True):
-        assert torch.equal(found, expected)
-    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], rtol=2**-9, atol=0)
-
-
-def test_normalized_value_that_is_read_twice_keeps_the_weight_outside() -> None:
-    def norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = x * torch.rsqrt(statistic(x))
-        return scaled * w, scaled * 2
-
-    before = program_of(Spelled(norm))
-    after, _ = rewritten(before, "canonicalize,fuse-rms-norm")
-    (fused,) = [n for n in after.graph.nodes if "rms_norm" in str(n.target)]
-    assert fused.args[2] is None
-    x = sample(torch.float32)
-    for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
-        assert torch.allclose(found, expected, rtol=1e-6)
-
-
-def test_squares_of_something_else_are_not_a_site() -> None:
-    before = program_of(Spelled(lambda x, w: (x.pow(3).mean(-1, keepdim=True) + 1e-6).rsqrt() * x))
-    _, sites = rewritten(before, "fuse-rms-norm")
-    assert sites == []
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = T5LayerNorm(WIDTH), T5LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.first(x).relu())
-
-
-def test_skipped_site_is_left_alone_and_the_other_is_fused() -> None:
-    before = program_of(Two())
-    _, sites = rewritten(before, "fuse-rms-norm")
-    assert [site.module for site in sites] == ["first", "second"]
-    context = PassContext(skip=frozenset({sites[0].key}))
-    after, left = rewritten(before, "fuse-rms-norm", context)
-    assert [site.reason for site in left] == [SKIPPED, ""]
-    assert (count(after, "rms_norm"), count(after, "rsqrt")) == (1, 1)
-
-
 def test_golden_fuse_rms_norm() -> None:
     before, _ = rewritten(program_of(T5LayerNorm(WIDTH), torch.float16), "canonicalize")
     after, _ = rewritten(before, "fuse-rms-norm")
     golden.check("fuse_rms_norm.diff", ir_diff(before, after))
-
-
-def test_a_single_number_has_no_norm() -> None:
-    norm = Function(lambda x: (s := x.sum()) * torch.rsqrt(s.pow(2).mean(-1, keepdim=True) + 1e-6))
-    after, sites = rewritten(captured(norm, torch.randn(3)), "fuse-rms-norm")
-    assert (count(after, "rms_norm"), sites) == (0, [])

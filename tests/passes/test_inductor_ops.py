@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from programs import TOKENS, Function, captured, count, outputs, program_of, rewritten, targets
+from programs import TOKENS, Function, captured, count, outputs, program_of, rewritten
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
@@ -53,7 +53,7 @@ def only_the_norm(x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32])
 @pytest.mark.parametrize(
     "function", [flat, masked, biased, causal, normed, only_the_norm], ids=lambda f: f.__name__
 )
@@ -75,11 +75,6 @@ def test_attention_becomes_one_sdpa_of_heads_in_groups() -> None:
     (node,) = [n for n in program.graph.nodes if "scaled_dot" in str(n.target)]
     assert dict(node.kwargs) == {"scale": 0.3, "enable_gqa": True}
     assert count(program, "unflatten", "flatten") == 4
-
-
-def test_a_norm_reads_the_sum_that_is_returned() -> None:
-    program = plain(program_of(normed, torch.randn(3, 7, 32)))
-    assert targets(program)[-2:] == ["add.Tensor", "rms_norm.default"]
 
 
 def test_ops_within_branches_are_taken_apart_too() -> None:

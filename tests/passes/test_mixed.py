@@ -12,25 +12,20 @@ from programs import (
     calibrated,
     captured,
     outputs,
-    program_of,
     relative_error,
     rewritten,
 )
-from slow_cases import some_slow
-from tiny_programs import MAKE, exact_program, inputs_of, tiny_program
+from tiny_programs import exact_program, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.compiler.request import ExportRequest
-from enginecast.errors import PassError, UsageError
+from enginecast.errors import PassError
 from enginecast.passes.analyses.residual_stream import residual_sums
 from enginecast.passes.ir.base import Pass, PassContext, Site
 from enginecast.passes.ir.edit import aten, dtype_of, insert, structural_copy
-from enginecast.passes.ir.match import is_float_cast
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.precision.cast_borders import border_of, check_casts, unexplained_casts
+from enginecast.passes.precision.cast_borders import check_casts
 from enginecast.passes.presets import preset
-from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 
 FUSED = (
@@ -53,12 +48,7 @@ def fusions(program: ExportedProgram) -> dict[str, int]:
     return {name: calls.count(name) for name in FUSED}
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_every_layer_adds_to_the_stream_twice(name: str) -> None:
-    assert len(residual_sums(tiny_program(name))) == 4, "two layers of attention and feed-forward"
-
-
-@pytest.mark.parametrize("name", some_slow(MAKE, ["gemma", "t5 relu"]))
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(name: str) -> None:
     after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16 residual=fp32}")
     sums = residual_sums(after)
@@ -72,7 +62,7 @@ def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(name: str) -> No
     assert have[FUSED[0]] + have[FUSED[1]] == had[FUSED[0]] + had[FUSED[1]], "norms"
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_error_is_no_larger_than_in_fp16(name: str) -> None:
     reference = exact_program(name)
     low, mixed = halves(name)
@@ -111,12 +101,6 @@ def test_stream_beyond_the_range_of_fp16_survives_in_mixed() -> None:
     assert relative_error(outputs(mixed, x.half())[0], expected) < 2e-3
 
 
-def test_residual_is_refused_where_there_is_none() -> None:
-    before = program_of(lambda x: x * 2 + x, torch.randn(2, 5))
-    with pytest.raises(PassError, match="residual=fp32 finds no residual sum"):
-        rewritten(before, "unify-dtype{to=fp16 residual=fp32}")
-
-
 @pytest.mark.parametrize(
     ("function", "found"),
     [
@@ -130,24 +114,6 @@ def test_residual_is_refused_where_there_is_none() -> None:
 def test_what_is_a_residual_sum(function: Callable[..., Tensor], found: int) -> None:
     before = captured(Function(function), torch.randn(4, 4), torch.randn(4, 4))
     assert len(residual_sums(before)) == found
-
-
-def test_mixed_is_a_plan_that_computes_in_fp16() -> None:
-    plan = ExportRequest("model", precision="mixed", skip_modules_pattern=("wo$",)).resolve()
-    assert plan.precision == "fp16"
-    (unify,) = [p for p in build(plan.pipeline) if isinstance(p, UnifyDtype)]
-    assert (unify.to, unify.residual, unify.keep) == ("fp16", "fp32", ("wo$",))
-    with pytest.raises(UsageError, match="does not fit the pipeline, which computes in fp16"):
-        ExportRequest("model", precision="mixed", pipeline="unify-dtype{to=fp16}").resolve()
-
-
-def test_every_cast_says_between_which_classes_it_stands() -> None:
-    for spec in (preset("fp16"), preset("mixed"), 'unify-dtype{to=bf16 keep="wo$"},canonicalize'):
-        after, _ = rewritten(tiny_program("t5"), spec, calibrated(tiny_program("t5")))
-        casts = [n for n in after.graph.nodes if is_float_cast(n)]
-        assert casts
-        assert all(" to " in border_of(cast) for cast in casts)
-        assert unexplained_casts(after) == []
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import SpecError
 from enginecast.passes.ir.base import Pass, PassContext, Site
-from enginecast.passes.ir.options import describe, option_fields, pass_from_spec, spec_from_pass
+from enginecast.passes.ir.options import pass_from_spec
 from enginecast.passes.ir.spec import parse_located
 
 
@@ -34,15 +34,6 @@ class Tune(_Nothing):
     def __post_init__(self) -> None:
         if self.size < 0:
             raise ValueError(f"size={self.size} is negative")
-
-
-@dataclass(frozen=True)
-class Need(_Nothing):
-    """A required option, and one that a spec cannot express."""
-
-    name: ClassVar[str] = "need"
-    to: Literal["fp16", "bf16"]
-    table: dict[str, int] = field(default_factory=dict)
 
 
 def make(cls: type[Pass], text: str) -> Pass:
@@ -98,58 +89,3 @@ def test_misspelled_option_names_the_close_one_and_all() -> None:
         make(Tune, "tune{too=fp16}")
     assert "Did you mean 'to'" in caught.value.hint
     assert "widths" in caught.value.hint
-
-
-def test_number_for_text_says_to_quote_it() -> None:
-    with pytest.raises(SpecError, match='Write "90"'):
-        make(Tune, "tune{label=90}")
-
-
-def test_missing_required_option() -> None:
-    with pytest.raises(SpecError, match=r"pass 'need' needs option 'to'[\s\S]*fp16 or bf16"):
-        make(Need, "need")
-
-
-def test_type_that_a_spec_cannot_express_is_the_author_s_error() -> None:
-    with pytest.raises(SpecError, match="which a spec cannot express"):
-        make(Need, "need{to=fp16 table=x}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tune",
-        "tune{to=fp16}",
-        'tune{on=true ratio=0.25 keep=a,".*"}',
-        "tune{limit=0}",
-        "tune{widths=3}",
-    ],
-)
-def test_spec_of_a_pass_round_trips(text: str) -> None:
-    made = make(Tune, text)
-    assert str(spec_from_pass(made)) == text
-    assert make(Tune, str(spec_from_pass(made))) == made
-
-
-def test_defaults_are_left_out() -> None:
-    assert str(spec_from_pass(make(Tune, "tune{to=bf16 size=1 widths=1,2}"))) == "tune"
-    assert str(spec_from_pass(Need("fp16"))) == "need{to=fp16}"
-
-
-def test_value_without_a_text_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"option 'widths' of pass 'tune': \(\) cannot be written"):
-        spec_from_pass(Tune(widths=()))
-
-
-def test_options_can_be_listed() -> None:
-    listed = {name: describe(annotation) for name, (annotation, _) in option_fields(Tune).items()}
-    assert listed == {
-        "to": "fp16 or bf16",
-        "on": "true or false",
-        "size": "a whole number",
-        "ratio": "a number",
-        "label": "text",
-        "keep": "text, one or more",
-        "widths": "a whole number, one or more",
-        "limit": "a whole number",
-    }

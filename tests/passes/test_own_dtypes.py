@@ -9,9 +9,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.passes.canonicalize import _holds_exactly
-from enginecast.passes.ir.edit import dtype_of
-from enginecast.passes.precision.low_values import low_values
-from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verification.floor import LIMIT, least_floor
 
 W = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
@@ -72,13 +69,6 @@ def test_what_has_no_16_bit_kernel_stays_in_fp32(
     assert relative_error(found, wanted) <= LIMIT * max(own, least_floor(to))
 
 
-def test_the_fp32_of_an_island_is_a_site(islands: dict[str, ExportedProgram]) -> None:
-    after, sites = rewritten(islands["inverse"], "unify-dtype{to=bf16}")
-    (inverse,) = [n for n in after.graph.nodes if "linalg_inv" in str(n.target)]
-    assert dtype_of(inverse) == torch.float32
-    assert any(site.note.startswith("border: precise linalg_inv") for site in sites)
-
-
 F8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
@@ -113,15 +103,3 @@ def test_what_an_fp8_cast_loses_is_known() -> None:
     after, sites = rewritten(before, "canonicalize")
     assert len(sites) >= 1
     assert torch.equal(outputs(after, stored)[0], stored.float() * 2)
-
-
-def test_a_dtype_that_is_read_is_no_value_that_is_read() -> None:
-    """type_as reads the dtype of its second argument alone."""
-
-    def stream(x: Tensor) -> Tensor:
-        total = x * 1e5
-        return (project((total / 1e5).type_as(total)) + 1).relu()
-
-    program = captured(Function(stream), torch.randn(4, 8))
-    names = {n.name for n in low_values(program, UnifyDtype(to="fp16").kept(program))}
-    assert "mul" not in names

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import PassDefectError, PassError, SpecError, VerificationError
+from enginecast.errors import PassDefectError, PassError, SpecError
 from enginecast.passes import registry
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
-from enginecast.passes.ir.pipeline import PassRun, run_pipeline
-from enginecast.passes.ir.rules import traced
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.sites import SKIPPED, SiteLog
-from enginecast.passes.ir.varying_sizes import SizeReadError, fixed_sizes, varying
 from enginecast.passes.registry import build
 
 aten = torch.ops.aten
@@ -132,13 +130,6 @@ def casts(program: ExportedProgram) -> int:
 
 
 @pytest.mark.usefixtures("local_passes")
-def test_build_makes_passes_in_order() -> None:
-    assert build("drop-cast,late{size=3},drop-cast") == (DropCast(), Late(size=3), DropCast())
-    assert build("") == ()
-    assert build("late") == (Late(),)
-
-
-@pytest.mark.usefixtures("local_passes")
 def test_wrong_order_is_refused_and_names_both() -> None:
     with pytest.raises(SpecError) as caught:
         build("late{size=1},drop-cast")
@@ -146,43 +137,6 @@ def test_wrong_order_is_refused_and_names_both() -> None:
     assert first == "pass 'late' must come after 'drop-cast'"
     assert caret == "  ^"
     assert "drop-cast" in caught.value.hint
-
-
-@pytest.mark.usefixtures("local_passes")
-def test_unknown_pass_is_pointed_at_and_keeps_the_hint() -> None:
-    with pytest.raises(SpecError) as caught:
-        build("late,nope")
-    assert caught.value.message == "unknown pass 'nope'\n  late,nope\n       ^"
-    assert caught.value.hint == "Known: those here."
-
-
-def test_output_that_a_pass_renames_is_renamed_in_the_signature(program: ExportedProgram) -> None:
-    x = torch.randn(2, 3)
-    expected = program.module()(x)
-    (run,) = run_pipeline([DropCast()], program, PassContext())
-    assert casts(program) == 0
-    assert run.rewritten == 4
-    assert run.seconds > 0
-    assert program.graph_signature.user_outputs == ("relu_3",)
-    assert torch.equal(program.module()(x), expected)
-
-
-def test_sites_are_numbered_by_module_and_source(program: ExportedProgram) -> None:
-    (run,) = run_pipeline([DropCast()], program, PassContext())
-    assert [(site.module, site.ordinal) for site in run.sites] == [
-        ("left", 0),
-        ("left", 1),
-        ("right", 0),
-        ("right", 1),
-    ]
-    assert {site.source.partition(":")[0] for site in run.sites} == {"test_pipeline.py"}
-    assert {site.note for site in run.sites} == {"nothing changes"}
-
-
-def test_runner_numbers_sites_of_passes_that_do_not(program: ExportedProgram) -> None:
-    (run,) = run_pipeline([Late()], program, PassContext())
-    assert [site.ordinal for site in run.sites] == [0, 1, 0]
-    assert run.rewritten == 2
 
 
 def test_skip_set_of_an_earlier_run_hits_the_same_sites() -> None:
@@ -196,20 +150,6 @@ def test_skip_set_of_an_earlier_run_hits_the_same_sites() -> None:
     assert left == 2
     assert [site.key for site in second] == [site.key for site in first]
     assert [site.reason for site in second] == ["", SKIPPED, SKIPPED, ""]
-
-
-def test_site_looked_at_without_a_verdict_is_an_error(program: ExportedProgram) -> None:
-    log = SiteLog(PassContext())
-    node = next(iter(program.graph.nodes))
-    assert not log.skipped(node)
-    with pytest.raises(PassError, match="neither done nor refused"):
-        _ = log.sites
-    log.refused(node, "it is an input")
-    assert log.sites == [Site("x", "", "", "it is an input")]
-    log.done(node)
-    assert [site.rewritten for site in log.sites] == [True]
-    with pytest.raises(PassError, match="without a reason"):
-        log.refused(node, "")
 
 
 def test_program_that_does_not_lint_names_the_pass(program: ExportedProgram) -> None:
@@ -229,40 +169,6 @@ def test_bug_in_a_pass_names_the_pass_and_its_error(program: ExportedProgram) ->
     assert caught.value.exit_code == 70
     assert "not of enginecast" in caught.value.hint
     assert 'sites["missing"]' in caught.value.trace
-
-
-def test_refusal_of_a_pass_keeps_its_hint(program: ExportedProgram) -> None:
-    with pytest.raises(PassError) as caught:
-        run_pipeline([Late(), Decline()], program, PassContext())
-    assert caught.value.message == "pass 'decline' (after late): the program has no convolution"
-    assert caught.value.hint == "Leave the pass out."
-
-
-def test_observers_see_every_pass_in_order(program: ExportedProgram) -> None:
-    seen: list[tuple[str, int, int]] = []
-
-    def observe(pass_: Pass, after: ExportedProgram, run: PassRun) -> None:
-        seen.append((pass_.name, casts(after), run.rewritten))
-
-    runs = run_pipeline([Late(), DropCast()], program, PassContext(), [observe])
-    assert seen == [("late", 4, 2), ("drop-cast", 0, 4)]
-    assert [run.pass_ for run in runs] == [Late(), DropCast()]
-
-
-def test_error_of_an_observer_keeps_its_type_and_names_the_pass(program: ExportedProgram) -> None:
-    def observe(pass_: Pass, after: ExportedProgram, run: PassRun) -> None:
-        raise VerificationError("output y is off")
-
-    with pytest.raises(VerificationError) as caught:
-        run_pipeline([Late(), DropCast()], program, PassContext(), [observe])
-    assert caught.value.message == "looking at the program after pass 'late': output y is off"
-    assert caught.value.exit_code == 1
-
-
-def test_hook_is_gone_after_a_failure(program: ExportedProgram) -> None:
-    with pytest.raises(PassError):
-        run_pipeline([Crash()], program, PassContext())
-    assert program.graph_module._replace_hooks == []
 
 
 @dataclass(frozen=True)
@@ -285,45 +191,3 @@ def test_a_pass_that_writes_to_a_weight_is_refused(hides: bool) -> None:
     program = torch.export.export(nn.Linear(64, 64).eval(), (torch.randn(2, 64),))
     with pytest.raises(PassError, match=r"'scale-in-place': it writes to the weight 'weight'"):
         run_pipeline([Scale(hides)], program, PassContext())
-
-
-@dataclass(frozen=True)
-class ReadSize(Pass):
-    """Reads a size that varies as a number."""
-
-    name: ClassVar[str] = "read-size"
-
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        int(program.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0])
-        return []
-
-
-def test_a_pass_that_fixes_a_size_is_refused() -> None:
-    batch = torch.export.Dim("batch", min=1, max=8)
-    program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
-    with pytest.raises(
-        PassError, match=r"'read-size': it specializes a size from 1..8 to 3"
-    ) as caught:
-        run_pipeline([ReadSize()], program, PassContext())
-    assert "reads no size" in caught.value.hint
-
-
-def test_ops_that_are_traced_fix_no_size() -> None:
-    batch = torch.export.Dim("batch", min=1, max=8)
-    twice = nn.Upsample(scale_factor=2.0, mode="nearest-exact")
-    example = (torch.ones(3, 2, 4, 4),)
-    program = torch.export.export(twice, example, dynamic_shapes=({0: batch},))
-    (node,) = program.graph.find_nodes(
-        op="call_function", target=torch.ops.aten._upsample_nearest_exact2d.vec
-    )
-    traced(node, node.target, torch.export.default_decompositions())
-    assert not fixed_sizes(program)
-
-
-def test_nothing_decides_by_a_size_that_varies() -> None:
-    batch = torch.export.Dim("batch", min=1, max=8)
-    program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
-    shape = program.graph.find_nodes(op="placeholder")[0].meta["val"].shape
-    with pytest.raises(SizeReadError), varying(program):
-        int(shape[0])
-    assert not fixed_sizes(program)

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from enginecast.passes.quantize.plan import search as plan_search
 from enginecast.passes.quantize.plan.search import MOST_RUNS, Found, Option, search
 
 Layers = Mapping[str, Sequence[Option]]
@@ -53,19 +52,6 @@ def test_the_loudest_layer_moves_first_and_no_further_than_it_must() -> None:
     assert result.chosen == {"quiet": 0, "loud": 2, "other": 0}
 
 
-def test_of_two_equal_errors_the_layer_with_less_time_moves() -> None:
-    layers = {"large": forms(0.1, time=100), "small": forms(0.1, time=1)}
-    result, _ = found(layers, 0.11)
-    assert result.chosen == {"large": 0, "small": 1}
-
-
-def test_a_slower_form_with_more_error_is_passed_over() -> None:
-    layers = {"a": [Option(0.1, 0.2), Option(0.2, 0.4), Option(0.01, 0.5), Option(0, 1)]}
-    result, simulated = found(layers, 0.05)
-    assert result.chosen == {"a": 2}
-    assert {"a": 1} not in simulated.calls
-
-
 @pytest.mark.parametrize("factor", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("count", [3, 40, 900])
 def test_few_simulations_find_the_last_plan_that_fits(count: int, factor: float) -> None:
@@ -81,29 +67,3 @@ def test_few_simulations_find_the_last_plan_that_fits(count: int, factor: float)
 def _less(chosen: Mapping[str, int], result: Found[str]) -> bool:
     """Whether a choice has fewer moves than the result."""
     return sum(chosen.values()) < sum(result.chosen.values())
-
-
-def test_nothing_fits_a_limit_of_zero_but_the_layers_as_they_are() -> None:
-    layers = {"a": forms(0.1), "b": forms(0.2)}
-    result, _ = found(layers, 0.0)
-    assert result.chosen == {"a": 2, "b": 2}
-    assert result.error == 0
-    assert result.first == pytest.approx(math.sqrt(0.05))
-
-
-def test_when_the_runs_are_spent_the_plan_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_search, "MOST_RUNS", 2)
-    result, _ = found({str(i): forms(0.02) for i in range(500)}, 0.1)
-    assert result.error <= 0.1
-    assert result.runs == 2
-
-
-def test_a_layer_starts_in_a_form_that_does_not_spend_the_limit_by_itself() -> None:
-    """Else the moves before its own would be spent on layers that did no harm."""
-    layers = {"loud": forms(0.5), **{str(i): forms(0.04) for i in range(8)}}
-    simulated = Simulated(layers)
-    first = simulated(dict.fromkeys(layers, 0))
-    start = {key: int(key == "loud") * 2 for key in layers}
-    result = search(layers, simulated, 0.12, first, start=start)
-    assert result.chosen == start
-    assert result.error == pytest.approx(0.04 * math.sqrt(8))

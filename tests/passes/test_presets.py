@@ -22,22 +22,6 @@ def test_presets_build_and_are_canonical(precision: str, device: str) -> None:
     assert ("merge-linears" in names) == (device == "cuda")
 
 
-@pytest.mark.parametrize("precision", list(QUANTIZED))
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quantized_presets_plan_and_then_rewrite(precision: str, device: str) -> None:
-    arch = "sm90" if device == "cuda" else None
-    target = target_of("onnxruntime")
-    text = target.pipeline(precision, device=device, arch=arch, max_error=0.125)
-    assert render(parse(text)) == text
-    names = [pass_.name for pass_ in build(text)]
-    form = QUANTIZED[precision].format
-    assert names[-2:] == [f"plan-{form}", f"{form}-matmul"]
-    assert (names[0] == "smooth-outliers") == (precision == "int8")
-    assert ("arch=sm90" in text) == (device == "cuda")
-    assert "max_error=0.125" in text
-    assert target.computes(precision, device) == ("fp32" if device == "cpu" else "fp16")
-
-
 def test_what_needs_passes_does_not_fit_torchscript() -> None:
     with pytest.raises(UsageError, match="--precision int8 does not fit --target torchscript"):
         target_of("torchscript").pipeline("int8")

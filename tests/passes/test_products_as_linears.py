@@ -63,19 +63,3 @@ def test_they_are_quantized_like_linears(form: str) -> None:
     x = torch.randn(3, 7, WIDTH)
     for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
         assert 0.02 < relative_error(found, expected) < 0.05
-
-
-OTHERS: dict[str, Callable[..., Any]] = {
-    "weights by batches": lambda m, x: x @ m.rows,
-    "no weight": lambda m, x: x @ x.mT,
-    "weights alone": lambda m, x: x + (m.w @ m.w.T)[0],
-    "a weight on the left": lambda m, x: m.w.T @ x[0].T,
-    "factors": lambda m, x: torch.addmm(m.conv.bias, x[0], m.conv.weight, beta=0.5),
-    "a whole matrix added": lambda m, x: torch.addmm(x[0], x[0], m.w @ m.w.T),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_products_stay(name: str) -> None:
-    program = program_of(OTHERS[name])
-    assert products_as_linears(program) == 0

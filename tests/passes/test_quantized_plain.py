@@ -2,28 +2,18 @@
 
 import functools
 from collections.abc import Callable
-from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from planned_programs import quantized_by_plan
 from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
-from slow_cases import some_slow
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
 
-from enginecast.errors import LoweringError
-from enginecast.passes.ir.deferred_weights import deferred_weights
-from enginecast.passes.ir.edit import arguments, aten, first_input, value
-from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.ir.quantization_plan import Format
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate
 
-FP8 = torch.float8_e4m3fn
 Quantized = Callable[[str, Format], ExportedProgram]
 FORMS: dict[str, Format] = {
     "storage": "fp8",
@@ -76,11 +66,7 @@ def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
     return rewritten(program, f"decompose-quantized{{device={device}}}")[0]
 
 
-def casts_to_fp8(program: ExportedProgram) -> list[Node]:
-    return [n for n in program.graph.nodes if n.target is aten.to.dtype and value(n).dtype == FP8]
-
-
-@pytest.mark.parametrize("form", some_slow(FORMS, ["blocks", "rows by tensor", "tensorwise"]))
+@pytest.mark.parametrize("form", ["storage", "rowwise"])
 def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
     ours = quantized_by_plan(program, form, FORMS[form], ids(2, 5))
     for device in ("cpu", "cuda"):
@@ -94,9 +80,7 @@ def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> Non
 
 @pytest.mark.parametrize(
     ("device", "form"),
-    some_slow(
-        product(("cpu", "cuda"), FORMS), [f"cuda-{form}" for form in FORMS if form != "rowwise"]
-    ),
+    [("cpu", "storage"), ("cpu", "rowwise"), ("cuda", "rowwise")],
 )
 def test_a_lowered_program_is_emulated_like_the_one_before(
     low: Quantized, form: str, device: str
@@ -108,70 +92,3 @@ def test_a_lowered_program_is_emulated_like_the_one_before(
     (expected,), (found,) = (emulate(p, cases, profile)[0] for p in (ours, plain))
     # A rounding of bf16 more or less.
     assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
-
-
-def test_every_cast_to_fp8_has_a_clamp_right_before_it(low: Quantized) -> None:
-    """A test of values cannot see it where the cast itself saturates: torch 2.13 does, 2.12 gives
-    NaN."""
-    found = 0
-    for form in ("rowwise", "tensorwise", "static", "storage"):
-        plain = lowered(low(form, "fp8"))
-        for cast in casts_to_fp8(plain):
-            clamp = first_input(cast)
-            assert clamp.target is aten.clamp.default, cast.format_node()
-            assert clamp.args[1:] == (-448.0, 448.0)
-            found += 1
-    assert found >= 20
-
-
-@pytest.mark.parametrize("form", ["rowwise", "tensorwise", "static", "rows by tensor"])
-def test_a_gpu_would_take_every_product(low: Quantized, form: str) -> None:
-    plain = lowered(low(form, "fp8"), "cuda")
-    calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
-    assert len(calls) == 3
-    for call in calls:  # torch's meta kernel has the rules of layouts and of scales
-        *tensors, _, dtype, _ = (value(a) if isinstance(a, Node) else a for a in arguments(call))
-        with FakeTensorMode():
-            given: Any = [t if t is None else on_cuda(t) for t in tensors]
-            product: Any = torch._scaled_mm  # of which the stubs know other arguments
-            product(*given, out_dtype=dtype)
-        assert given[-1] is None or given[-1].dtype == dtype != torch.float32, call.format_node()
-
-
-def on_cuda(tensor: Any) -> Any:
-    """A tensor of these sizes, strides and dtype, as the example's."""
-    sizes, strides = (
-        [s if isinstance(s, int) else int(s.node.hint) for s in given]
-        for given in (tensor.shape, tensor.stride())
-    )
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="cuda")
-
-
-def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:
-    ours = quantized_by_plan(program, "storage")
-    stored, _ = rewritten(ours, "hoist-weights,decompose-quantized")
-    again, _ = rewritten(stored, "hoist-weights")  # would fold what brings them back
-    kept, left = ([w.dtype for w in deferred_weights(p).values()] for p in (stored, again))
-    assert kept.count(FP8) == 5
-    assert left.count(FP8) < 5, "so the order matters"
-    assert not casts_to_fp8(stored)
-    found, expected = (interpret(p, {"ids": ids(2, 5)})["output_0"] for p in (stored, ours))
-    assert relative_error(found, expected) < 1e-6
-
-
-class Narrow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.linear(x)
-        return found
-
-
-def test_an_integer_product_that_cuda_refuses_is_refused() -> None:
-    program = captured(Narrow().requires_grad_(False), torch.randn(3, 16))
-    ours = quantized_by_plan(program, "rowwise", "int8")
-    lowered(ours, "cpu")
-    with pytest.raises(LoweringError, match=r"linear: CUDA multiplies int8 .* K=16 and N=12"):
-        lowered(ours, "cuda")

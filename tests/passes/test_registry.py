@@ -1,8 +1,6 @@
 """Our passes, third parties' passes, and names that clash."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,11 +10,11 @@ import torch
 from exports import cast
 
 from enginecast import plugins
-from enginecast.errors import DefectError, EnginecastWarning, PassDefectError, SpecError
+from enginecast.errors import DefectError, PassDefectError
 from enginecast.passes import registry
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.registry import PASSES, all_passes, build, known_passes, pass_class
+from enginecast.passes.registry import PASSES, build, known_passes, pass_class
 
 Install = Callable[..., None]
 
@@ -35,38 +33,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return pretend
 
 
-def test_names_are_the_file_names_with_dashes() -> None:
-    for name, where in PASSES.items():
-        module, _, cls = where.partition(":")
-        assert module.rpartition(".")[2] == name.replace("-", "_")
-        assert cls == "".join(part.capitalize() for part in name.split("-"))
-
-
-LOADS_ALONE = """
-import os, sys, torch
-for where in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        try:
-            __import__(where)
-        except BaseException as error:
-            print(where, error)
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.slow
-def test_every_pass_loads_alone() -> None:
-    """Operators of our own exist once their module was imported: by each that needs them."""
-    modules = [where.partition(":")[0] for where in PASSES.values()]
-    command = [sys.executable, "-c", LOADS_ALONE, *modules]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
-
-
 def test_every_pass_that_is_listed_loads() -> None:
     for name in PASSES:
         cls = pass_class(name)
@@ -74,43 +40,10 @@ def test_every_pass_that_is_listed_loads() -> None:
         assert cls.__doc__, f"{name} has no docstring to list"
 
 
-def test_every_pass_that_another_must_follow_exists() -> None:
-    for name in PASSES:
-        assert pass_class(name).after <= PASSES.keys(), name
-
-
-def test_unknown_pass_names_close_ones_and_all() -> None:
-    with pytest.raises(SpecError) as caught:
-        pass_class("fuse-rmsnorm")
-    assert caught.value.message == "unknown pass 'fuse-rmsnorm'"
-    assert "Did you mean 'fuse-rms-norm'" in caught.value.hint
-    assert all(name in caught.value.hint for name in PASSES)
-
-
 def test_third_party_pass_is_found(install: Install) -> None:
     install(my_pass="test_registry_plugin:MyPass")
     assert known_passes()["my-pass"] == "test_registry_plugin:MyPass"
     assert list(known_passes())[: len(PASSES)] == list(PASSES)
-
-
-@pytest.mark.parametrize("name", ["canonicalize", "fuse_gelu"])
-def test_third_party_pass_may_not_take_our_name(install: Install, name: str) -> None:
-    install(**{name: "other.package:Theirs"})
-    ours = name.replace("_", "-")
-    assert known_passes()[ours] == PASSES[ours]
-    with pytest.warns(EnginecastWarning, match=rf"two passes are called '{ours}'.*other\.package"):
-        assert pass_class(ours).__module__.startswith("enginecast.")
-    _, [broken] = all_passes()
-    assert (broken.name, broken.where) == (ours, "other.package:Theirs")
-
-
-def test_two_third_parties_may_not_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [EntryPoint("x", value, registry.REGISTRY.group) for value in ("b:X", "a:X")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
-    assert "x" not in known_passes()
-    with pytest.raises(DefectError, match="two passes are called 'x': a:X and b:X"):
-        pass_class("x")
-    assert [one.where for one in all_passes()[1]] == ["a:X", "b:X"]
 
 
 BROKEN = [
@@ -143,16 +76,6 @@ def test_a_broken_entry_point_breaks_nothing_else(
     assert [pass_.name for pass_ in build("canonicalize")] == ["canonicalize"]
 
 
-def test_the_table_names_broken_entry_points_on_stderr(
-    install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(broken="no_such_module_here:X")
-    done = cast(capsys, "passes")
-    assert done.code == 0
-    assert "fuse-gelu" in done.out
-    assert "warning: pass 'broken' of a package without a name is left out: " in done.err
-
-
 CRASHING = '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -169,18 +92,6 @@ class Crashing(Pass):
     def run(self, program, context):
         return [{}["missing"]]
 '''
-
-
-def test_a_package_whose_import_fails_is_blamed_with_the_line(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in {"bad_import": "import os\n\nos.no_such\n", "bad_syntax": "def (\n"}.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        install(broken=f"{name}:X")
-        with pytest.raises(DefectError) as caught:
-            pass_class("broken")
-        assert f"{name}.py:{3 if name == 'bad_import' else 1}" in caught.value.message
 
 
 UNUSUAL = {
@@ -217,33 +128,6 @@ def test_a_package_may_end_in_any_way(
     program = torch.export.export(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
     with pytest.raises(PassDefectError, match=re.escape(said)):
         run_pipeline([crashing()], program, PassContext())
-
-
-def test_options_of_unknown_types_are_a_defect_of_their_package(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    text = CRASHING.replace("    def run", '    size: "Missing" = 3\n\n    def run')
-    (tmp_path / "odd_options.py").write_text(text, encoding="utf-8")
-    install(crashing="odd_options:Crashing")
-    with pytest.raises(DefectError, match="types of its options: NameError: name 'Missing'"):
-        build("crashing")
-
-
-def test_a_model_that_ends_python_is_bad_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "ending_model.py").write_text(
-        "import sys\nimport torch\n\n\nclass Ending(torch.nn.Module):\n"
-        "    def forward(self, x):\n        sys.exit(0)\n\n\n"
-        "def make():\n    return Ending(), {'x': torch.randn(2, 4)}\n",
-        encoding="utf-8",
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    done = cast(capsys, "export", "ending_model:make", "-o", tmp_path / "b", "--json")
-    assert done.code == 2
-    assert f"{tmp_path / 'ending_model.py'}:7: the model's code exited Python" in done.err
-    assert done.json["error"] == "SourceError"
 
 
 def test_an_exception_of_a_plugin_is_not_bad_input(

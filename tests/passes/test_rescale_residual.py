@@ -8,17 +8,15 @@ import models
 import pytest
 import torch
 from family import TEXT
-from family_text import GEMMA, GROUPED, clip_text
+from family_text import GEMMA, GROUPED
 from family_text import T5 as T5_SIZES
 from programs import (
     TOKENS,
     Text,
     calibrated,
     captured,
-    count,
     ir_diff,
     notes,
-    outputs,
     prompts,
     reasons,
     reloaded,
@@ -31,8 +29,6 @@ from tiny_programs import tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import (
-    BertModel,
-    CLIPTextModel,
     Gemma2Config,
     Gemma2Model,
     Gemma3TextConfig,
@@ -44,10 +40,8 @@ from transformers import (
 )
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
-from enginecast.passes.ir.sites import SKIPPED
 from enginecast.passes.registry import build
 from enginecast.verification.program.observer import Observer
 
@@ -112,21 +106,6 @@ def copied(program: ExportedProgram) -> ExportedProgram:
     return rewritten(program, "rescale-residual{k=0 j=0}", calibrated(program))[0]
 
 
-@pytest.mark.parametrize(
-    ("model_class", "config", "reason"),
-    [
-        (BertModel, models.bert_config(), "linear reads the stream directly"),
-        (CLIPTextModel, clip_text(), "layer_norm reads the stream: it subtracts the mean"),
-    ],
-)
-def test_other_norms_are_refused(model_class: Any, config: Any, reason: str) -> None:
-    before = captured(Text(seeded(model_class, config)), *prompts(2, 9), dynamic=TOKENS)
-    after, sites = rewritten(before, GIVEN, calibrated(before))
-    assert targets(after) == targets(before)
-    assert any(reason in found for found in reasons(sites))
-    assert notes(sites) == []
-
-
 class Net(nn.Module):
     """Two residual blocks over values of a chosen size, read by `head`."""
 
@@ -171,58 +150,9 @@ def test_the_ir_before_and_after() -> None:
     golden.check("rescale_residual.diff", ir_diff(before, after))
 
 
-@pytest.mark.parametrize(("headroom", "k"), [(0, 3), (1, 4), (3, 6)])
-def test_k_is_the_smallest_that_leaves_the_headroom(headroom: int, k: int) -> None:
-    before = net(last_norm, 1e5)
-    ids = torch.randint(0, 32, (3, 9))
-    after, sites = rewritten(
-        before, f"rescale-residual{{headroom={headroom}}}", calibrated(before, ids)
-    )
-    (note,) = notes(sites)
-    assert f"scaled by 2^-{k} " in note
-    assert same_bits(before, after, ids)
-
-
-def test_values_within_range_are_left_alone() -> None:
-    before = net(last_norm, 1.0)
-    after, sites = rewritten(before, "rescale-residual", calibrated(before))
-    assert targets(after) == targets(before)
-    (reason,) = reasons(sites)
-    assert reason.startswith("its values are within fp16's range (max ")
-
-
-def test_a_bias_is_scaled_with_its_weight_and_not_by_the_product() -> None:
-    before = net(last_norm)
-    after, _ = rewritten(before, "rescale-residual{k=2 j=4}", calibrated(before))
-    factors = [
-        node.args[1]
-        for node in after.graph.nodes
-        if node.op == "call_function" and "bias" in str(node.args[:1]) and "mul" in node.name
-    ]
-    assert sorted(factors) == [2.0**-4, 2.0**-4, 2.0**-2, 2.0**-2]
-    assert same_bits(before, after, torch.randint(0, 32, (2, 7)))
-
-
-def test_an_output_that_is_the_stream_gets_its_power_back_where_fp16_holds_it() -> None:
-    def head(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return module.norms[2](x), x
-
-    small, large = net(head, 1e3), net(head, 1e5)
-    ids = torch.randint(0, 32, (2, 7))
-    after, sites = rewritten(small, "rescale-residual{k=3}", calibrated(small))
-    assert len(notes(sites)) == 1
-    assert same_bits(small, after, ids)
-    after, sites = rewritten(large, "rescale-residual", calibrated(large))
-    assert targets(after) == targets(large)
-    assert reasons(sites)[0].startswith("the stream itself is an output, and fp16 does not hold it")
-
-
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "layer norm": (lambda n, x: n.norms[2](x) + n.plain(x), "layer_norm reads the stream"),
     "linear": (lambda n, x: (n.norms[2](x), n.out(x)), "linear reads the stream directly"),
-    "tanh": (lambda n, x: (n.norms[2](x), x.tanh()), "tanh.default reads the stream, and is not"),
-    "number": (lambda n, x: n.norms[2](x + 1.0), "add.Tensor reads the stream, and is not"),
-    "guard": (lambda n, x: n.norms[2](x.clamp(-6e4, 6e4)), "clamp.default reads the stream: a gua"),
     "norm": (lambda n, x: x / x.norm(dim=-1, keepdim=True), "linalg_vector_norm"),
 }
 
@@ -240,62 +170,16 @@ def test_readers_that_are_not_scale_free(case: str) -> None:
     "head",
     [
         lambda n, x: n.norms[2](torch.cat([n.position.expand(x.shape[0], 1, -1), x], 1))[:, 0],
-        lambda n, x: n.norms[2]((0.25 * x).transpose(0, 1) / 3.0).mean(0),
-        lambda n, x: n.norms[2](x * n.position),
-        lambda n, x: n.norms[2](x.mean(1)),
         lambda n, x: (n.norms[2](x), torch.zeros_like(x).sum() + x.shape[1]),
         lambda n, x: n.norms[2](x + torch.sin(n.norms[1](x))),
     ],
-    ids=["class token", "numbers and views", "layer scale", "mean", "shapes", "any value"],
+    ids=["class token", "shapes", "any value"],
 )
 def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
     before = net(head)
     after, sites = rewritten(before, "rescale-residual", calibrated(before))
     assert notes(sites), reasons(sites)
     assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
-
-
-def test_a_product_that_leaves_the_range_is_scaled_and_back() -> None:
-    before = net(last_norm, 1.0, gate=3e4)
-    after, sites = rewritten(before, "rescale-residual", calibrated(before))
-    assert any("reads a product scaled by 2^-" in note for note in notes(sites))
-    assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
-
-
-def test_an_overflow_in_the_gate_is_named_with_the_way_out() -> None:
-    before = net(last_norm, 1.0, gate=3e5)
-    _, sites = rewritten(before, "rescale-residual", calibrated(before))
-    (reason,) = [r for r in reasons(sites) if "no power of two" in r]
-    assert "leave fp16's range (max " in reason
-    assert "--precision bf16 has the range, --skip-modules-pattern" in reason
-    assert [s.module for s in sites if s.reason == reason] == ["gate"]
-
-
-def test_sites_may_be_skipped() -> None:
-    before = net(last_norm)
-    _, sites = rewritten(before, GIVEN, calibrated(before))
-    context = calibrated(before, skip=frozenset(site.key for site in sites))
-    after, skipped = rewritten(before, GIVEN, context)
-    assert targets(after) == targets(before)
-    assert set(reasons(skipped)) == {SKIPPED}
-
-
-def test_a_tied_table_is_scaled_for_the_stream_alone() -> None:
-    def head(module: Any, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(module.norms[2](x), module.embed.weight)
-
-    before = net(head)
-    after, sites = rewritten(before, "rescale-residual", calibrated(before))
-    assert len(notes(sites)) == 1
-    assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
-
-
-def test_a_program_in_half_precision_is_refused() -> None:
-    module = Net(last_norm, 1.0).half().eval().requires_grad_(False)
-    before = captured(module, torch.randint(0, 32, (2, 5)), dynamic=TOKENS)
-    after, sites = rewritten(before, "rescale-residual{k=3 j=0}", calibrated(before))
-    assert targets(after) == targets(before)
-    assert reasons(sites) == ["the program computes in f16: scaling is exact in f32 only"]
 
 
 def test_bad_input() -> None:
@@ -311,12 +195,3 @@ def test_bad_input() -> None:
     before.state_dict["down.weight"].data[0, 0] = float("inf")
     with pytest.raises(PassError, match="already non-finite in fp32"):
         rewritten(before, "rescale-residual", calibrated(before))
-
-
-def test_given_powers_need_no_calibration() -> None:
-    before = net(last_norm)
-    after, _ = rewritten(before, GIVEN, PassContext())
-    assert count(after, "mul") > count(before, "mul")
-    assert torch.equal(
-        outputs(before, torch.tensor([[3]]))[0], outputs(after, torch.tensor([[3]]))[0]
-    )

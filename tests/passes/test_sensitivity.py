@@ -5,19 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from programs import Function, captured, prompts, relative_error
+from programs import prompts
 from tiny_programs import tiny_program
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.nn import functional
 
 from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.quantize.measure.calibration import (
-    BEYOND,
-    ErrorSum,
     largest_row_error,
     masks_of,
 )
@@ -30,7 +27,6 @@ from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure, me
 
 ROWS: Any = ("w8a8-dynamic", "row", "row")
 TENSOR: Any = ("w8a8-dynamic", "row", "tensor")
-WEIGHT = torch.ones(4, 32)
 
 
 @pytest.fixture(scope="module")
@@ -78,118 +74,6 @@ def test_the_effect_of_one_layer_is_what_a_plan_of_it_alone_gives(t5: ExportedPr
         assert error > 0
 
 
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = torch.nn.Linear(32, 64)
-        self.down = torch.nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.up(functional.layer_norm(x, [32])))
-        found: Tensor = x + self.down(hidden)
-        return found
-
-
-class Blocks(torch.nn.Module):
-    """Equal blocks with weights of their own; three hidden units of the sixth are loud."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        blocks = [Block() for _ in range(8)]
-        self.blocks = torch.nn.Sequential(*blocks)
-        with torch.no_grad():
-            blocks[5].up.weight[:3] *= 60
-            blocks[5].down.weight[:, :3] *= 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.blocks(x))
-
-
-@torch.no_grad()
-def test_equal_layers_of_equal_blocks_are_tried_together_and_unlike_ones_alone() -> None:
-    x = torch.randn(4, 16, 32)
-    program = captured(Blocks().eval(), x)
-    given = PassContext(calibration=({"x": x},))
-    found = measured(program, given, ROWS)
-    own = {node: layer.module for node, (layer,) in choices(program, ROWS).items()}
-    assert found.variants < len(own) == len(found.end_to_end)
-    reached = {module: found.end_to_end[node] for node, module in own.items()}
-    for node, (layer,) in choices(program, ROWS).items():
-        alone = simulate(program, plan_of((layer,)), given.calibration)
-        error = largest_row_error(alone, found.outputs, [None])
-        assert reached[layer.module] == pytest.approx(error, rel=0.7), layer.module
-        if layer.module in ("blocks.5.up", "blocks.5.down"):
-            assert reached[layer.module] == pytest.approx(error, rel=1e-4)
-            assert found.sizes[node] > 3 * found.sizes[next(iter(own))]
-    assert max(reached, key=lambda module: reached[module]) == "blocks.5.down"
-
-
-def test_the_inputs_that_stand_for_the_others_are_small_and_not_too_small(
-    t5: ExportedProgram,
-) -> None:
-    """One token says little of a layer; the full text is long."""
-    token, some, long = context((1, 2)), context((8, 9), (8, 11)), context((4, 60))
-    cases = (*long.calibration, *token.calibration, *some.calibration)
-    found = measured(t5, PassContext(calibration=cases, mask_input="mask"), ROWS)
-    of_some = measured(t5, some, ROWS)
-    for node, reached in found.end_to_end.items():
-        assert reached == pytest.approx(of_some.end_to_end[node], rel=1e-4)
-
-
-def test_a_layers_own_error_is_measured_on_what_it_reads() -> None:
-    weight, x = torch.randn(8, 32), torch.randn(4, 32) * torch.logspace(0, 3, 4)[:, None]
-    program = captured(Function(lambda x: torch.relu(functional.linear(x, weight))), x)
-    (name,) = program.graph_signature.user_inputs
-    given = PassContext(calibration=({name: x},))
-    found = measured(program, given, ROWS, TENSOR)
-    ((node, (by_row, by_tensor)),) = found.errors.items()
-    assert 0.004 < by_row < 0.02
-    exact = functional.linear(x, weight)
-    (layer,) = find_layers(program)
-    whole = simulate(program, plan_of((planned(layer, *TENSOR),)), given.calibration)
-    assert relative_error(whole[0]["output_0"], exact.relu()) == pytest.approx(by_tensor, rel=0.5)
-    reading = found.readings[node]
-    assert reading.rows == 4
-    assert reading.largest == x.abs().max()
-    assert reading.peak == pytest.approx(float(x.abs().max() / x.abs().mean()))
-
-
-def test_padding_does_not_count() -> None:
-    weight = torch.randn(16, 32)
-    x = torch.randn(2, 6, 32)
-    x[:, 4:] *= torch.logspace(-6, 6, 32)  # rows that int8 cannot hold
-    program = captured(Function(lambda x: functional.linear(x, weight)), x)
-    (name,) = program.graph_signature.user_inputs
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2)
-    whole = PassContext(calibration=({name: x, "mask": mask},))
-    padded = PassContext(calibration=({name: x, "mask": mask},), mask_input="mask")
-    ((of_all,),) = measured(program, whole, ROWS).errors.values()
-    ((of_valid,),) = measured(program, padded, ROWS).errors.values()
-    assert of_valid < 0.02
-    assert of_all != of_valid
-    ((largest,),) = ((r.largest,) for r in measured(program, padded, ROWS).readings.values())
-    assert largest == x[:, :4].abs().max()
-
-
-def test_values_that_are_broken_before_anything_is_rounded_are_named() -> None:
-    broken = Function(lambda x: functional.linear(1 / x, WEIGHT))
-    program = captured(broken, torch.ones(3, 32))
-    (name,) = program.graph_signature.user_inputs
-    given = PassContext(calibration=({name: torch.zeros(3, 32)},))
-    with pytest.raises(PassError, match="are not finite before anything is quantized"):
-        measured(program, given, ROWS)
-
-
-def test_error_sum() -> None:
-    total = ErrorSum()
-    total.add(torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, -torch.inf]))
-    assert total.relative == 0
-    total.add(torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0]))
-    assert total.relative == pytest.approx((25 / 10) ** 0.5)
-    total.add(torch.tensor([torch.nan]), torch.tensor([1.0]))
-    assert total.relative == BEYOND
-
-
 OPTIONS = PlanOptions(format="int8", heads=True)
 
 
@@ -220,45 +104,3 @@ def test_bad_calibration_inputs_are_refused_by_name(t5: ExportedProgram) -> None
     assert "'mask' is missing" in refused(t5, lacking).message
     wrong = PassContext(calibration=(case,), mask_input="padding")
     assert "have no mask 'padding'" in refused(t5, wrong).message
-
-
-def test_calibration_inputs_that_are_not_finite_are_refused() -> None:
-    layer = Function(lambda x: functional.linear(x, WEIGHT))
-    program = captured(layer, torch.ones(3, 32))
-    (name,) = program.graph_signature.user_inputs
-    broken = PassContext(calibration=({name: torch.full((3, 32), torch.nan)},))
-    assert f"{name!r} holds values that are not finite" in refused(program, broken).message
-
-
-class Branching(torch.nn.Module):
-    """A linear before a branch, and one on each path."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(32, 32)
-        self.left = torch.nn.Linear(32, 32)
-        self.right = torch.nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(x))
-        found: Tensor = torch.cond(hidden.mean() > 0.2, self.left, self.right, (hidden,))
-        return found
-
-
-@torch.no_grad()
-def test_layers_before_a_branch_are_measured_through_it() -> None:
-    torch.manual_seed(0)
-    given = torch.randn(4, 32)
-    program = captured(Branching().eval(), given)
-    found = measured(program, PassContext(calibration=({"x": given},)), ROWS)
-    (reached,) = found.end_to_end.values()
-    assert 1e-3 < reached < 0.1
-
-
-def test_a_loud_token_hides_no_other() -> None:
-    wanted = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
-    wanted[0, 0] *= 1e4
-    found = wanted.clone()
-    found[0, 5] += 0.5 * wanted[0, 6]
-    outputs = ([{"y": found}], [{"y": wanted}], [None])
-    assert largest_row_error(*outputs) > 0.3

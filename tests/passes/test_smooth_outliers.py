@@ -1,8 +1,5 @@
 """smooth-outliers: every bit kept in every family, a reason where not, and less error in int8."""
 
-from dataclasses import replace
-from typing import Any
-
 import golden
 import models
 import pytest
@@ -12,13 +9,9 @@ from programs import (
     Text,
     calibrated,
     captured,
-    count,
     ir_diff,
-    notes,
-    outputs,
     prompts,
     reasons,
-    relative_error,
     reloaded,
     rewritten,
     same_bits,
@@ -29,10 +22,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
-from enginecast.passes import smooth_outliers
-from enginecast.passes.analyses.channels import Readers, find_readers
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.edit import aten, insert, weight_expressions
+from enginecast.passes.ir.edit import aten, weight_expressions
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
 from enginecast.passes.registry import build
@@ -97,97 +88,3 @@ def test_the_rewrite_of_a_t5_is_the_golden_one() -> None:
     before, _ = rewritten(captured(Text(model), *inputs, dynamic=TOKENS), SPELLINGS["merged"])
     after, _ = rewritten(before, ALWAYS, calibrated(before, *inputs, mask_input="mask"))
     golden.check("smooth_outliers.diff", ir_diff(before, after))
-
-
-def test_norms_on_the_stream_and_gelu_are_refused_with_the_op() -> None:
-    before, context = model_program("bert", "fused")
-    _, sites = rewritten(before, ALWAYS, context)
-    assert reasons(sites).count("add.Tensor reads it, too") == 4
-    assert reasons(sites).count("no factor of a channel passes through gelu.default") == 2
-
-
-@pytest.mark.parametrize(
-    "forgotten", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
-)
-def test_a_forgotten_reader_is_seen(forgotten: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, context = model_program("t5", "plain")
-
-    def forgetful(*given: Any) -> Readers:
-        found = find_readers(*given)
-        kept = [n for place, n in enumerate(found.linears) if place != forgotten]
-        return replace(found, linears=tuple(kept)) if len(found.linears) == 3 else found
-
-    monkeypatch.setattr(smooth_outliers, "find_readers", forgetful)
-    program = rewritten(before, "canonicalize")[0]
-    observer = Observer(program, [Named("case", dict(context.calibration[0]))])
-    run_pipeline(build(ALWAYS), program, context, [observer])
-    assert "promises 'exact'" in observer.checks[0].failure
-    assert not same_bits(before, program, *prompts(3, 9))
-
-
-def test_a_member_that_is_not_marked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, context = model_program("t5", "plain")
-    monkeypatch.setattr(smooth_outliers, "mark_scaled", lambda *_: None)
-    program = rewritten(before, "canonicalize")[0]
-    observer = Observer(program, [Named("case", dict(context.calibration[0]))])
-    run_pipeline(build(ALWAYS), program, context, [observer])
-    check = observer.checks[0]
-    assert check.failure or check.moved
-
-
-def in_int8(program: ExportedProgram) -> ExportedProgram:
-    """A copy whose linears multiply int8 with a scale for each row."""
-    copy, _ = rewritten(program, "canonicalize")
-    ops, graph = torch.ops.enginecast, copy.graph
-    for node in list(graph.nodes):
-        if node.target is not aten.linear.default:
-            continue
-        source, weight, bias = (*node.args, None)[:3]
-        with graph.inserting_before(node):
-            args = []
-            for value in (source, weight):
-                scale = insert(
-                    graph, ops.dynamic_scale.default, (value, torch.int8, True), like=node
-                )
-                low = insert(graph, ops.quantize.default, (value, scale, torch.int8), like=node)
-                args += [low, scale]
-            product = insert(
-                graph, ops.quantized_linear.default, (*args, bias, torch.float32), like=node
-            )
-        node.replace_all_uses_with(product)
-        graph.erase_node(node)
-    copy.graph_module.recompile()
-    return copy
-
-
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [
-        ("t5", 1.4),
-        pytest.param("llama", 1.7, marks=pytest.mark.slow),
-        pytest.param("vit", 1.35, marks=pytest.mark.slow),
-    ],
-)
-def test_outlier_channels_cost_int8_less(name: str, factor: float) -> None:
-    before, context = model_program(name, "fused")
-    after, sites = rewritten(before, "smooth-outliers", context)
-    assert any("row-wise int8 error" in note for note in notes(sites))
-    torch.manual_seed(7)
-    inputs = prompts(6, 20) if name != "vit" else (torch.randn(8, 3, 16, 16),)
-    (exact,) = outputs(before, *inputs)
-    errors = [relative_error(outputs(in_int8(p), *inputs)[0], exact) for p in (before, after)]
-    assert errors[0] > factor * errors[1]
-    assert errors[1] > 1e-3  # it is int8 all the same
-
-
-def test_it_stands_before_fp16_and_costs_it_nothing() -> None:
-    before, context = model_program("t5", "plain")
-    rest = f"unify-dtype{{to=fp16}},{FUSED},merge-linears"
-    after, _ = rewritten(before, f"{ALWAYS},{rest}", context)
-    plain, _ = rewritten(before, rest)
-    assert count(after, "linear", "split_with_sizes") == count(plain, "linear", "split_with_sizes")
-    inputs = prompts(4, 12)
-    (exact,) = outputs(before, *inputs)
-    errors = [relative_error(outputs(p, *inputs)[0], exact) for p in (after, plain)]
-    assert errors[0] < 1.05 * errors[1]
-    assert errors[1] > 1e-4

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from slow_cases import some_slow
 from structured_models import MODELS, WIDTH
 from torch import nn
 from torch.export import ExportedProgram
@@ -16,12 +15,11 @@ from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, PassError, VerificationError
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
+from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import aten, dtype_of, structural_copy, weight_specs
 from enginecast.passes.ir.interpret import interpret_cases
-from enginecast.passes.ir.pipeline import PassRun, run_pipeline
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
@@ -30,7 +28,6 @@ from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate
 from enginecast.verification.program.observer import Observer
 
-NAMES = ("Branches", "NormInBranch", "Constants", "Counted", "Recurrent", "OwnLength", "Cut")
 _PREPARED: dict[str, Prepared] = {}
 
 
@@ -59,7 +56,7 @@ def floats(program: ExportedProgram) -> Iterator[Node]:
             yield node
 
 
-@pytest.mark.parametrize("name", some_slow(NAMES, ["Recurrent"]))
+@pytest.mark.parametrize("name", ["Branches", "Counted", "OwnLength"])
 def test_interpreting_gives_what_eager_gives(name: str) -> None:
     ready = prepared(name)
     eager = ready.source.eager()
@@ -70,17 +67,7 @@ def test_interpreting_gives_what_eager_gives(name: str) -> None:
             torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_editing_a_copy_leaves_the_blocks_of_the_program_alone() -> None:
-    program = copied("Counted")
-    before = print_ir(program)
-    copy = structural_copy(program)
-    assert print_ir(copy) == before
-    run_pipeline((UnifyDtype(to="fp16"),), copy, PassContext())
-    assert print_ir(copy) != before
-    assert print_ir(program) == before
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["Branches", "Counted"])
 def test_every_float_of_the_reference_is_fp64(name: str) -> None:
     program = copied(name)
     run_pipeline((UnifyDtype(to="fp64"),), program, PassContext())
@@ -99,44 +86,6 @@ def test_every_float_of_the_reference_is_fp64(name: str) -> None:
         for tensor in found.values()
         if tensor.is_floating_point()
     )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_borders_of_blocks_have_one_dtype(name: str) -> None:
-    program = copied(name)
-    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
-    for node, block in all_blocks(program):
-        for placeholder, operand in zip(block.placeholders, operands(node), strict=True):
-            assert dtype_of(placeholder) == dtype_of(operand), placeholder
-        if block.path == "condition":
-            continue
-        for result, whole in zip(block.results, node.meta["val"], strict=True):
-            dtype = whole.dtype
-            assert result.meta["val"].dtype == dtype, result
-    for found in outputs(name, program):
-        assert {t.dtype for t in found.values() if t.is_floating_point()} == {torch.float16}
-
-
-def test_casts_of_weights_stand_outside_of_blocks() -> None:
-    program = copied("Counted")
-    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
-    text = print_ir(program)
-    assert "\n%p_up_weight_f16: f16[8, 8] = aten.to.dtype(%p_up_weight, f16)" in text
-    assert text.count("aten.to.dtype(%p_up_weight") == 1
-    assert "    %true_graph_0 = attribute" in text  # blocks are indented, and blocks in them more
-
-
-def test_emulation_rounds_within_blocks() -> None:
-    ready, program = prepared("NormInBranch"), copied("NormInBranch")
-    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
-    cases = {case.name: case.inputs for case in ready.cases}
-    found, emulation = emulate(program, cases, get_profile("ort-cuda"), names=ready.output_names)
-    exact = outputs("NormInBranch", copied("NormInBranch"))
-    for low, wide in zip(found, exact, strict=True):
-        assert low["full"].dtype == torch.float16
-        error = (low["full"].float() - wide["full"]).norm() / wide["full"].norm()
-        assert 1e-5 < error < 3e-3  # rounded, and no more than that
-    assert emulation.overflow is None
 
 
 class Large(nn.Module):
@@ -193,34 +142,6 @@ def test_a_wrong_rewrite_in_one_branch_is_found_and_named() -> None:
     assert "bit-equal" in check.failure
 
 
-def test_sites_of_blocks_can_be_left_alone_one_by_one() -> None:
-    first, second = _shifted(PassContext())
-    assert (first.rewritten, second.rewritten) == (True, True)
-    assert first.key != second.key
-    again = _shifted(PassContext(skip=frozenset({second.key})))
-    assert [site.rewritten for site in again] == [True, False]
-
-
-def _shifted(context: PassContext) -> tuple[Site, ...]:
-    class Two(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = torch.cond(
-                x.sum() > 0, lambda h: h * 2.0, lambda h: (h + 1) * 2.0, (x,)
-            )
-            return found
-
-    program = torch.export.export(Two(), (), {"x": torch.randn(3, 2)}, strict=False)
-    [run] = run_pipeline((Shift(),), program, context)
-    return run.sites
-
-
-def test_a_pass_that_looks_at_no_blocks_says_so() -> None:
-    ready, program = prepared("Branches"), copied("Branches")
-    runs: list[PassRun] = run_pipeline(build("rescale-residual"), program, ready.context)
-    reasons = [site.reason for site in runs[0].sites]
-    assert "this pass does not look into the graphs that the op runs" in reasons
-
-
 def test_canonicalize_folds_and_merges_within_blocks() -> None:
     program = copied("Attends")
     wanted = outputs("Attends", program)
@@ -229,72 +150,3 @@ def test_canonicalize_folds_and_merges_within_blocks() -> None:
     assert 'constant "folded' in text  # made in the branch, and handed in
     for found, expected in zip(outputs("Attends", program), wanted, strict=True):
         assert torch.equal(found["output_0"], expected["output_0"])
-
-
-def test_a_policy_may_keep_what_a_branch_computes() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = MODELS["Branches"].make()[0]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.part(x) * 2.0
-            return found
-
-    example = {"x": torch.randn(3, 5, WIDTH)}
-    ready = prepare(open_source(Outer(), example=example), ModelOptions(), Steps())
-    program = structural_copy(ready.captured.program)
-    run_pipeline((UnifyDtype(to="fp16", keep=("part",)),), program, PassContext())
-    for _, block in all_blocks(program):
-        dtypes = {dtype_of(node) for node in block.module.graph.nodes if dtype_of(node)}
-        assert dtypes == {torch.float32}
-
-
-class Endless(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from torch._higher_order_ops.while_loop import while_loop
-
-        found: torch.Tensor = while_loop(
-            lambda i, h: i >= 0, lambda i, h: (i + 1, h * 1.0), (torch.zeros(()), x)
-        )[1]
-        return found
-
-
-def test_a_loop_without_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginecast.passes.ir.blocks.MOST_ROUNDS", 50)
-    example = {"x": torch.randn(3, 2)}
-    program = torch.export.export(Endless(), (), example, strict=False)
-    with pytest.raises(VerificationError, match=r"loop at test_structure\.py:\d+ has not ended"):
-        interpret_cases(program, [example])
-
-
-class Spoils(nn.Module):
-    """A branch that writes into a value from outside of it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = x * 2.0
-
-        def write(h: torch.Tensor) -> torch.Tensor:
-            return h.add_(1.0) * 3.0
-
-        found: torch.Tensor = torch.cond(x.sum() > 0, write, lambda h: h * 1.0, (hidden,))
-        return found + hidden
-
-
-def test_a_branch_that_writes_into_what_it_is_given_is_refused() -> None:
-    example = {"x": torch.randn(3, 2)}
-    with pytest.raises(CaptureError, match=r"add_.*writes into .* the true graph|mutat"):
-        prepare(open_source(Spoils(), example=example), ModelOptions(), Steps())
-
-
-def test_casts_without_a_border_are_refused_within_blocks() -> None:
-    program = copied("Branches")
-    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
-    [node] = [n for n in program.graph.nodes if blocks(n)]
-    graph = blocks(node)[0].module.graph
-    result = blocks(node)[0].results[0]
-    with graph.inserting_after(result):
-        cast = graph.call_function(aten.to.dtype, (result, torch.float32))
-    cast.meta["val"] = result.meta["val"].float()
-    with pytest.raises(PassError, match="1 unexpected casts"):
-        UnifyDtype(to="fp16").ensures(program)

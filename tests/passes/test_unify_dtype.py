@@ -1,20 +1,12 @@
 """unify-dtype on real models: one dtype an op, exact positions, errors no larger than eager's."""
 
-import operator
 from copy import deepcopy
-from itertools import product
-from pathlib import Path
 
 import golden
-import models
 import pytest
 import torch
 from programs import (
     LOW,
-    TOKENS,
-    Function,
-    Text,
-    captured,
     count,
     ir_diff,
     notes,
@@ -22,49 +14,22 @@ from programs import (
     program_of,
     prompts,
     relative_error,
-    reloaded,
     rewritten,
-    same_bits,
     token_ids,
     values,
 )
-from slow_cases import some_slow
-from tiny_programs import MAKE, capture_model, exact_program, inputs_of, tiny_module, tiny_program
-from torch import Tensor, nn
-from torch.export import ExportedProgram
-from transformers import (
-    T5EncoderModel,
-)
+from tiny_programs import exact_program, inputs_of, tiny_module, tiny_program
+from torch import Tensor
 
-from enginecast.capture.sources.open_source import open_source
 from enginecast.errors import PassError
-from enginecast.passes.captured.bind_weights import BindWeights
-from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.edit import dtype_of, is_float, weight_specs
+from enginecast.passes.ir.edit import dtype_of, weight_specs
 from enginecast.passes.ir.match import is_float_cast
-from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
-from enginecast.passes.ir.text import print_ir
 
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    some_slow(
-        product(MAKE, LOW),
-        [
-            "bert-fp16",
-            "bert-fp64",
-            "gemma-bf16",
-            "gemma-fp16",
-            "gemma-fp32",
-            "gemma-fp64",
-            "llama-fp16",
-            "llama-fp64",
-            "t5 relu-fp64",
-            "vit-fp16",
-            "vit-fp64",
-        ],
-    ),
+    [("t5", "fp16"), ("t5", "bf16"), ("bert", "bf16")],
 )
 def test_program_is_no_worse_than_eager_in_that_dtype(name: str, to: str) -> None:
     after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")
@@ -86,17 +51,7 @@ def test_program_is_no_worse_than_eager_in_that_dtype(name: str, to: str) -> Non
     assert max(errors["program"]) <= 1.5 * max(errors["eager"])
 
 
-@pytest.mark.parametrize("name", some_slow(MAKE, ["t5 relu", "llama", "gemma"]))
-def test_unified_program_survives_a_file_and_a_second_run(name: str) -> None:
-    after, _ = rewritten(tiny_program(name), "unify-dtype{to=bf16},canonicalize")
-    inputs = inputs_of(name, 2, 5)
-    assert same_bits(reloaded(after), after, *inputs)
-    again, sites = rewritten(after, "canonicalize")
-    assert not sites
-    assert same_bits(again, after, *inputs)
-
-
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", ["t5"])
 def test_every_weight_is_cast_once(name: str) -> None:
     after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16}")
     for node in after.graph.nodes:
@@ -131,20 +86,9 @@ def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(to: str) -> Non
         assert found[f"{name}"].abs().max() <= 1
 
 
-def test_gemma_adds_one_to_its_weight_in_fp32() -> None:
-    after, _ = rewritten(tiny_program("gemma"), "unify-dtype{to=fp16}")
-    weights = [n for n in after.graph.nodes if "norm_weight" in n.name and n.op == "placeholder"]
-    assert len(weights) == 5
-    for weight in weights:
-        readers = {(str(user.target), dtype_of(user)) for user in weight.users}
-        assert readers == {("aten.add.Tensor", torch.float32)}
-
-
 @pytest.mark.parametrize(
     ("name", "to"),
-    some_slow(
-        product(("t5", "bert", "llama", "gemma"), ("fp16", "bf16")), ["gemma-fp16", "gemma-bf16"]
-    ),
+    [("t5", "fp16"), ("llama", "bf16")],
 )
 def test_mask_fills_are_finite_and_padded_rows_stay_so(name: str, to: str) -> None:
     after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")
@@ -154,53 +98,6 @@ def test_mask_fills_are_finite_and_padded_rows_stay_so(name: str, to: str) -> No
     for node in after.graph.nodes:
         if dtype_of(node) == LOW[to]:
             assert seen[node.name].isfinite().all(), f"{node.name} is not finite"
-
-
-def mixed_folder(folder: Path, *, half: bool = False) -> Path:
-    models.tiny_t5(folder, dtype=torch.float16)
-    if half:
-        T5EncoderModel.from_pretrained(folder).half().save_pretrained(folder)
-    return folder
-
-
-def test_mixed_and_half_files_give_the_same_program(tmp_path: Path) -> None:
-    texts = []
-    for half in (False, True):
-        folder = tmp_path / str(half)
-        folder.mkdir()
-        model = T5EncoderModel.from_pretrained(mixed_folder(folder, half=half), dtype=torch.float32)
-        program = capture_model("t5", Text(model.eval().requires_grad_(False)))
-        bind_stored(program, folder)
-        after, _ = rewritten(program, "unify-dtype{to=fp16},canonicalize")
-        floats = {dtype_of(n) for n in after.graph.nodes if is_float(n) and n.op != "placeholder"}
-        assert floats == {torch.float16, torch.float32}
-        body = [line for line in print_ir(after).splitlines() if "parameter" not in line]
-        texts.append([line for line in body if "wo_weight_f16: " not in line])
-    assert [line.replace("wo_weight_f16", "wo_weight") for line in texts[0]] == texts[1]
-
-
-def bind_stored(program: ExportedProgram, folder: Path) -> None:
-    stored = open_source(str(folder)).weights()
-    names = {name: name.removeprefix("model.") for name in program.state_dict}
-    weights = {name: stored[known] for name, known in names.items()}
-    run_pipeline([BindWeights()], program, PassContext(weights=weights))
-
-
-def test_module_that_is_mixed_itself_ends_in_one_dtype(tmp_path: Path) -> None:
-    model = T5EncoderModel.from_pretrained(mixed_folder(tmp_path)).eval().requires_grad_(False)
-    kinds = {parameter.dtype for parameter in model.parameters()}
-    assert kinds == {torch.float16, torch.float32}
-    before = capture_model("t5", Text(model))
-    after, _ = rewritten(before, "unify-dtype{to=fp16}")
-    linears = [n for n in after.graph.nodes if str(n.target) == "aten.linear.default"]
-    assert {dtype_of(n) for n in linears} == {torch.float16}
-    reference, _ = rewritten(before, "unify-dtype{to=fp64}")
-    inputs = prompts(3, 7)
-    expected = outputs(reference, *inputs)[0]
-    with torch.no_grad():
-        eager = Text(deepcopy(model).half())(*inputs)
-    error = relative_error(outputs(after, *inputs)[0], expected)
-    assert error <= 1.5 * relative_error(eager, expected)
 
 
 def test_kept_module_computes_in_fp32_and_casts_at_its_border() -> None:
@@ -221,17 +118,6 @@ def test_kept_module_computes_in_fp32_and_casts_at_its_border() -> None:
     assert kept_error <= 1.1 * relative_error(outputs(plain, *inputs)[0], expected)
 
 
-def test_modules_are_kept_by_class() -> None:
-    after, _ = rewritten(tiny_program("t5"), "unify-dtype{to=fp16 keep_classes=T5LayerFF}")
-    for node in after.graph.nodes:
-        if str(node.target) == "aten.linear.default":
-            kept = ".layer.1." in module_path(node)
-            assert dtype_of(node) == (torch.float32 if kept else torch.float16), module_path(node)
-    values(after, *prompts(3, 7))
-    with pytest.raises(PassError, match="Nowhere"):
-        rewritten(tiny_program("t5"), "unify-dtype{to=fp16 keep_classes=Nowhere}")
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [("nowhere", "matches no module"), ('"(wo"', "is not a regular expression")],
@@ -239,57 +125,6 @@ def test_modules_are_kept_by_class() -> None:
 def test_bad_keep_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(PassError, match=message):
         rewritten(tiny_program("t5"), f"unify-dtype{{to=fp16 keep={pattern}}}")
-
-
-def test_integer_fill_beyond_the_target_is_clamped() -> None:
-    before = program_of(lambda x: (x * 2).masked_fill(x > 0, -(10**9)), torch.randn(2, 5))
-    after, _ = rewritten(before, "unify-dtype{to=fp16}")
-    (found,) = outputs(after, torch.ones(3, 7))
-    assert torch.equal(found, torch.full((3, 7), -65504.0, dtype=torch.float16))
-
-
-def test_outputs_that_are_an_input_or_a_weight() -> None:
-    class Through(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(1), requires_grad=False)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return x, self.weight, x * self.weight
-
-    before = captured(Through(), torch.randn(2, 5), dynamic=TOKENS)
-    after, _ = rewritten(before, "unify-dtype{to=fp64}")
-    same, weight, product = outputs(after, x := torch.randn(3, 5))
-    assert torch.equal(same, x.double())
-    assert torch.equal(product, same * weight)
-
-
-def test_parts_of_a_tensor_keep_their_strides() -> None:
-    before = program_of(
-        lambda x: x.chunk(2, -1)[0].contiguous() @ torch.ones(4, 4), torch.randn(2, 5, 8)
-    )
-    after, _ = rewritten(before, "unify-dtype{to=fp16}")
-    [part] = [n for n in after.graph.nodes if n.target is operator.getitem]
-    assert part.meta["val"].dtype == torch.float16
-    assert part.meta["val"].stride()[-2:] == (8, 1)
-
-
-def test_bits_are_those_of_the_dtype_that_the_source_has() -> None:
-    def exponents(x: Tensor) -> Tensor:
-        return ((x * 2).view(torch.int32) >> 23).float() + x
-
-    x = torch.randn(4, 6)
-    unified, _ = rewritten(captured(Function(exponents), x), "unify-dtype{to=fp64}")
-    torch.testing.assert_close(outputs(unified, x)[0].float(), exponents(x))
-
-
-def test_an_input_that_the_source_rounds_first_is_rounded() -> None:
-    def shares(x: Tensor) -> Tensor:
-        return x.half().softmax(-1).float() * 2
-
-    x = torch.randn(4, 6) + 100.0
-    unified, _ = rewritten(captured(Function(shares), x), "unify-dtype{to=fp16}")
-    torch.testing.assert_close(outputs(unified, x)[0].float(), shares(x), rtol=2e-3, atol=1e-3)
 
 
 def test_golden_unify_dtype() -> None:
@@ -301,20 +136,3 @@ def test_golden_unify_dtype() -> None:
     after, sites = rewritten(before, "unify-dtype{to=fp16}")
     assert "fill value clamped to 65504, the largest finite f16" in notes(sites)
     golden.check("unify_dtype.diff", ir_diff(before, after))
-
-
-class ComplexLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.view_as_real(torch.complex(x, -x) @ self.weight)
-
-
-def test_complex_weights_are_fp64_where_all_else_is() -> None:
-    module, x = ComplexLayer(), torch.randn(2, 4)
-    reference, _ = rewritten(captured(module, x), "unify-dtype{to=fp64}")
-    [found] = outputs(reference, x.double())
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found.float(), module(x).detach())

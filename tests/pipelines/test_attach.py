@@ -1,16 +1,12 @@
 """Engines in the place of a pipeline's components: what pipelines see of them, and refusals."""
 
-import copy
-import pickle
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import diffusers
-import msgspec
 import pytest
 import torch
 from diffusers.hooks import apply_layerwise_casting
@@ -26,17 +22,11 @@ import enginecast
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.calls.recording import Calls, record
 from enginecast.errors import (
-    BundleError,
-    EnginecastError,
-    EnginecastWarning,
     InputError,
     UsageError,
 )
 from enginecast.exporters.registry import TargetName
 from enginecast.pipelines.attach import Replaced, attach
-from enginecast.pipelines.components import empty_component, save_empty
-from enginecast.pipelines.engine_component import require_plain
-from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
 from enginecast.runtime.bundle.directory import Directory, State
 
 
@@ -139,42 +129,6 @@ def test_a_pipeline_computes_the_same_with_engines(attached: Attached) -> None:
     assert torch.equal(image(pipe), attached.before)
 
 
-def test_pipelines_find_what_they_read(attached: Attached) -> None:
-    pipe, eager = attached.pipe, attached.eager
-    for name, module in eager.items():
-        found: Any = getattr(pipe, name)
-        assert type(found) is type(module)
-        assert found.config == module.config
-        assert found.dtype == torch.float32
-        assert found.device == torch.device("cpu")
-    assert pipe.unet.config.in_channels == 4
-    assert pipe.unet.time_embedding.linear_1.in_features == 8
-    assert next(iter(pipe.vae.post_quant_conv.parameters())).dtype == torch.float32
-    z = torch.randn(1, 4, 8, 8)
-    assert torch.equal(pipe.vae.decode(z).sample, pipe.vae.decode(z, return_dict=False)[0])
-    x = torch.randn(1, 3, 16, 16)
-    with torch.no_grad():
-        expected = cast(Any, eager["vae"]).encode(x).latent_dist
-        found = pipe.vae.encode(x).latent_dist
-        assert torch.equal(found.mean, expected.mean)
-        assert torch.equal(found.std, expected.std)
-        ids = torch.ones(2, 77, dtype=torch.int64)
-        assert pipe.text_encoder(ids).pooler_output.shape == (2, 16)
-    other = diffusers.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
-    assert other.unet is pipe.unet
-
-
-def test_dtypes_are_the_pipelines(attached: Attached) -> None:
-    pipe = attached.pipe
-    pipe.to(torch.float16)
-    found = image(pipe)
-    assert {pipe.unet.dtype, pipe.vae.dtype, found.dtype} == {torch.float16}
-    assert attached.engines["unet"].runs[-1]["sample"].dtype == torch.float32
-    torch.testing.assert_close(found.float(), attached.before, atol=0.02, rtol=0)
-    with pytest.raises(InputError, match="sample is float64, and the engine takes float32, which"):
-        pipe.unet(torch.ones(2, 4, 8, 8, dtype=torch.float64), 1.0, torch.ones(2, 77, 16))
-
-
 @pytest.mark.parametrize("how", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
 def test_offloading_leaves_engines_where_they_are(attached: Attached, how: str) -> None:
     getattr(attached.pipe, how)(device="cpu")
@@ -195,13 +149,6 @@ def test_an_engine_is_freed_where_the_component_moves_away(attached: Attached) -
     attached.pipe.unet.to("meta").to("cpu")  # it holds no weights that would be lost
     assert attached.pipe.unet.device.type == "cpu"
     image(attached.pipe)
-
-
-def test_attached_engines_can_be_recorded(attached: Attached) -> None:
-    with record(attached.pipe) as calls:
-        image(attached.pipe)
-    assert [*calls] == ["text_encoder", "unet", "vae.decode"]
-    assert calls["unet"].call == attached.calls["unet"].call
 
 
 UNET = (torch.ones(2, 4, 8, 8), torch.tensor(5), torch.ones(2, 77, 16))
@@ -229,18 +176,6 @@ def test_arguments_that_the_engine_was_made_without(
     assert hint in refused.value.hint
 
 
-def test_arguments_that_say_nothing_are_taken(attached: Attached) -> None:
-    sample, _, text = UNET
-    plain = attached.pipe.unet(sample, torch.tensor(5), text).sample
-    given: dict[str, Any] = {
-        "cross_attention_kwargs": {},
-        "class_labels": None,
-        "return_dict": False,
-    }
-    (found,) = attached.pipe.unet(sample, 5, encoder_hidden_states=text, **given)
-    assert torch.equal(found, plain)
-
-
 def test_gradients_are_refused_and_not_lost(attached: Attached) -> None:
     sample, step, text = UNET
     latents = sample.clone().requires_grad_()
@@ -250,19 +185,6 @@ def test_gradients_are_refused_and_not_lost(attached: Attached) -> None:
     with torch.no_grad():
         found = attached.pipe.unet(latents, step, text).sample
         assert torch.equal(found, attached.pipe.unet(*UNET).sample)
-
-
-def test_sizes_out_of_range_say_how_to_export_for_them(attached: Attached) -> None:
-    _, step, text = UNET
-    with pytest.raises(InputError, match=r"unet: .*expected sample_2 in 8\.\.16.*, got 40") as no:
-        attached.pipe.unet(torch.ones(2, 4, 40, 8), step, text)
-    assert "Export unet again for more: --dynamic sample:2=8..40" in no.value.hint
-    with pytest.raises(InputError, match=r"unet: .*expected 16, got 12") as no:
-        attached.pipe.unet(torch.ones(2, 4, 8, 8), step, torch.ones(2, 77, 12))
-    assert "--dynamic" not in no.value.hint  # of the width of the text, which the weights fix
-    with pytest.raises(InputError, match="unet: ") as no:
-        attached.pipe.unet(torch.ones(2, 3, 40, 8), step, text)
-    assert "--dynamic sample:2=8..40," in no.value.hint
 
 
 def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
@@ -313,15 +235,6 @@ def test_adapters_are_refused(attached: Attached) -> None:
     assert not {"set_adapters", "load_ip_adapter", "load_textual_inversion"} & {*vars(pipe)}
 
 
-def test_an_eager_denoiser_beside_engines_takes_adapters(parts: Attached) -> None:
-    encoder = parts.engines["text_encoder"]
-    with loaded(encoder), attach(parts.pipe, {"text_encoder": encoder.folder}):
-        with pytest.raises(Exception, match="PEFT backend is required"):
-            parts.pipe.set_adapters("lora")
-        with pytest.raises(UsageError, match="text_encoder is an engine"):
-            parts.pipe.load_textual_inversion(parts.folder / "nowhere")
-
-
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "casting": (
         lambda pipe: apply_layerwise_casting(pipe.unet, torch.float8_e4m3fn, torch.float32),
@@ -358,77 +271,6 @@ def test_a_component_that_is_changed_is_refused(attached: Attached, what: str) -
         image(attached.pipe)
 
 
-def test_what_makes_only_eager_faster_or_smaller_is_taken(attached: Attached) -> None:
-    pipe = attached.pipe
-    for call in (
-        pipe.enable_attention_slicing,
-        pipe.vae.enable_slicing,
-        pipe.unet.enable_gradient_checkpointing,
-        pipe.unet.set_default_attn_processor,
-        pipe.unet.train,
-        lambda: pipe.unet.half().float(),
-    ):
-        call()
-    assert torch.equal(image(pipe), attached.before)
-
-
-def test_hidden_states_that_the_engine_does_not_give(parts: Attached, tmp_path: Path) -> None:
-    pipe, ids = parts.pipe, torch.arange(77)[None] % 50
-    example = {"input_ids": ids}
-    plain = stand_in(tmp_path / "plain", pipe.text_encoder, example)
-    some = stand_in(tmp_path / "some", pipe.text_encoder, example, outputs=["pooler_output"],
-                    hidden_states=[-2])  # fmt: skip
-    eager = pipe.text_encoder(ids, output_hidden_states=True)
-    with loaded(plain, some):
-        with attach(pipe, {"text_encoder": plain.folder}):
-            with pytest.raises(InputError, match="is True, and the engine gives no hidden states"):
-                pipe.text_encoder(ids, output_hidden_states=True)
-            assert pipe.text_encoder(ids, output_hidden_states=False).hidden_states is None
-        with attach(pipe, {"text_encoder": some.folder}):
-            found = pipe.text_encoder(ids, output_hidden_states=True)
-            assert torch.equal(found.hidden_states[-2], eager.hidden_states[1])
-            assert torch.equal(found[1], eager[1])
-            uses: list[Callable[[], Any]] = [
-                lambda: found.hidden_states[-1],
-                lambda: found[0].float(),
-            ]
-            for use in uses:
-                with pytest.raises(
-                    InputError, match="text_encoder: the engine does not give"
-                ) as no:
-                    use()
-                assert "Export text_encoder again" in no.value.hint
-
-
-def test_recorded_hidden_states_are_given_when_asked_for(parts: Attached, tmp_path: Path) -> None:
-    pipe, ids = parts.pipe, torch.arange(77)[None] % 50
-    with record(pipe) as calls, torch.no_grad():
-        expected = pipe.text_encoder(ids, output_hidden_states=True)
-    engine = stand_in(tmp_path / "engine", pipe.text_encoder, calls["text_encoder"])
-    with loaded(engine), attach(pipe, {"text_encoder": engine.folder}):
-        found = pipe.text_encoder(ids, output_hidden_states=True)
-        require_close(found, expected)
-        assert pipe.text_encoder(ids).hidden_states is None
-
-
-def test_steps_are_never_truncated(tmp_path: Path) -> None:
-    """Engines made from a folder take steps as integers, and one for each row."""
-    pipe = stable_diffusion()
-    pipe.unet.save_pretrained(tmp_path / "unet")
-    unet = stand_in(tmp_path / "engine", str(tmp_path / "unet"))
-    sample, _, text = UNET
-    with loaded(unet), torch.no_grad(), attach(pipe, {"unet": unet.folder}) as eager:
-        for step in (torch.tensor(7.0), torch.tensor([7, 7]), 7, torch.tensor([7])):
-            found = pipe.unet(sample, step, text).sample
-            torch.testing.assert_close(found, eager["unet"](sample, step, text).sample)
-            assert unet.runs[-1]["timestep"].tolist() == [7, 7]
-        with pytest.raises(InputError, match=r"timestep is 7\.5, and the engine takes int64") as no:
-            pipe.unet(sample, torch.tensor(7.5), text)
-        assert "Record a call of the pipeline with this scheduler" in no.value.hint
-        with pytest.raises(InputError, match=r"timestep is 666\.00006"):  # not "is 666"
-            pipe.unet(sample, torch.tensor([666.0, 666.00006]), text)
-
-
 def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:
     other = stand_in(tmp_path / "unet", model("sd15-unet", norm_eps=1e-3), parts.calls["unet"])
     trained = model("sd15-unet")
@@ -451,112 +293,6 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
             attach(parts.pipe, engines)
     with pytest.raises(UsageError, match="a int has no components"):
         attach(3, tmp_path)
-
-
-def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> None:
-    pipe, decoder = parts.pipe, parts.engines["vae.decode"]
-    with loaded(decoder):
-        with attach(pipe, {"vae.decode": decoder.folder}):
-            with pytest.raises(UsageError, match="vae is an engine, which has no encode") as no:
-                pipe.vae.encode(torch.ones(1, 3, 16, 16))
-            assert "--entry encode" in no.value.hint
-        pipe.vae.enable_tiling()
-        with pytest.raises(UsageError, match="vae works by tiles"):
-            attach(pipe, {"vae": decoder.folder})
-        pipe.vae.disable_tiling()
-        pipe.enable_freeu(0.9, 0.2, 1.2, 1.4)
-        with pytest.raises(UsageError, match="unet has FreeU on"):
-            require_plain("unet", pipe.unet)
-        pipe.disable_freeu()
-        pipe.enable_model_cpu_offload(device="cpu")
-        with pytest.raises(UsageError, match="vae has hooks"):
-            attach(pipe, {"vae": decoder.folder})
-        pipe.remove_all_hooks()
-        cast = model("sd15-unet")
-        apply_layerwise_casting(cast.mid_block, torch.float32, torch.float32)
-        with pytest.raises(UsageError, match=r"unet\.mid_block\.\S+ has hooks, of offloading"):
-            require_plain("unet", cast)
-        attach(pipe, {"vae": decoder.folder}).put_back()
-
-
-def test_one_method_of_a_folder_of_two(parts: Attached) -> None:
-    with (
-        loaded(*parts.engines.values()),
-        attach(parts.pipe, {"vae.encode": parts.folder / "vae"}),
-        pytest.raises(UsageError, match="vae is an engine, which has no decode"),
-    ):
-        parts.pipe.vae.decode(torch.ones(1, 4, 8, 8))
-
-
-def test_copies_would_act_on_the_original_and_are_refused(attached: Attached) -> None:
-    for copied in (copy.deepcopy, pickle.dumps):
-        for it in (attached.pipe.unet, attached.pipe):
-            with pytest.raises(UsageError, match="is an engine, which cannot be copied or pickled"):
-                copied(it)
-
-
-def test_components_come_back_whatever_became_of_the_engines(attached: Attached) -> None:
-    pipe = attached.pipe
-    other = model("vae")
-    pipe.text_encoder, pipe.vae = None, other
-    attached.eager.put_back()
-    assert {name: getattr(pipe, name) for name in attached.eager} == dict(attached.eager)
-    assert attached.engines["unet"].closed
-
-
-def test_a_bundle_of_another_version_is_warned_of(
-    parts: Attached, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("enginecast.pipelines.attach.library_of", lambda _: "diffusers 0.1")
-    with loaded(*parts.engines.values()):
-        with pytest.warns(EnginecastWarning) as warned:
-            attach(parts.pipe, {"unet": parts.engines["unet"].folder}).put_back()
-        [only] = warned
-        with pytest.warns(EnginecastWarning) as warned:
-            attach(parts.pipe, parts.folder).put_back()
-    expected = rf"unet: made with diffusers {diffusers.__version__}; here is diffusers 0\.1"
-    assert re.search(expected, str(only.message))
-    assert only.filename == __file__
-    of_transformers, of_diffusers = (str(each.message) for each in warned)
-    assert re.search(r"unet, \S+decode, \S+encode: made with diffusers", of_diffusers)
-    assert re.search("text_encoder: made with transformers", of_transformers)
-
-
-def test_what_the_record_of_a_folder_says(parts: Attached) -> None:
-    check = CheckOutcome(outcome="verified")
-    made_with = {**versions(), "diffusers": "0.1"}
-    record = PipelineRecord(
-        pipeline="", versions=made_with, recording={}, sizes=(), components={}, check=check
-    )
-    write_record(parts.folder, record)
-    try:
-        with loaded(*parts.engines.values()):
-            with (
-                patch("enginecast.pipelines.attach.library_of", lambda _: "diffusers 0.2"),
-                pytest.warns(EnginecastWarning, match=r"was made with diffusers 0\.1;") as warned,
-            ):
-                attach(parts.pipe, parts.folder).put_back()
-            assert len(warned) == 1  # and none for each bundle
-            check = CheckOutcome(outcome="rejected", reasons=("step 1: off",))
-            write_record(parts.folder, msgspec.structs.replace(record, check=check))
-            with pytest.raises(BundleError, match="the pipeline was rejected: step 1: off"):
-                attach(parts.pipe, parts.folder)
-    finally:
-        (parts.folder / RECORD).unlink()
-
-
-def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
-    for name, made in (("vae", model("vae")), ("text_encoder", clip()), ("bn", model("vae-ltx"))):
-        save_empty(made, tmp_path / name)
-        found = empty_component(tmp_path / name)
-        assert type(found) is type(made)
-        assert all(parameter.is_meta for parameter in found.parameters())
-        for path, buffer in made.named_buffers():
-            assert torch.equal(found.get_buffer(path), buffer), path
-    assert (tmp_path / "bn" / "buffers.safetensors").is_file()
-    (tmp_path / "config.json").write_text('{"_class_name": "Mine"}')
-    with pytest.raises(EnginecastError, match="have no model class 'Mine'"):
-        empty_component(tmp_path)
 
 
 def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,42 +333,6 @@ def test_recorded_exported_and_put_back(target: TargetName, tmp_path: Path) -> N
     eager = enginecast.attach(pipe, tmp_path, allow_code=True)
     assert [*eager] == ["unet", "vae"]
     torch.testing.assert_close(image(pipe), before, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-def test_a_controlnet_takes_any_strength_and_several_pictures(tmp_path: Path) -> None:
-    parts = {
-        **stable_diffusion(vae=model("vae-tiny")).components,
-        "controlnet": model("controlnet"),
-    }
-    torch.manual_seed(4)
-    for parameter in parts["controlnet"].parameters():  # zero in part, so that it adds nothing
-        torch.nn.init.normal_(parameter, std=0.1)
-    del parts["image_encoder"]
-    kind = diffusers.StableDiffusionControlNetPipeline
-    pipe = kind(**parts, requires_safety_checker=False)
-    pipe.set_progress_bar_config(disable=True)
-    edges = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
-
-    def made(strength: float, count: int) -> Tensor:
-        how = {"controlnet_conditioning_scale": strength, "num_images_per_prompt": count}
-        return image(pipe, image=edges, **how)
-
-    with enginecast.record(pipe) as calls:
-        made(0.5, 1)
-        made(1.0, 1)
-    assert calls["controlnet"].example["conditioning_scale"].shape == ()
-    wanted = {
-        (strength, count): made(strength, count) for strength in (0.5, 0.8) for count in (1, 3)
-    }
-    assert not torch.allclose(wanted[0.5, 1], wanted[0.8, 1], atol=1e-3)
-    for name in ("controlnet", "unet", "vae.decode"):
-        part = getattr(pipe, name.partition(".")[0])
-        enginecast.compile(part, tmp_path / name.replace(".", "/"), example=calls[name])
-    with enginecast.attach(pipe, tmp_path):
-        for asked, pictures in wanted.items():
-            assert pictures.shape[0] == asked[1]
-            torch.testing.assert_close(made(*asked), pictures, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow

@@ -14,26 +14,20 @@ from exports import cast
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import PIPELINES, asked, save_pipeline
-from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from enginecast.capture.sources.calls.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
-from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, EnginecastWarning, MissingError, UsageError
+from enginecast.errors import CaptureError, EnginecastWarning
 from enginecast.pipelines import export as exporting
-from enginecast.pipelines import pictures
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.check import (
     NOISE,
     compare,
     relative_error,
-    whole_outcome,
     with_noise,
 )
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
 from enginecast.pipelines.record import (
     INDEX,
     RECORD,
@@ -167,7 +161,7 @@ def require_each_component(source: Path, output: Path, capsys: pytest.CaptureFix
         (("export", output, "-o", "y"), "expected a model, but it is a pipeline of engines"),
         (("export", source, "-o", "y"), "`enginecast diffusers export"),
         (("verify", source), "expected a bundle, but it is a pipeline of diffusers"),
-        (("cache", "fill", output, "--texts", texts, "-o", "y"), f"such as {engine}"),
+        (("cache", "fill", output, "--prompts", texts, "-o", "y"), f"such as {engine}"),
         (("verify", output, "--model", engine), "expected the folder of a pipeline, with model_in"),
         (("verify", output, "--inputs", "x"), f"Its bundles: {engine}"),
         (("report", output, engine), f"OTHER {engine}: expected a pipeline of engines, too"),
@@ -295,10 +289,6 @@ def own_code(folder: Path) -> None:
     (folder / "pipeline.py").write_text("raise SystemExit", "utf-8")
 
 
-def own_component(folder: Path) -> None:
-    (folder / "unet" / "modeling.py").write_text("raise SystemExit", "utf-8")
-
-
 def no_unet(folder: Path) -> None:
     shutil.rmtree(folder / "unet")
 
@@ -308,39 +298,24 @@ def pickled(folder: Path) -> None:
     weights.rename(weights.with_suffix(".bin"))
 
 
-def other_text(folder: Path) -> None:
-    """A text encoder that the UNet does not fit."""
-    edit_text_encoder(folder, hidden_size=16)
-
-
 @pytest.mark.parametrize(
     ("break_it", "options", "said"),
     [
         (no_index, (), "is not a diffusion pipeline: it has no model_index.json"),
         (unknown_class, (), "has no pipeline 'OtherPipeline'"),
         (own_code, (), "needs code from its own repository"),
-        (own_component, (), "needs code from its own repository"),
         (no_unet, (), "the component unet of model_index.json is missing"),
         (pickled, (), "is a pickle: loading it can run code"),
-        (other_text, (), "the eager StableDiffusionPipeline fails: RuntimeError: "),
         (None, ("--variant", "fp16"), "no component has weights of the variant 'fp16'"),
         (None, ("--component", "prior=fp16"), "is not a component of the pipeline"),
-        (None, ("--component", "scheduler=fp16"), "has no weights"),
         (None, ("--component", "unet"), "expected NAME=VALUE"),
         (None, ("--component", "unet=fp3"), "fp3"),
-        (None, ("--max-error", "0.1"), "--max-error limits a quantization plan"),
         (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
-        (None, ("--frames", "5"), "StableDiffusionPipeline has no num_frames"),
         (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),
-        (None, ("--set", "output_type=latent"), "--set output_type: the command sets it"),
         (None, ("--set", "width=64"), "--set width: give --width"),
-        (None, ("--set", "eta=0.1", "--set", "eta=0.2"), "eta is given twice"),
-        (None, ("--component", "unet=fp16", "--component", "unet=bf16"), "unet is given twice"),
         (None, ("--guidance-scale", "nan"), "--guidance-scale nan: expected a finite number"),
-        (None, ("--seed", str(2**64)), "expected -9223372036854775808..18446744073709551615"),
         (to_images, (), "A pipeline that needs images is exported in Python"),
         (None, ("--height", "30", "--width", "30"), "divisible by 8"),
-        (None, ("--height", "32"), "--height and --width go together"),
         (None, ("--steps", "0"), "--steps 0: expected at least 1"),
     ],
 )
@@ -361,39 +336,12 @@ def test_bad_input_is_one_clear_error(
     assert not (tmp_path / "engines").exists()
 
 
-@pytest.mark.parametrize("command", ["export", "run"])
-def test_help_shows_whole_names_of_options(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = cast(capsys, "diffusers", command, "--help")
-    assert done.code == 0
-    assert "…" not in done.out
-    assert "--json" in done.out
-
-
 def test_a_folder_that_is_something_else_is_never_replaced(
     sd15: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = cast(capsys, "diffusers", "export", sd15, "-o", tmp_path, "--overwrite")
     assert done.code == 2
     assert f"{tmp_path}: exists and is not a bundle (it holds no {RECORD})" in done.err
-
-
-def test_an_eager_component_has_the_weights_of_the_variant(
-    sd15: Path, broken: Path, tmp_path: Path
-) -> None:
-    pipe = open_pipeline(sd15).load()
-    unet = pipe.unet.half()
-    unet.save_pretrained(broken / "unet", variant="fp16", max_shard_size="100KB")
-    (broken / "unet").chmod(0o555)
-    folder = open_pipeline(broken, "fp16")
-    assert [folder.variant_of(name) for name in ("unet", "vae", "text_encoder")] == ["fp16", "", ""]
-    loaded = folder.load().unet.state_dict()
-    assert all(tensor.equal(loaded[name].half()) for name, tensor in unet.state_dict().items())
-    folder.copy("unet", tmp_path / "unet")
-    assert (tmp_path / "unet").stat().st_mode & 0o200
-    stored = type(unet).from_pretrained(tmp_path / "unet").state_dict()
-    assert all(tensor.equal(loaded[name]) for name, tensor in stored.items())
 
 
 @pytest.mark.parametrize(
@@ -409,27 +357,6 @@ def test_run_refuses_before_the_work(
     assert said in done.err
 
 
-def test_videos_are_refused_before_the_work_where_they_cannot_be_written(tmp_path: Path) -> None:
-    class MakesVideos:
-        def __call__(self, num_frames: int) -> None: ...
-
-    require_frames_fit(tmp_path / "one.png", MakesVideos(), 1)
-    require_frames_fit(tmp_path / "frames", MakesVideos(), None)
-    with pytest.raises(UsageError, match="MakesVideos makes videos"):
-        require_frames_fit(tmp_path / "a.png", MakesVideos(), None)
-    with (
-        patch.object(pictures, "find_spec", return_value=None),
-        pytest.raises(MissingError, match="need imageio, which is not installed"),
-    ):
-        require_output(tmp_path / "a.mp4")
-
-
-def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "a.png").symlink_to(tmp_path / "none" / "a.png")
-    with pytest.raises(UsageError, match=r"a\.png: cannot be written: No such file"):
-        save_pictures([Image.new("RGB", (4, 4))], tmp_path / "a.png")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(("device", "code"), [("cuda", 3), ("tpu", 2)])
 def test_run_refuses_a_device_that_is_not_here(
@@ -442,27 +369,6 @@ def test_run_refuses_a_device_that_is_not_here(
     assert f"device {device}" in refused.err
 
 
-def test_a_folder_within_the_pipelines_is_refused(
-    broken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    within = broken / "unet" / "engines"  # copies of unet would hold themselves
-    done = cast(capsys, "diffusers", "export", broken, "-o", within, *SMALL)
-    assert done.code == 2
-    assert "is within the pipeline's own folder" in done.err
-
-
-def test_what_is_drawn_without_a_generator_is_seeded() -> None:
-    class Drawing:
-        def __call__(self, prompt: str, output_type: str, return_dict: bool) -> tuple[Tensor]:
-            return (torch.rand(1, 3, 4, 4),)
-
-    before = torch.get_rng_state()
-    made = [generate(Drawing(), Wish(seed=seed)).pictures for seed in (1, 1, 2)]
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_an_eager_pipeline_that_overflows_is_refused(
     broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -472,37 +378,6 @@ def test_an_eager_pipeline_that_overflows_is_refused(
     done = cast(capsys, "diffusers", "export", broken, "-o", tmp_path / "engines", *SMALL)
     assert done.code == 2
     assert "the eager StableDiffusionPipeline gives values that are not finite" in done.err
-
-
-def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
-    pipe = open_pipeline(sd15).load()
-    assert exporting.other_size(pipe, 48, 48) == (16, 32)
-    assert exporting.other_size(pipe, 512, 512) == (240, 272)
-    assert exporting.other_size(pipe, 512, 512, 4) == (192, 320)
-    assert exporting.other_size(pipe, 50, 50) == (50, 50)
-    with record(pipe) as calls:
-        for height, width in ((48, 48), (16, 32)):
-            generate(pipe, Wish(steps=1, height=height, width=width))
-    unet = calls["unet"]
-    assert isinstance(unet, Recorded)
-    assert unet.dynamic() == ["sample:2=sample_2:8..24/8", "sample:3=sample_3:16..24/8"]
-    assert unet.fixed() == ["sample:2=24", "sample:3=24"]
-
-
-def test_a_size_that_is_a_number_of_the_call_is_that_of_the_first_run() -> None:
-    class Sized(nn.Module):
-        def forward(self, x: Tensor, height: int) -> Tensor:
-            return x * height
-
-    model, made = Sized(), Made(torch.zeros(1), ())
-    with record({"model": model}) as calls:
-        with record({"model": model}) as first:
-            model(torch.zeros(2, 4), height=4)
-        model(torch.zeros(2, 2), height=2)
-    ran = exporting.Rehearsal(calls, first, made, made, torch.float32, ())
-    found = exporting.recorded_of("model", ran, Steps())
-    assert found.example["x"].shape == (2, 4)
-    assert found.dynamic() == []
 
 
 def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:
@@ -523,62 +398,6 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
     nothing = Made(eager.pictures * math.nan, eager.latents)
     assert compare(eager, noisy, nothing, 1e-6).parts_at == "pictures"
     assert compare(eager, noisy, Made(noisy.pictures, noisy.latents), 1.0).steps[0].limit == 0.5
-
-
-def test_rows_of_a_quantized_engine_explain_what_they_are_off_by() -> None:
-    """Its error over all cases is that of the longest rows, and latents may be others."""
-    torch.manual_seed(0)
-    eager = Made(torch.rand(2, 3, 8, 8), (torch.randn(2, 4, 6, 6),))
-    found = Made(eager.pictures * 1.02, (eager.latents[0] * 1.004,))
-    rows = {"recorded call 1 of 2": 0.003, "recorded call 2 of 2": 0.01}
-    for errors, expected in ({}, "rejected"), (rows, "verified"):
-        engine = EngineOutcome(outcome="verified", error=0.0015, errors=errors, max_error=0.1)
-        outcome = whole_outcome(eager, eager, found, [engine], torch.float32)
-        assert outcome.outcome == expected, outcome.reasons
-
-
-def test_latents_of_quantized_engines_are_judged_by_the_limit_of_the_plan() -> None:
-    torch.manual_seed(0)
-    latents = tuple(torch.randn(2, 4, 6, 6) for _ in range(3))
-    eager = Made(torch.rand(2, 3, 8, 8), latents)
-    noisy = Made(eager.pictures, tuple(each + 0.003 * torch.randn_like(each) for each in latents))
-
-    def engines(*off: float) -> Made:
-        pairs = zip(latents, off, strict=True)
-        return Made(eager.pictures, tuple(each * (1 + error) for each, error in pairs))
-
-    late = engines(0.01, 0.05, 0.2)
-    assert not compare(eager, noisy, late, 0.05).reasons  # which explains as much
-    found = compare(eager, noisy, late, 0.05, planned=0.1)
-    assert [step.limit for step in found.steps] == [0.1] * 3
-    assert found.parts_at == "step 3"
-    assert found.reasons == (
-        "step 3: relative error 0.2, and the plans allow 0.1 (a smaller --max-error plans more"
-        " exactly)",
-    )
-    assert not compare(eager, noisy, engines(0.01, 0.05, 0.09), 0.05, planned=0.1).reasons
-    exact = compare(eager, noisy, late, 1e-4, planned=0.1)  # the engines do not explain as much
-    assert exact.steps[0].limit < 0.01
-    assert "the engines explain" in exact.reasons[0]
-
-
-@pytest.mark.slow
-def test_a_quantized_transformer_is_judged_on_its_calls_and_on_the_latents(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, output = save_pipeline("pixart", tmp_path / "pixart"), tmp_path / "engines"
-    options: tuple[object, ...] = ("--component", "transformer=int8", "--max-error", "0.05")
-    options += ("--eager", "vae", "--eager", "text_encoder", "--steps", "5", *asked("pixart"))
-    done = cast(capsys, "diffusers", "export", folder, "-o", output, *options, "--json", "-q")
-    engine = done.json["components"]["transformer"]["engines"]["forward"]
-    assert engine["max_error"] == 0.05
-    calls = {name for name in engine["errors"] if name.startswith("recorded call")}
-    assert len(calls) == 4  # early, middle and late, and one in the other size
-    assert max(engine["errors"].values()) <= engine["max_error"]
-    check = done.json["check"]
-    assert done.code == 0
-    assert check["max_error"] == 0.05
-    assert all(step["error"] <= step["limit"] <= check["max_error"] for step in check["steps"])
 
 
 @pytest.mark.slow

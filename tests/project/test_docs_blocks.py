@@ -16,7 +16,6 @@ RUNNABLE = sorted(
         if not block.reason and block.language in ("sh", "console", "python")
     }
 )
-SLOW = [page for page in RUNNABLE if page not in (QUICK, README)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
@@ -43,16 +42,6 @@ def page_of(folder: Path, text: str) -> Path:
     return page
 
 
-def test_commands_run_in_order_and_in_one_folder(tmp_path: Path) -> None:
-    text = (
-        '```sh\necho "a 12"> a.txt\n```\n```console\n$ cat a.txt\na 7\n$ false\n$ echo $?\n1\n```\n'
-        '```python title="own.py"\nvalue = 3\n```\n'
-        "```python\nimport own\nassert own.value == 3\n```\n"
-        "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n"
-    )
-    assert run_page(page_of(tmp_path, text), tmp_path) == 4
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -67,15 +56,6 @@ def test_what_does_not_run_is_named(text: str, message: str, tmp_path: Path) -> 
     with pytest.raises(PageError, match=r"page\.md:\d+: ") as caught:
         run_page(page_of(tmp_path, text), tmp_path)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["```\nenginecast doctor\n```", "```text\n$ true\n```", "```bash\ntrue\n```"]
-)
-def test_a_block_cannot_hide_its_commands(text: str, tmp_path: Path) -> None:
-    [block] = blocks(page_of(tmp_path, text))
-    with pytest.raises(PageError):
-        check(block)
 
 
 def test_no_example_has_the_name_of_a_library() -> None:

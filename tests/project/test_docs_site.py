@@ -74,11 +74,13 @@ def test_links_lead_somewhere(site: Path) -> None:
     assert not broken
 
 
+@pytest.mark.slow
 def test_nothing_comes_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert [name for name in Page(page).loaded if re.match(r"(https?:)?//", name)] == []
 
 
+@pytest.mark.slow
 def test_reference_is_that_of_the_code(site: Path) -> None:
     commands = Page(site / "reference" / "cli.html").names
     assert {name.replace(" ", "-") for name in EXAMPLES} <= commands

@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 
 from enginecast import installation
-from enginecast.doctor import imports
-from enginecast.doctor.checks import Package, outdated
 from enginecast.errors import MissingError
-from enginecast.installation import install_command, required, unavailable, unimportable
+from enginecast.installation import install_command, required, unavailable
 
 FAILURES = {
     "another torch": 'raise RuntimeError("operator {0}::nms does not exist")',
-    "a symbol": 'raise ImportError("/lib/{0}.so: undefined symbol: _ZN3c10", name="{0}._C")',
     "a shared library": 'raise OSError("libcudart.so.12: cannot open shared object file")',
     "numpy's ABI": 'raise ValueError("numpy.dtype size changed")',
-    "a dependency": "import not_there_at_all",
-    "a name": "from json import not_there_at_all",
-    "an attribute": "import json; json.not_there_at_all",
     "its own mistake": "1 / 0",
 }
 
@@ -72,25 +66,6 @@ def test_the_command_names_where_the_package_came_from(
     assert "enginecast[" not in install_command("diffusers").partition(" @ ")[2]
 
 
-@pytest.mark.parametrize("editable", [True, False])
-def test_a_checkout_that_runs_is_where_it_came_from(
-    editable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "release").mkdir()
-    (tmp_path / "release" / "build_backend.py").touch()
-    record = {"url": tmp_path.as_uri(), "dir_info": {"editable": True}} if editable else {}
-    monkeypatch.setattr(installation, "_record", lambda: record)
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "enginecast" / "x.py"))
-    option = "--editable " if editable else ""
-    assert install_command("cache") == f"pip install {option}'{tmp_path}[cache]'"
-
-
-def test_what_an_unknown_source_lists_is_all_that_the_extra_brings() -> None:
-    listed = {text.partition(">")[0] for text in installation._requirements("diffusers")}
-    assert {"torch", "transformers", "diffusers", "accelerate"} <= listed
-    assert not any("enginecast" in text for text in listed)
-
-
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_library_that_does_not_import_is_named(
     failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,39 +88,6 @@ def test_a_library_that_does_not_import_is_named(
     assert found.message == caught.value.message
 
 
-def test_a_library_for_another_torch_names_both_versions_and_the_repair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(tmp_path, "torchvision", FAILURES["another torch"].format("torchvision"), "torch (==2.1)")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "torchvision")
-    monkeypatch.setattr(installation, "_version", lambda name: "2.13.0+cpu")
-    with pytest.raises(RuntimeError) as caught:
-        import_module("torchvision")
-    found = unimportable(caught.value)
-    assert found is not None
-    assert found.message.endswith("; it needs torch==2.1, and torch 2.13.0+cpu is installed")
-    assert "'torchvision==0.28.*' --index-url https://download.pytorch.org/whl/cpu" in found.hint
-
-
-def test_what_no_library_did_is_not_blamed_on_one() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        print(1 / 0)
-    assert unavailable(caught.value, "a test") is None
-
-
-def test_an_old_library_explains_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outdated() is None
-    old = Package("transformers", ">=5.3", "4.40.0", "export")
-    missing = Package("ray", ">=2.50", None, "ray")
-    monkeypatch.setattr("enginecast.doctor.checks._packages", lambda: (old, missing))
-    found = outdated()
-    assert found is not None
-    assert found.message == "enginecast needs transformers>=5.3, found 4.40.0"
-    assert found.hint == "pip install --upgrade 'transformers>=5.3'"
-
-
 def command(folder: Path, *words: str) -> tuple[int, list[str]]:
     """Exit code and messages of a command where the packages of a folder come first."""
     code = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
@@ -156,8 +98,9 @@ def command(folder: Path, *words: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("torchvision", ("export", "json:make", "-o", "out")), ("numpy", ("doctor",))],
+    [("torchvision", ("export", "json:make", "-o", "out"))],
 )
+@pytest.mark.slow
 def test_a_command_says_it_in_one_sentence(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -168,28 +111,3 @@ def test_a_command_says_it_in_one_sentence(
     assert said.startswith(f"error: {name} 9.8.7 is installed but does not import: RuntimeError: ")
     assert lines[lines.index(said) + 1].startswith("pip install --force-reinstall --no-deps ")
     assert len(lines) <= 4
-
-
-def test_doctor_finds_each_library_that_does_not_import_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(tmp_path, "broken_a", FAILURES["a symbol"].format("broken_a"))
-    fake(tmp_path, "needs_a", "import broken_a")
-    fake(tmp_path, "kills", "import os; os.abort()")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = ("json", "not_installed", "broken_a", "needs_a", "kills")
-    monkeypatch.setattr(imports, "LIBRARIES", names)
-    first, second = imports.broken_libraries()
-    assert first.message.startswith("broken_a 9.8.7 is installed but does not import: ImportError")
-    assert second.message == "Python crashed while it imported kills (exit code -6)"
-
-
-def test_doctor_does_not_wait_for_a_library_that_never_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(tmp_path, "never_ends", "import time\nwhile True:\n    time.sleep(60)")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(imports, "LIBRARIES", ("never_ends", "json"))
-    monkeypatch.setattr(imports, "SECONDS", 2.0)
-    (only,) = imports.broken_libraries()
-    assert only.message.startswith("after 2 seconds the import of never_ends had not ended")

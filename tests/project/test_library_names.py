@@ -8,20 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from test_layers import PROJECT, ROOT, sources
 
 from enginecast import library_names
-from enginecast.cli.app import crash
-from enginecast.errors import MissingError
-from enginecast.library_names import (
-    MissingOperator,
-    Operators,
-    higher_order,
-    private,
-    private_or_none,
-)
-from enginecast.ops.rules import Rules
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "diffusers")
 PROJECT_NEEDS = [
@@ -62,31 +51,6 @@ assert "enginecast.exporters.onnx.ops.linalg" in sys.modules
 """
 
 
-def test_an_operator_that_torch_lacks_is_no_target_of_a_node_and_has_no_rule() -> None:
-    aten = Operators("aten")
-    assert aten.add.Tensor is torch.ops.aten.add.Tensor
-    for op in (aten.no_such.default, aten.add.no_such, higher_order("no_such")):
-        assert isinstance(op, MissingOperator)
-        assert {op: "form"}.get(torch.ops.aten.add.Tensor) is None
-    rules: Rules[str] = Rules()
-    rules.rule(aten.no_such.default, aten.add.Tensor)("a rule")
-    assert rules == {torch.ops.aten.add.Tensor: "a rule"}
-
-
-def test_a_missing_name_is_told_where_it_is_asked_for_with_a_version_that_has_it() -> None:
-    with pytest.raises(
-        MissingError, match=r"torch\.ops\.aten\.no_such\.default, which torch"
-    ) as op:
-        Operators("aten").no_such.default(1)
-    assert "pip install 'torch>=2." in op.value.hint
-    for name in ("torch._inductor.no_such", "torch._no_such.name", "transformers._no_such.name"):
-        assert private_or_none(name) is None
-        library = name.partition(".")[0]
-        with pytest.raises(MissingError, match=f"a sentence needs {name}, which {library} ") as one:
-            private(name, "a sentence")
-        assert f"pip install '{library}>=" in one.value.hint
-
-
 @pytest.mark.parametrize(
     ("library", "called"),
     [("torch", "torch"), ("transformers", "transformers"), ("onnxruntime", "ONNX Runtime")],
@@ -100,23 +64,7 @@ def test_readme_names_the_versions_that_were_tested(library: str, called: str) -
     assert wanted == f"{library}{library_names.TESTED[library].partition(',')[0]}"
 
 
-def test_a_private_name_may_be_a_module() -> None:
-    assert private("torch.utils._sympy", "this").__name__ == "torch.utils._sympy"
-    assert private("torch.utils._sympy.numbers.int_oo", "this") > 0
-
-
-def test_a_crash_under_an_untested_version_names_it_and_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    crash()
-    assert "was not tested" not in capsys.readouterr().err
-    monkeypatch.setitem(library_names.TESTED, "torch", ">=1.8,<1.9")
-    crash()
-    said = capsys.readouterr().err
-    assert f"torch {torch.__version__} was not tested. " in said
-    assert "pip install 'torch>=1.8,<1.9'" in said
-
-
+@pytest.mark.slow
 def test_every_module_imports_where_torch_lacks_every_operator_and_private_name() -> None:
     """None of our tables, and none of our modules, needs one to be there."""
     done = subprocess.run(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from doc_examples import run_example
@@ -175,11 +175,6 @@ def test_every_public_function_has_an_example() -> None:
 def test_every_class_has_a_docstring(owner: type) -> None:
     assert owner.__doc__
     assert owner.__doc__ != getattr(owner.__mro__[1], "__doc__", None)
-
-
-def test_types_can_be_resolved() -> None:
-    for name in ("load", "export", "record"):
-        assert get_type_hints(getattr(enginecast, name))["return"] is not None
 
 
 def test_what_export_takes_are_fields_of_the_request() -> None:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from enginecast.cli.inspect.pages import grouped, print_plan
+from enginecast.cli.inspect.pages import print_plan
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 
 
@@ -65,21 +65,3 @@ def test_repeated_layers_are_one_row_with_the_worst_of_them() -> None:
     assert kept.endswith("I want it so")
     assert storage.split()[:7] == ["head", "1", "8", "x", "4096", "storage", "row"]
     assert note == PLAN.notes[0]
-
-
-def test_other_decisions_are_other_rows() -> None:
-    rows = [
-        layer("block.0.q"),
-        layer("block.1.q"),
-        layer("block.2.q", shape=(64, 64)),
-        layer("block.3.q", activations="tensor"),
-        layer("block.4.q", reason="native fp8 wants multiples of 16: N=17"),
-        layer("block.5.q", reason="native fp8 wants multiples of 16: N=33"),
-        layer("block.0.k"),
-    ]
-    assert [len(group) for group in grouped(rows)] == [2, 1, 1, 2, 1]
-
-
-def test_what_was_not_measured_is_said() -> None:
-    plan = QuantizationPlan(format="int8", arch="cpu", max_error=0.05, layers=())
-    assert printed(plan)[0] == "int8 plan for cpu: predicted error not measured, allowed 0.05"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -88,32 +87,3 @@ def test_a_vulnerability_fails_the_audit_unless_it_was_accepted(tmp_path: Path) 
         assert (code, "0 vulnerabilities, 1 accepted" in text) == (0, True), text
     code, text = audit(tmp_path, url, "PYSEC-0000-1\n")
     assert (code, "expected a reason" in text) == (1, True), text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("status", [404, 500])
-def test_a_database_that_refuses_was_not_reached(tmp_path: Path, status: int) -> None:
-    with database(status) as (url, _):
-        code, text = audit(tmp_path, url)
-    assert code == 0
-    assert f"{url} was not reached (HTTP Error {status}" in text
-    assert "nothing was audited" in text
-
-
-@pytest.mark.slow
-def test_a_database_that_is_gone_was_not_reached(tmp_path: Path) -> None:
-    with database() as (url, _):
-        pass
-    code, text = audit(tmp_path, url)
-    assert (code, "was not reached" in text) == (0, True), text
-    with database(stops_after=1) as (url, asked):
-        code, text = audit(tmp_path, url)
-        assert len(asked) > 1, "it answered the first question"
-    assert (code, "was not reached" in text) == (0, True), text
-
-
-@pytest.mark.slow
-def test_a_database_that_never_answers_was_not_reached(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code, text = audit(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}/v1/query")
-    assert (code, "was not reached (timed out)" in text) == (0, True), text

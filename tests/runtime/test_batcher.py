@@ -1,6 +1,5 @@
 """Requests of many callers in one batch: outputs, order, fairness, errors, ends."""
 
-import asyncio
 import os
 import threading
 import time
@@ -14,16 +13,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import enginecast
 from enginecast.errors import (
-    EnginecastWarning,
     InputError,
     StoppedError,
     UsageError,
-    VerificationError,
 )
 from enginecast.runtime import Batcher
-from enginecast.runtime.bundle.manifest import Input, Output, Padding
+from enginecast.runtime.bundle.manifest import Padding
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
 from enginecast.runtime.joining import Joining
@@ -106,21 +102,6 @@ def test_lengths_run_apart_where_nothing_was_proved_of_padding(
     assert {run["input_ids"].shape for run in counted.runs} >= {(4, 3), (4, 4)}
 
 
-@pytest.mark.parametrize(("side", "together"), [("right", False), ("any", True)])
-def test_padding_before_tokens_is_widened_where_that_was_proved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: Any, together: bool
-) -> None:
-    padding = Padding(mask="attention_mask", side=side, outputs=("hidden",))
-    engine = opened(tmp_path, padding=padding)
-    counted = Counted(engine, monkeypatch)
-    left = feeds(1, 3)
-    left["attention_mask"] = np.array([[0, 1, 1]])
-    with Batcher(engine, max_delay=0.1) as batcher:
-        futures = [batcher.submit(one) for one in (left, feeds(1, 5))]
-        assert [one.result(60)["hidden"].shape[1] for one in futures] == [3, 5]
-    assert ((2, 5) in {run["input_ids"].shape for run in counted.runs}) == together
-
-
 def test_64_threads_get_what_a_single_run_gives(engine: Engine) -> None:
     wanted = [feeds(1 + number % 2, 1 + number % 9, number) for number in range(64)]
     alone = [engine.run(one)["hidden"].tobytes() for one in wanted]
@@ -164,29 +145,6 @@ def test_the_oldest_goes_first_and_a_large_one_does_not_starve(
     assert max(len(run["input_ids"]) for run in counted.runs) == 4
 
 
-def unary(folder: Path, operator: str) -> Engine:
-    """y = operator(x), [batch, 3]."""
-    content = bundles.unary_manifest("float32", symbols={"batch": (1, 64)})
-    return load(bundles.make_unary_bundle(folder / "unary", content, operator, TensorProto.FLOAT))
-
-
-def test_an_error_is_that_of_its_request_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = unary(tmp_path, "Log")
-    counted = Counted(engine, monkeypatch)
-    with Batcher(engine, max_delay=0.1) as batcher:
-        values = [1.0, 2.0, -1.0, 3.0]
-        futures = [batcher.submit({"x": np.full((1, 3), one, np.float32)}) for one in values]
-        for value, future in zip(values, futures, strict=True):
-            if value < 0:
-                with pytest.raises(VerificationError, match="'y': expected finite values"):
-                    future.result(60)
-            else:
-                np.testing.assert_allclose(future.result(60)["y"], np.log(value), rtol=1e-6)
-    assert len(counted.runs[0]["x"]) == 4
-
-
 def test_bad_inputs_never_wait(engine: Engine) -> None:
     with Batcher(engine, max_delay=10) as batcher:
         with pytest.raises(InputError, match="'attention_mask' is missing"):
@@ -222,12 +180,6 @@ def test_rows_that_depend_on_one_another_run_alone(tmp_path: Path) -> None:
         assert batcher.joins is False
 
 
-@pytest.mark.filterwarnings("default::enginecast.errors.EnginecastWarning")
-def test_that_rows_depend_on_one_another_is_reported(tmp_path: Path) -> None:
-    with pytest.warns(EnginecastWarning, match=r"'y' by .* of its length\), so requests run"):
-        test_rows_that_depend_on_one_another_run_alone(tmp_path)
-
-
 def test_waiting_has_bounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(engine, monkeypatch)
     with Batcher(engine, max_delay=0, max_waiting=2) as batcher:
@@ -242,17 +194,6 @@ def test_waiting_has_bounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
         counted.gate.set()
         busy.result(60)
     assert sum(len(run["input_ids"]) for run in counted.runs) == 2  # the late one never ran
-
-
-def test_closing_serves_those_who_wait(engine: Engine) -> None:
-    batcher = Batcher(engine, max_delay=60)
-    futures = [batcher.submit(feeds(1, 3, number)) for number in range(3)]
-    batcher.close()
-    assert all(future.done() for future in futures)
-    batcher.close()
-    with pytest.raises(UsageError, match="the batcher is closed"):
-        batcher.submit(feeds(1, 3))
-    assert engine.run(feeds(1, 3))["hidden"].shape == (1, 3, bundles.WIDTH)
 
 
 def test_a_fork_is_refused_and_does_not_wait_for_ever(
@@ -279,54 +220,6 @@ def test_a_fork_is_refused_and_does_not_wait_for_ever(
 def test_bad_options(engine: Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Batcher(engine, **options)
-
-
-def test_an_engine_without_a_batch_is_refused(tmp_path: Path) -> None:
-    fixed = bundles.unary_manifest(
-        "float32",
-        inputs=(Input(name="x", kind="tensor", dtype="float32", shape=(2, 3)),),
-        outputs=(Output(name="y", dtype="float32", shape=(2, 3)),),
-        symbols={},
-    )
-    with stage(tmp_path / "fixed") as staging:
-        graph = helper.make_graph(
-            [helper.make_node("Neg", ["x"], ["y"])],
-            "fixed",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
-        )
-        bundles.save_model(graph, staging.folder / "engine.onnx")
-        staging.publish(fixed)
-    engine = load(tmp_path / "fixed")
-    with pytest.raises(UsageError, match=r"expected a batch of any size .*, got x \[2, 3\], y"):
-        Batcher(engine)
-
-
-def test_tasks_of_an_event_loop_share_batches(engine: Engine) -> None:
-    wanted = [feeds(1, 2 + number % 5, number) for number in range(12)]
-    alone = [engine.run(one)["hidden"] for one in wanted]
-
-    async def ask(batcher: Batcher) -> list[Outputs]:
-        return await asyncio.gather(*(batcher.run_async(one) for one in wanted))
-
-    with Batcher(engine, max_delay=0.02) as batcher:
-        for found, single in zip(asyncio.run(ask(batcher)), alone, strict=True):
-            np.testing.assert_array_equal(found["hidden"], single)
-
-
-def test_texts_are_encoded_in_batches(tmp_path: Path) -> None:
-    engine = opened(tmp_path)
-    texts = ["red fox", "", "green blue red fox"]
-    wanted = engine.encode(texts)
-    with Batcher(engine, max_delay=0.01) as batcher:
-        found = batcher.encode(texts)
-    assert found.keys() == wanted.keys() == {"hidden", "attention_mask"}
-    for name in found:
-        np.testing.assert_array_equal(found[name], wanted[name])
-
-
-def test_the_public_name() -> None:
-    assert enginecast.runtime.Batcher is Batcher
 
 
 @pytest.mark.parametrize("where", ["join", "part", "difference"])

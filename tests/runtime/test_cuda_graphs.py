@@ -51,35 +51,6 @@ def test_the_third_run_of_the_same_shapes_is_recorded_and_then_replayed() -> Non
     assert cache.recorded == (key_of([ones(2, 3)]),)
 
 
-def test_shapes_and_dtypes_are_counted_apart() -> None:
-    log = Log()
-    cache = log.cache(after=2)
-    for inputs in ([ones(2, 3)], [ones(3, 2)], [ones(2, 3, dtype=np.int64)], [ones(2, 3)] * 2):
-        cache(inputs)
-    assert log.said == ["run"] * 4
-    cache([ones(3, 2)])
-    assert log.said[4:] == ["record", "replay"]
-
-
-def test_the_graph_that_was_not_used_for_longest_goes() -> None:
-    log = Log()
-    cache = log.cache(after=1, limit=2)
-    for width in (1, 2, 1, 3):
-        cache([ones(width)])
-    assert cache.recorded == (key_of([ones(1)]), key_of([ones(3)]))
-    cache([ones(2)])
-    assert log.said.count("record") == 4
-    assert cache.recorded == (key_of([ones(3)]), key_of([ones(2)]))
-
-
-def test_a_graph_that_went_is_not_recorded_anew_at_once() -> None:
-    log = Log()
-    cache = log.cache(after=2, limit=1)
-    for width in (1, 1, 2, 2, 1):
-        cache([ones(width)])
-    assert log.said == ["run", "record", "replay", "run", "record", "replay", "run"]
-
-
 def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again() -> None:
     log = Log(fails="operation not permitted when stream is capturing\nmore")
     cache = log.cache(after=1)
@@ -91,22 +62,6 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again() -> None:
     assert len(reported) == 1
     assert log.said == ["record", "run", "run", "run"]
     assert cache.refused == "operation not permitted when stream is capturing"
-
-
-def test_other_errors_are_not_hidden() -> None:
-    def broken(run: Run, tensors: Sequence[Any]) -> Run:
-        raise AttributeError("a mistake")
-
-    with pytest.raises(AttributeError):
-        GraphCache(Log().run, broken, after=1)([ones(1)])
-
-
-def test_counts_of_shapes_do_not_grow_without_end() -> None:
-    log = Log()
-    cache = log.cache(after=2)
-    for width in range(1000):
-        cache([ones(width)])
-    assert len(cache._counts) == 256
 
 
 def test_replays_do_not_overlap() -> None:

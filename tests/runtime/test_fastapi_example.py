@@ -244,6 +244,7 @@ def test_a_server_that_ends_answers_first(bundle: Path) -> None:
             httpx.get(f"{address}/health")
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_message(bundle: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ A machine with VNNI judges by emulation, one without by running: a guard that is
 these tests on both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ import torch
 from bundles import engine, unary_manifest
 from lowering import run
 from onnx import TensorProto, helper
-from pair_sums import PAIRS, pair_sums
+from pair_sums import PAIRS
 from programs import calibrated, captured, relative_error, rewritten
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import enginecast
 from enginecast.cli.app import main
-from enginecast.errors import EnginecastWarning, MissingError
+from enginecast.errors import MissingError
 from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
 from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.quantization_plan import plan_of
@@ -32,17 +32,14 @@ from enginecast.runtime.sessions.integer_sums import (
     ANY_CPU,
     EXACT,
     SUMS,
-    misfit,
     products_saturate,
 )
-from enginecast.runtime.sessions.session import PROVIDERS
 from enginecast.verification.emulate import run as emulation
 from enginecast.verification.emulate.kernels import Twin, quantized
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import emulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:Using padding")
-own = torch.ops.enginecast
 
 
 class Recurrent(nn.Module):
@@ -72,14 +69,9 @@ def extreme(make: Callable[[], nn.Module]) -> nn.Module:
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(64, 16), (3, 64)),
-    "linear, odd": (lambda: nn.Linear(33, 8), (1, 33)),
     "conv": (lambda: nn.Conv2d(16, 8, 3, padding=1), (2, 16, 6, 5)),
-    "conv, 1-D, dilated": (lambda: nn.Conv1d(24, 8, 3, dilation=2), (1, 24, 12)),
-    "conv, 3-D, strided": (lambda: nn.Conv3d(8, 8, 3, stride=2, padding=1), (1, 8, 5, 4, 5)),
-    "conv, in groups": (lambda: nn.Conv2d(16, 8, 3, groups=2), (1, 16, 5, 5)),
     "conv, transposed": (lambda: nn.ConvTranspose2d(16, 8, 4, 2), (1, 16, 4, 4)),
     "lstm": (lambda: Recurrent(nn.LSTM(16, 12, 2, bidirectional=True)), (4, 2, 16)),
-    "gru": (lambda: Recurrent(nn.GRU(16, 256)), (2, 8, 16)),
 }
 
 
@@ -126,126 +118,8 @@ def test_engines_of_extreme_weights_hold_on_every_cpu(
     assert relative_error(without, exact) > 0.1
 
 
-def test_stored_integers_need_no_sums(tmp_path: Path) -> None:
-    x = torch.rand(3, 64, generator=torch.Generator().manual_seed(1))
-    spec = "plan-int8{mode=storage heads=true max_error=0.45},int8-matmul"
-    before = captured(nn.Linear(64, 16).eval().requires_grad_(False), x)
-    after, _ = rewritten(before, spec, calibrated(before, x))
-    ready, _ = rewritten(after, lowering("onnxruntime-cpu"))
-    made = lower_to_onnx(LoweringRequest(ready, tmp_path, ("out",), {}), "onnxruntime-cpu")
-    assert (made.quantized, made.requires) == ("int8", {SUMS: ANY_CPU})
-
-
-def test_two_products_are_added_in_16_bits() -> None:
-    values, weight = torch.tensor([[255, 255, 255, 0]]), torch.tensor([[127], [127], [-127], [127]])
-    assert pair_sums(values, weight).item() == 32767 - 255 * 127
-    assert pair_sums(values[:, :3], -weight[:3]).item() == -32768 + 255 * 127
-    assert pair_sums(values[:, :1], weight[:1]).item() == 255 * 127
-    most = torch.tensor([[64], [64], [-64], [64]])
-    assert pair_sums(values, most).item() == int((values @ most).item())
-
-
-def recorded() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """For each op arguments without random numbers."""
-    one = torch.tensor(1.0)
-
-    def whole(dtype: torch.dtype, low: int, *sizes: int) -> Tensor:
-        numbers = torch.arange(int(np.prod(sizes))).reshape(sizes)
-        return (low + numbers * 37 % 56).to(dtype)
-
-    rows, columns = whole(torch.uint8, 200, 2, 5), whole(torch.int8, 72, 5, 3)
-    columns[:, 1] *= -1
-    images, kernels = whole(torch.uint8, 200, 1, 3, 4, 3), whole(torch.int8, 72, 2, 3, 3, 2)
-    kernels[1] *= -1
-    scale = torch.ones(2, 1, 1, 1)
-    how = ([1, 2], [1, 0, 1, 1], [1, 1], 1)
-    steps = whole(torch.float32, 10, 3, 2, 3) / 50
-    gates, kept = whole(torch.int8, 72, 1, 3, 8), whole(torch.int8, 72, 1, 2, 8)
-    sizes, start = torch.full((1, 8), 0.005), torch.zeros(1, 2, 2)
-    return {
-        "product": (own.integer_linear.default, (rows, one, columns, torch.ones(3), None)),
-        "conv": (
-            own.quantized_conv.default,
-            (images, one, 7, kernels, scale, None, *how, torch.tensor(3000.0), 128, None, None),
-        ),
-        "lstm": (
-            own.quantized_lstm.default,
-            (steps, start, start, gates, sizes, kept, sizes, None),
-        ),
-    }
-
-
-def model_of(name: str, arguments: Any) -> onnx.ModelProto:
-    """The engine's form of an op of `recorded`."""
-    node, single = helper.make_node, np.float32(1)
-    if name == "product":
-        x, _, weight, scale, _ = arguments
-        nodes = [node("MatMulIntegerToFloat", ["x", "w", "one", "s", "z"], ["y"], domain=MICROSOFT)]
-        held = {"w": weight.numpy(), "one": single, "s": scale.numpy(), "z": np.uint8(128)}
-        kind = TensorProto.FLOAT
-    elif name == "conv":
-        x, _, zero, weight, *_ = arguments
-        inputs = ["x", "one", "z", "w", "s", "wz", "ys", "yz"]
-        nodes = [node("QLinearConv", inputs, ["y"], pads=[1, 0, 1, 1], strides=[1, 2])]
-        held = {"one": single, "z": np.uint8(zero), "w": weight.numpy(), "yz": np.uint8(128)}
-        held |= {"s": np.ones(2, np.float32), "wz": np.zeros(2, np.int8), "ys": np.float32(3000)}
-        kind = TensorProto.UINT8
-    else:
-        x, _, _, weight, sizes, kept, _, _ = arguments
-        inputs = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
-        nodes = [node("DynamicQuantizeLSTM", inputs, ["y"], domain=MICROSOFT, hidden_size=2)]
-        held = {"w": weight.numpy(), "r": kept.numpy(), "s": sizes.numpy()}
-        held["z"] = np.zeros((1, 8), np.int8)
-        kind = TensorProto.FLOAT
-    given = helper.np_dtype_to_tensor_dtype(x.numpy().dtype)
-    graph = helper.make_graph(
-        nodes,
-        name,
-        [helper.make_tensor_value_info("x", given, list(x.shape))],
-        [helper.make_tensor_value_info("y", kind, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), key) for key, value in held.items()],
-    )
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=8)
-
-
 MICROSOFT = "com.microsoft"
-HASWELL: dict[str, Sequence[float]] = {
-    "product": [21326, -21836, 29510, 23434, -23621, 30972],
-    "conv": [191, 162, 222, 181, 222, 180, 191, 163, 65, 95, 34, 77, 34, 77, 65, 94],
-    "lstm": [
-        0.3084502,
-        0.3317337,
-        0.412547,
-        0.3956939,
-        0.6330155,
-        0.6384845,
-        0.6628229,
-        0.6502378,
-        0.7611277,
-        0.7591289,
-        0.7690561,
-        0.7615514,
-    ],
-}
 """What ONNX Runtime 1.31.1 gave under `qemu-x86_64 -cpu Haswell` (qemu 7.2), which has no VNNI."""
-
-
-@pytest.mark.parametrize("name", ["product", "conv", "lstm"])
-def test_the_emulator_saturates_as_such_a_cpu(name: str, tmp_path: Path) -> None:
-    op, arguments = recorded()[name]
-    more = (torch.float32,) if name == "product" else ()
-    exact, emulated = op(*arguments, *more), PAIRS[op](*arguments, *more)
-    if name == "lstm":
-        exact, emulated = exact[0], emulated[0]
-    torch.testing.assert_close(
-        emulated.float().flatten(), torch.tensor(HASWELL[name]).float(), rtol=1e-6, atol=1e-6
-    )
-    assert relative_error(emulated.float(), exact.float()) > 0.05
-    onnx.save(model_of(name, arguments), tmp_path / "engine.onnx")
-    here = run(tmp_path, arguments[0])[0].float().flatten()
-    expected = emulated if products_saturate() else exact
-    torch.testing.assert_close(here, expected.float().flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_this_cpu_is_asked_with_a_product() -> None:
@@ -324,41 +198,3 @@ def test_an_engine_is_refused_where_its_sums_saturate(
             main([command, str(path), *options])
         assert ended.value.code == 3
         assert "where they saturate" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("saturating")
-def test_engines_that_hold_on_every_cpu_are_loaded(tmp_path: Path) -> None:
-    for name, kind, requires in (("a", "products", {SUMS: ANY_CPU}), ("b", "stored", {})):
-        with enginecast.load(bundle_of(tmp_path / name, (kind, requires))) as loaded:
-            assert loaded.record.file == f"{kind}.onnx"
-
-
-@pytest.mark.usefixtures("saturating")
-def test_another_engine_of_the_bundle_is_taken(tmp_path: Path) -> None:
-    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
-    with pytest.warns(EnginecastWarning, match=r"in 16 bits[^\n]*\ntaking stored\.onnx"):
-        loaded = enginecast.load(path)
-    with loaded:
-        assert loaded.record.file == "stored.onnx"
-        np.testing.assert_array_equal(loaded(**X)["y"], np.full((2, 3), 3 * 3 * 127.0))
-
-
-@pytest.mark.usefixtures("saturating")
-def test_a_gpu_is_not_judged_by_its_host() -> None:
-    """MatMulInteger of signed values on CUDA, of which a manifest says nothing."""
-    cpu, gpu = (PROVIDERS[device] for device in ("cpu", "cuda"))
-    products, on_gpu = {"MatMulInteger"}, engine(quantized="int8", providers=gpu)
-    assert not misfit(on_gpu)
-    assert not misfit(on_gpu, products, gpu[0])
-    assert misfit(on_gpu, products, cpu[0])
-    on_cpu = engine(quantized="int8", providers=cpu)
-    assert all(misfit(on_cpu, products, provider) for provider in ("", *gpu))  # falls back to it
-
-
-def test_where_sums_are_exact_the_first_engine_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integer_sums, "products_saturate", lambda: False)
-    path = bundle_of(tmp_path / "b", ("products", {SUMS: EXACT}), ("stored", {SUMS: ANY_CPU}))
-    with enginecast.load(path) as loaded:
-        assert loaded.record.file == "products.onnx"

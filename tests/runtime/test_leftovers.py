@@ -5,20 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import bundles
 import pytest
 
-from enginecast.cli.app import ENDING, INTERRUPTED, main
-from enginecast.errors import BundleError, MissingError
-from enginecast.runtime.bundle import leftovers
-from enginecast.runtime.bundle.leftovers import clean, find_leftovers
+from enginecast.cli.app import main
+from enginecast.errors import MissingError
 from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.bundle.staging import beside, stage, write_file
+from enginecast.runtime.bundle.staging import stage, write_file
 
 KILLED = """
 import os, signal, sys
@@ -32,12 +28,6 @@ with stage(sys.argv[1], overwrite=True) as staging:
 def killed(target: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
     assert done.returncode == -signal.SIGKILL
-
-
-def aged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a path look as if it was made long ago: its ctime cannot be set."""
-    later = time.time() + 3600
-    monkeypatch.setattr("enginecast.runtime.bundle.leftovers.time.time", lambda: later)
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
@@ -71,39 +61,6 @@ def test_an_exporter_that_lives_is_left_alone(
         (said,) = doctor(capsys, tmp_path, "--clean")
         assert (said["in_use"], said["action"], said["done"]) == (True, "none", False)
         assert staging.folder.is_dir()
-
-
-def test_a_bundle_that_was_put_aside_gets_its_name_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    aside = root.rename(beside(root, "old"))
-    (young,) = find_leftovers(tmp_path)
-    assert not clean(young)  # its exporter may be between two renames
-    aged(aside, monkeypatch)
-    (old,) = find_leftovers(tmp_path)
-    assert old.action == "restore"
-    assert clean(old)
-    open_bundle(root)
-    assert not clean(old)
-    aside = bundles.make_bundle(beside(root, "old"))
-    (old,) = find_leftovers(tmp_path)
-    assert old.action == "remove"  # there is a new one
-    assert clean(old)
-    assert not aside.exists()
-
-
-def test_half_a_file_is_removed_once_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = beside(tmp_path / "out.tuned.json", "tmp")
-    half.write_text("{")
-    (young,) = find_leftovers(tmp_path)
-    assert young.in_use
-    aged(half, monkeypatch)
-    (old,) = find_leftovers(tmp_path)
-    assert clean(old)
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o002])
@@ -160,13 +117,9 @@ with patch.object(staging.Staging, "publish", publish):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-    ],
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
 def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(
@@ -230,96 +183,3 @@ def test_a_bundle_with_a_part_is_the_old_or_the_new_one(
         (said,) = doctor(capsys, tmp_path, "--clean")
         assert said["done"]
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_what_signals_do_is_as_it_was_before_a_command() -> None:
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
-    try:
-        with pytest.raises(SystemExit):
-            main(["--version"])
-        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_signals_and_warnings_are_as_before_after_a_command_that_was_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def ended(*_: Any, **__: Any) -> int:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # while it cleans up
-        return INTERRUPTED
-
-    shown = warnings.showwarning
-    monkeypatch.setattr("enginecast.cli.app._exit_code", ended)
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
-    try:
-        with pytest.raises(SystemExit) as caught:
-            main(["--version"])
-        assert caught.value.code == 128 + signal.SIGTERM
-        assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
-        assert warnings.showwarning is shown
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _fail_while_staging(root: Path, *, named: bool) -> None:
-    with stage(root, overwrite=True) as staging:
-        file = [str(staging.folder / "engine.onnx")] if named else []
-        raise OSError(5, "Input/output error", *file)
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_failing_disk_is_one_error_and_leaves_the_old(tmp_path: Path, named: bool) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    with pytest.raises(BundleError, match=r"writing .*\.out\.tmp-.*error"):
-        _fail_while_staging(root, named=named)
-    assert os.listdir(tmp_path) == ["out"]
-    open_bundle(root)
-
-
-def test_errors_of_other_files_stay_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), stage(tmp_path / "out"):
-        raise PermissionError(13, "Permission denied", "/elsewhere/model.safetensors")
-    assert os.listdir(tmp_path) == []
-
-
-def test_what_no_exporter_makes_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
-    precious, place = tmp_path / "precious", tmp_path / "place"
-    precious.mkdir()
-    place.mkdir()
-    (precious / "data").write_text("x")
-    names = [f".out.{kind}-{number:032x}" for kind in ("tmp", "old") for number in range(3)]
-    for name, target in zip(
-        names, [precious, precious / "data", tmp_path / "gone"] * 2, strict=True
-    ):
-        (place / name).symlink_to(target)
-    os.mkfifo(place / f".pipe.tmp-{9:032x}")  # which would wait for a writer
-    (place / f".out.tmp-{9:031x}").mkdir()
-    before = sorted(os.listdir(place))
-    assert doctor(capsys, place, "--clean") == []
-    assert sorted(os.listdir(place)) == before
-    assert os.listdir(precious) == ["data"]
-
-
-def test_doctor_says_what_it_did_of_two_that_were_put_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asides = []
-    for name in ("f", "0"):
-        root = bundles.make_bundle(tmp_path / "out", bundles.manifest(notes=(name,)))
-        asides.append(root.rename(tmp_path / f".out.old-{name * 32}"))
-        time.sleep(0.02)
-    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
-    for said, action in zip(doctor(capsys, tmp_path), ("restore", "restore"), strict=True):
-        assert said["action"] == action
-    newest, oldest = doctor(capsys, tmp_path, "--clean")
-    assert (newest["path"], newest["action"], newest["done"]) == (str(asides[1]), "restore", True)
-    assert (oldest["path"], oldest["action"], oldest["done"]) == (str(asides[0]), "remove", True)
-    assert open_bundle(tmp_path / "out").manifest.notes == ("0",)

@@ -1,6 +1,5 @@
 """What a run may take: time, memory, company; and what is said of outputs that are not finite."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -11,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import bundles
-import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from enginecast.errors import InputError, MissingError, StoppedError, UsageError, VerificationError
-from enginecast.runtime import limits
+from enginecast.errors import MissingError, StoppedError, UsageError
 from enginecast.runtime.bundle.manifest import Input, Output
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.engine import Engine, Outputs
-from enginecast.runtime.limits import Limits
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.session import Stop
-
-CODE = Path(__file__).parents[2]
 
 
 def looping(folder: Path) -> Path:
@@ -109,23 +102,6 @@ def test_runs_are_canceled(engine: Engine) -> None:
     assert engine.run(SHORT)["y"].tolist() == [3]
 
 
-def test_runs_wait_for_one_another(tmp_path: Path) -> None:
-    engine = load(looping(tmp_path / "loop"), max_runs=1)
-    with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(engine.run, ENDLESS)
-        while not engine._limits._running:
-            time.sleep(0.001)
-        with pytest.raises(
-            StoppedError, match=r"none of the 1 runs in progress ended within 0\.1 s"
-        ):
-            engine.run(SHORT, timeout=0.1)
-        while not long.done():
-            engine.cancel()
-    assert engine.run(SHORT, timeout=10)["y"].tolist() == [3]
-    with pytest.raises(UsageError, match="max_runs: expected at least 1, got 0"):
-        load(tmp_path / "loop", max_runs=0)
-
-
 def test_no_more_runs_than_allowed_are_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,17 +131,6 @@ def test_wrong_timeouts(engine: Engine, timeout: float) -> None:
         engine.run(SHORT, timeout=timeout)
 
 
-def test_engines_that_cannot_be_stopped_say_so(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(engine._session), "can_stop", False)
-    with pytest.raises(UsageError, match="onnxruntime-cpu cannot be stopped"):
-        engine.run(SHORT, timeout=1)
-    with pytest.raises(UsageError, match="cannot be stopped"):
-        engine.cancel()
-    assert engine.run(SHORT)["y"].tolist() == [3]
-
-
 def test_sizes_whose_outputs_do_not_fit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,19 +140,6 @@ def test_sizes_whose_outputs_do_not_fit_are_refused(
     monkeypatch.setattr("enginecast.runtime.engine.check_inputs", lambda *_, **__: {"x": huge})
     with pytest.raises(MissingError, match=r"x \[274877906944, 3\]: the outputs alone take 3298"):
         engine.run({"x": huge})
-
-
-def test_what_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load(bundles.make_bundle(tmp_path / "out"))
-    needed = 2 * 3 * bundles.WIDTH * 4
-    monkeypatch.setattr(limits, "LARGE", 0)
-    monkeypatch.setattr(limits, "available", lambda: needed)
-    engine.run(bundles.feeds(2, 3))
-    monkeypatch.setattr(limits, "available", lambda: needed - 1)
-    with pytest.raises(MissingError, match="outputs alone"):
-        engine.run(bundles.feeds(2, 3))
-    monkeypatch.setattr(limits, "available", lambda: None)
-    engine.run(bundles.feeds(2, 3))
 
 
 def test_an_engine_does_not_follow_a_fork(tmp_path: Path) -> None:
@@ -212,21 +164,6 @@ def test_an_engine_does_not_follow_a_fork(tmp_path: Path) -> None:
     subprocess.run(command, env=environment, check=True, timeout=60)
 
 
-def test_outputs_that_are_not_finite_name_the_row_and_its_inputs(tmp_path: Path) -> None:
-    content = bundles.unary_manifest("float32")
-    engine = load(bundles.make_unary_bundle(tmp_path / "u", content, "Exp", TensorProto.FLOAT))
-    feed = np.ones((3, 3), np.float32)
-    feed[1] = [0, 89, -7]
-    with pytest.raises(VerificationError) as caught:
-        engine.run({"x": feed})
-    assert caught.value.message == (
-        "output 'y': expected finite values, got 1 of 9 that are not, the first inf at [1, 1], in"
-        " row 1 of batch; of the first: x[1] [3] in -7 to 89"
-    )
-    assert "--allow-non-finite" in caught.value.hint
-    assert np.isinf(engine.run({"x": feed}, check_finite=False)["y"]).sum() == 1
-
-
 def test_the_command(tmp_path: Path) -> None:
     from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 
@@ -249,71 +186,3 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert "did not end in the 0.5 s" in done.stderr
-
-
-def test_files_that_are_replaced_or_deleted_do_not_disturb(tmp_path: Path) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    with load(root) as engine:
-        expected = engine.run(bundles.feeds())["hidden"]
-        other = msgspec.structs.replace(bundles.manifest(), notes=("another",))
-        bundles.make_bundle(root, other, overwrite=True)
-        np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], expected)
-        for path in root.iterdir():
-            path.unlink()
-        root.rmdir()
-        np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], expected)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_run_is_awaited(engine: Engine) -> None:
-    async def ask() -> list[Outputs]:
-        return await asyncio.gather(*(engine.run_async(SHORT, timeout=60) for _ in range(5)))
-
-    assert [one["y"].tolist() for one in asyncio.run(ask())] == [[3]] * 5
-
-
-def test_a_task_that_is_canceled_stops_its_run(engine: Engine) -> None:
-    async def ask() -> None:
-        task = asyncio.create_task(engine.run_async(ENDLESS))
-        other = asyncio.create_task(engine.run_async(SHORT))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await other)["y"].tolist() == [3]
-
-    asyncio.run(ask())
-    assert engine.cancel() == 0
-    assert engine.run(SHORT)["y"].tolist() == [3]
-
-
-def test_an_error_of_a_run_is_awaited(engine: Engine) -> None:
-    with pytest.raises(InputError, match="'x' is missing"):
-        asyncio.run(engine.run_async({}))
-
-
-def test_a_run_that_waits_for_its_turn_is_stopped_at_once(tmp_path: Path) -> None:
-    limits = Limits(1)
-    entered: list[Stop] = []
-    with limits.run(None):
-        for stops in (lambda stop: stop.stop("the task was canceled"), lambda _: limits.cancel()):
-            stop = Stop()
-            said: list[str] = []
-
-            def wait(stop: Stop = stop, said: list[str] = said) -> None:
-                try:
-                    with limits.run(None, stop):
-                        entered.append(stop)
-                except StoppedError as error:
-                    said.append(error.message)
-
-            waiting = threading.Thread(target=wait, daemon=True)
-            waiting.start()
-            time.sleep(0.05)
-            stops(stop)
-            waiting.join(10)
-            assert len(said) == 1
-            assert "canceled" in said[0]
-    assert not entered
-    with limits.run(1):  # the place is free again
-        pass

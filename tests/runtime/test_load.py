@@ -8,13 +8,11 @@ from typing import Any
 
 import bundles
 import numpy as np
-import onnxruntime
 import pytest
 from bundles import CPU
 from onnx import TensorProto
 
-from enginecast.errors import BundleError, EnginecastWarning, InputError, MissingError, UsageError
-from enginecast.installation import install_command
+from enginecast.errors import BundleError, EnginecastWarning, InputError, UsageError
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
@@ -35,13 +33,6 @@ def test_a_verified_engine_loads_without_a_word(tmp_path: Path) -> None:
         load(root, require="verified").close()
 
 
-def test_emulation_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
-    with pytest.warns(EnginecastWarning, match="by emulation and has not run") as caught:
-        load(root)
-    assert caught[0].filename == __file__
-
-
 def test_emulation_is_accepted_or_refused_on_demand(tmp_path: Path) -> None:
     root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
     load(root, require="verified-by-emulation").close()
@@ -60,26 +51,6 @@ def test_a_verdict_from_another_provider_is_warned_of_or_refused(tmp_path: Path)
             load(root, require=require)
     with pytest.raises(BundleError, match=message):
         load(root, require="verified")
-
-
-def test_the_engine_verified_here_is_chosen(tmp_path: Path) -> None:
-    engines = [
-        bundles.engine(precision="fp16", verdict=EMULATED),
-        bundles.engine(precision="bf16", verdict=bundles.verdict(provider=CUDA)),
-        bundles.engine(precision="fp16", verdict=bundles.verdict("rejected")),
-        bundles.engine(target="torchscript", file="engine.onnx"),
-        bundles.engine(precision="fp32"),
-    ]
-    assert load(bundle(tmp_path, *engines)).record.precision == "fp32"
-
-
-def test_the_engine_meant_for_this_provider_is_chosen(tmp_path: Path) -> None:
-    engines = [
-        bundles.engine(precision="bf16", providers=(CUDA,), verdict=EMULATED),
-        bundles.engine(precision="fp16", providers=(CUDA, CPU), verdict=EMULATED),
-    ]
-    engine = load(bundle(tmp_path, *engines), require="verified-by-emulation")
-    assert engine.record.precision == "fp16"
 
 
 @pytest.mark.parametrize("engines", [(), (bundles.engine(verdict=bundles.verdict("rejected")),)])
@@ -104,18 +75,6 @@ def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path) -> None:
     assert "device='cuda'" in caught.value.hint
 
 
-def test_a_file_that_is_not_a_torchscript_is_refused(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(target="torchscript", providers=("torch-cpu",)))
-    with pytest.raises(BundleError, match=r"torch\.jit\.load refuses it"):
-        load(root, allow_code=True)
-
-
-def test_unknown_targets_are_refused(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(target="quantum"))
-    with pytest.raises(MissingError, match="got 'quantum'"):
-        load(root)
-
-
 def test_damage_is_found_before_the_runtime_sees_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,13 +93,6 @@ def test_damage_is_found_before_the_runtime_sees_a_byte(
     load(root, check="size").close()
 
 
-def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine())
-    engine = load(root, threads=1)
-    session: Any = engine._session
-    assert session._session.get_session_options().intra_op_num_threads == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -154,14 +106,6 @@ def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(bundle(tmp_path, bundles.engine()), **options)
-
-
-def test_cuda_is_missing_with_the_command_that_brings_it(tmp_path: Path) -> None:
-    if CUDA in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has the CUDA provider")
-    with pytest.raises(MissingError, match=f"{CUDA}: not in this ONNX Runtime") as caught:
-        load(bundle(tmp_path, bundles.engine()), device="cuda")
-    assert install_command("cuda") in caught.value.hint
 
 
 SCRIPT = """
@@ -190,14 +134,6 @@ def test_load_and_run_import_neither_torch_nor_transformers(tmp_path: Path) -> N
     assert (tmp_path / "result.safetensors").is_file()
 
 
-def test_an_open_engine_survives_the_bundles_replacement(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine())
-    engine = load(root)
-    before = engine.run(bundles.feeds())["hidden"]
-    bundles.make_bundle(root, overwrite=True)
-    np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], before)
-
-
 def test_an_engine_is_called_and_shown(tmp_path: Path) -> None:
     root = bundles.make_bundle(tmp_path / "out")
     engine = load(root)
@@ -220,29 +156,8 @@ def test_an_engine_is_called_and_shown(tmp_path: Path) -> None:
     assert "verified, closed: input_ids" in repr(engine)
 
 
-def test_texts_are_encoded_with_the_tokenizer_of_the_bundle(tmp_path: Path) -> None:
-    root = bundles.make_bundle(tmp_path / "out")
-    with load(root) as engine:
-        for path in root.iterdir():
-            path.unlink()  # what is needed was read when it was loaded
-        found = engine.encode(["red fox", "", "green " * 9] * 2)
-        assert (found["hidden"].shape, found.truncated) == ((6, 5, 3), 2)
-        assert found["attention_mask"].sum(1).tolist() == [3, 1, 5] * 2
-        np.testing.assert_array_equal(engine.encode("red fox")["hidden"], found["hidden"][:1, :3])
-        with pytest.raises(InputError, match=r"prompts\[1\]: expected a str, got int"):
-            engine.encode(["red", 3])  # type: ignore[list-item]
-        with pytest.raises(InputError, match="at least one"):
-            engine.encode([])
-
-
 def test_an_engine_of_no_text_encodes_none(tmp_path: Path) -> None:
     content = bundles.unary_manifest("float32")
     made = bundles.make_unary_bundle(tmp_path / "out", content, "Neg", TensorProto.FLOAT)
     with load(made) as engine, pytest.raises(InputError, match="a bundle of a text model"):
         engine.encode("red")
-
-
-def test_the_public_names_are_listed() -> None:
-    import enginecast
-
-    assert {"attach", "compile", "load", "record", "verify"} <= {*dir(enginecast)}

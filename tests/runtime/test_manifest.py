@@ -9,8 +9,6 @@ import pytest
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle.manifest import (
-    MAX_MANIFEST_BYTES,
-    EngineRecord,
     FileRecord,
     Fusion,
     Manifest,
@@ -58,12 +56,6 @@ def test_round_trip_keeps_everything() -> None:
     assert decode(encode(full())) == full()
 
 
-def test_same_content_is_same_bytes_whatever_the_order_of_keys() -> None:
-    turned = msgspec.structs.replace(full(), symbols=dict(reversed(full().symbols.items())))
-    assert list(turned.symbols) != list(full().symbols)
-    assert encode(turned) == encode(full())
-
-
 def test_newer_schema_is_refused_with_both_versions() -> None:
     data = edited(schema_version=3, field_of_the_future=1)
     with pytest.raises(BundleError, match="bundle schema 3, this build reads 1") as caught:
@@ -76,12 +68,6 @@ def test_older_schema_is_refused(version: int) -> None:
     with pytest.raises(BundleError, match=f"bundle schema {version}") as caught:
         decode(edited(schema_version=version))
     assert "Export" in caught.value.hint
-
-
-@pytest.mark.parametrize("version", [True, "1", 1.0, None])
-def test_schema_version_is_a_number(version: object) -> None:
-    with pytest.raises(BundleError, match=r"manifest.json: \$.schema_version"):
-        decode(edited(schema_version=version))
 
 
 @pytest.mark.parametrize(
@@ -116,30 +102,17 @@ def test_file_names_stay_inside_the_folder(name: str) -> None:
     assert repr(name) in caught.value.message
 
 
-@pytest.mark.parametrize("other", ["engine.onnx", "ENGINE.onnx", "Manifest.json"])
-def test_file_names_are_listed_once_on_any_file_system(other: str) -> None:
-    double = FileRecord(name=other, size=1, sha256="0" * 64)
-    for files in ((*FILES, double), (double, *FILES)):
-        with pytest.raises(BundleError, match=r"\$\.files\[\d\]\.name: .* listed twice"):
-            encode(msgspec.structs.replace(full(), files=files))
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"",
         b"[]",
-        b"null",
         b"{",
-        b"\xff\xfe{\x00}\x00",
         b"\xef\xbb\xbf" + edited(),
         edited()[:-10],
-        edited() + b"{}",
         b"[" * 200_000,
         b'{"schema_version": 1' + b"0" * 5000 + b"}",
         edited().replace(b'"size": 3', b'"size": 1e999'),
-        edited().replace(b'"size": 3', b'"size": NaN'),
-        edited().replace(b'"tiny"', b'"\\ud800"'),
     ],
     ids=lambda data: repr(data[:12]),
 )
@@ -158,43 +131,6 @@ def test_any_changed_byte_is_found() -> None:
             decode(bytes(damaged))
 
 
-def test_manifests_before_the_digest_are_read_and_written_with_one() -> None:
-    old = json.loads(encode(full())) | {"schema_version": 1}
-    del old["digest"]
-    found = decode(json.dumps(old).encode())
-    assert found == msgspec.structs.replace(full(), schema_version=1)
-    assert encode(found) == encode(decode(encode(full())))
-    with pytest.raises(BundleError, match=r"\$\.digest: expected one line .*, got 0"):
-        decode(json.dumps(old | {"schema_version": 2}).encode())
-
-
-def test_repeated_keys_are_refused() -> None:
-    data = edited().replace(b'"precision": "fp32"', b'"precision": "fp16", "precision": "fp32"', 1)
-    with pytest.raises(BundleError, match="'precision' appears twice"):
-        decode(data)
-
-
-def test_size_is_capped() -> None:
-    data = edited() + b" " * MAX_MANIFEST_BYTES
-    with pytest.raises(BundleError, match=f"at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"):
-        decode(data)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_json_lacks_are_not_written(value: float) -> None:
-    judged = OutputVerdict(name="y", error=value, floor=0.0, ratio=1.0, limit=1.0)
-    outcome = msgspec.structs.replace(bundles.verdict(), outputs=(judged,))
-    record: EngineRecord = bundles.engine(verdict=outcome)
-    with pytest.raises(BundleError, match=r"\$\.engines\[0\]\.verdict\.outputs\[0\]\.error"):
-        encode(bundles.manifest(engines=(record,)))
-
-
-def test_names_of_inputs_differ() -> None:
-    inputs = bundles.manifest().inputs
-    with pytest.raises(BundleError, match=r"\$\.inputs\[2\]\.name: 'input_ids' is listed twice"):
-        encode(bundles.manifest(inputs=(*inputs, inputs[0])))
-
-
 @pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x9b31m", "a\rb", "\u202egnp.exe", "\x00"])
 def test_no_text_acts_on_a_terminal(text: str) -> None:
     with pytest.raises(BundleError, match=r"\$\.notes\[1\]: expected text without control"):
@@ -204,9 +140,3 @@ def test_no_text_acts_on_a_terminal(text: str) -> None:
         decode(edited(model=model))
     written = encode(bundles.manifest(notes=(text,)))  # such as what a compiler said, in color
     assert decode(written).notes == (ascii(text)[1:-1],)
-
-
-def test_what_messages_repeat_is_short() -> None:
-    where = bundles.verdict(provider="x" * 201)
-    with pytest.raises(BundleError, match=r"length <= 200.*provider"):
-        encode(bundles.manifest(engines=(bundles.engine(verdict=where),)))

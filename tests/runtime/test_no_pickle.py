@@ -15,7 +15,6 @@ READERS = ("runtime", "cache", "enginecast/pipelines")
 BETWEEN_OWN_PROCESSES = {"cache/fill/ray.py: pickle"}
 """What a fill and its workers send one another; nothing of it is kept in a file."""
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-CALLS = {"load", "loads", "Unpickler"}
 
 
 def _found(source: str) -> Iterator[str]:

@@ -1,13 +1,10 @@
 """`load(prefer=...)`: the backends are tried in their order, and no step is silent."""
 
-import json
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
 
 import bundles
-import numpy as np
 import onnxruntime
 import pytest
 from bundles import CPU
@@ -15,8 +12,8 @@ from bundles import CPU
 from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
 from enginecast.installation import install_command
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.engine import Engine, Outputs
-from enginecast.runtime.load import backends, load
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class
 
 CHAIN = ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]
@@ -72,33 +69,6 @@ def test_what_is_code_is_not_opened_without_consent(tmp_path: Path) -> None:
     assert "--allow-code" in reported
 
 
-def test_a_device_gets_the_engine_that_was_made_for_it(tmp_path: Path) -> None:
-    """And no other in its place: the plan is for the GPU, and its bytes are code."""
-    root = two_engines(tmp_path)
-    with load(root) as engine:
-        assert engine.record.target == "onnxruntime"
-    with pytest.raises(BundleError, match=r"engine.plan: a tensorrt engine runs code"):
-        load(root, device="cuda")
-    with pytest.raises(MissingError, match=r"engine\.plan"):
-        load(root, device="cuda", allow_code=True)
-
-
-def test_the_order_is_the_users_and_the_first_that_runs_is_taken(tmp_path: Path) -> None:
-    engine, reported = loaded(two_engines(tmp_path), ["onnxruntime-cpu", "tensorrt"])
-    assert (engine.backend, reported) == ("onnxruntime-cpu", [])
-
-
-def test_a_backend_that_the_bundle_has_no_engine_for(tmp_path: Path) -> None:
-    _, (reported,) = loaded(two_engines(tmp_path), ["aotinductor-cpu", "onnxruntime-cpu"])
-    assert "no aotinductor-cpu: the bundle holds no aotinductor engine; it holds tens" in reported
-
-
-def test_an_engine_for_the_other_device_is_none_for_this_one(tmp_path: Path) -> None:
-    root = two_engines(tmp_path, target="torchscript", providers=("torch-cuda",))
-    with pytest.raises(BundleError, match="was made for torch-cuda, not torch-cpu"):
-        load(root, prefer=["torchscript-cpu"], allow_code=True)
-
-
 def test_when_all_fail_one_error_lists_each_with_its_reason(tmp_path: Path) -> None:
     root = two_engines(tmp_path, precision="bf16")
     with pytest.warns(EnginecastWarning, match="no tensorrt"), pytest.raises(MissingError) as found:
@@ -109,14 +79,6 @@ def test_when_all_fail_one_error_lists_each_with_its_reason(tmp_path: Path) -> N
     assert lines[2].startswith("  onnxruntime-cpu: engine.onnx: a bf16 engine")
     assert "device='cuda'" in lines[2]
     assert found.value.exit_code == 3
-
-
-def test_when_the_bundle_holds_none_of_them_the_bundle_is_to_blame(tmp_path: Path) -> None:
-    root = two_engines(tmp_path, verdict=bundles.verdict("rejected"))
-    with pytest.warns(EnginecastWarning), pytest.raises(BundleError) as found:
-        load(root, prefer=["onnxruntime-cpu", "torchscript-cpu"])
-    assert "onnxruntime-cpu: the onnxruntime engine was rejected" in found.value.message
-    assert "torchscript-cpu: the bundle holds no torchscript engine" in found.value.message
 
 
 def test_a_verdict_that_does_not_suffice_is_a_reason_too(tmp_path: Path) -> None:
@@ -152,37 +114,8 @@ def test_wrong_preferences(tmp_path: Path, options: dict[str, Any], message: str
     assert message in str(found.value)
 
 
-def test_sessions_are_called_as_backends_are() -> None:
-    assert set(backends()) == {
-        *("tensorrt", "openvino"),
-        *(f"{kind}-{on}" for kind in ("onnxruntime", "aotinductor", "torchscript") for on in ON),
-    }
-    assert called("aotinductor", "torch-cuda") == "aotinductor-cuda"
-    assert called("onnxruntime", "CUDAExecutionProvider") == "onnxruntime-cuda"
-    assert called("onnxruntime", "OpenVINOExecutionProvider") == "onnxruntime-openvino"
-    assert called("tensorrt", "tensorrt") == "tensorrt"
-
-
 def called(target: str, provider: str) -> str:
     """What a session of a target on a provider calls itself."""
     opened = type("Opened", (session_class(target),), {"provider": provider})
     backend: str = object.__new__(opened).backend
     return backend
-
-
-ON = ("cuda", "cpu")
-
-
-def test_outputs_are_a_dict_that_knows_its_backend(tmp_path: Path) -> None:
-    with load(two_engines(tmp_path), prefer=["onnxruntime-cpu"]) as engine:
-        outputs = engine.run(bundles.feeds())
-        raw = engine.run(bundles.feeds(), as_dlpack=True, check_finite=False)
-    assert raw.backend == outputs.backend == "onnxruntime-cpu"
-    assert isinstance(outputs, dict)
-    assert list(outputs) == ["hidden"]
-    assert {**outputs}.keys() == dict(outputs).keys()
-    again = pickle.loads(pickle.dumps(outputs))
-    assert again.backend == "onnxruntime-cpu"
-    np.testing.assert_array_equal(again["hidden"], outputs["hidden"])
-    assert Outputs({"a": 1}, "tensorrt") == {"a": 1}
-    assert json.dumps(Outputs({"a": 1}, "tensorrt")) == '{"a": 1}'

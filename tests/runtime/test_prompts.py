@@ -1,24 +1,17 @@
 """Prompts to batches, and tensors in files."""
 
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bundles
-import ml_dtypes
-import msgspec
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.bundle.manifest import Input, Text
-from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
-from enginecast.runtime.load import load
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.runtime.prompts import PromptEncoder, encode_prompts, read_prompts
 from enginecast.runtime.text_generation import CONTEXT, PART, Row
 
@@ -121,78 +114,12 @@ def test_one_prompt_a_line(tmp_path: Path, data: bytes, expected: list[str]) -> 
     assert prompts_of(tmp_path, data) == expected
 
 
-def test_prompts_that_are_not_utf8_name_the_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prompts\.txt:2: expected UTF-8"):
-        prompts_of(tmp_path, b"red\nf\xf6x\n")
-
-
-def test_no_prompts(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(InputError, match=r"prompts\.txt: .* an empty file"):
-        prompts_of(tmp_path, b"")
-    with pytest.raises(InputError, match="No such file"):
-        read_prompts(tmp_path / "nothing")
-    with pytest.raises(InputError, match="at least one"):
-        encode_prompts(folder, bundles.manifest(), [])
-
-
-def test_a_batch_is_padded_to_its_longest(folder: Path) -> None:
-    red, fox = word(folder, "red"), word(folder, "fox")
-    result = encode_prompts(folder, bundles.manifest(), ["red fox", "", "wolf"])
-    (batch,) = result.batches
-    assert list(batch) == ["input_ids", "attention_mask"]
-    assert batch["input_ids"].tolist() == [[red, fox, END], [END, PAD, PAD], [UNKNOWN, END, PAD]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert {array.dtype for array in batch.values()} == {np.dtype(np.int64)}
-    assert result.lengths == (3, 1, 2)
-    assert result.truncated == 0
-
-
-def test_left_padding(folder: Path) -> None:
-    text = Text(padding_id=7, max_length=5, padding_side="left")
-    (batch,) = encode_prompts(folder, bundles.manifest(text=text), ["red fox", ""]).batches
-    assert batch["input_ids"][1].tolist() == [7, 7, END]
-    assert batch["attention_mask"][1].tolist() == [0, 0, 1]
-
-
-def test_the_least_sequence_is_filled_up(folder: Path) -> None:
-    (batch,) = encode_prompts(folder, bundles.manifest(), [""]).batches
-    assert batch["input_ids"].tolist() == [[END, PAD]]
-
-
 def test_truncation_is_counted_and_keeps_the_end_token(folder: Path) -> None:
     fox = word(folder, "fox")
     result = encode_prompts(folder, bundles.manifest(), ["fox " * 9, "fox " * 4, "fox " * 5])
     assert result.truncated == 2
     assert result.batches[0]["input_ids"].tolist() == [[fox, fox, fox, fox, END]] * 3
     assert result.lengths == (5, 5, 5)
-
-
-def test_the_sequence_range_truncates_too(folder: Path) -> None:
-    content = bundles.manifest(symbols={"batch": (1, 4), "sequence": (2, 3)})
-    result = encode_prompts(folder, content, ["fox fox fox"])
-    assert result.batches[0]["input_ids"].shape == (1, 3)
-    assert result.truncated == 1
-
-
-def test_padding_and_truncation_of_the_tokenizer_file_do_not_count(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["truncation"] = {
-        "max_length": 2,
-        "strategy": "LongestFirst",
-        "stride": 0,
-        "direction": "Right",
-    }
-    content["padding"] = {
-        "strategy": {"Fixed": 6},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 3,
-        "pad_type_id": 0,
-        "pad_token": "<pad>",
-    }
-    path.write_text(json.dumps(content))
-    assert encode_prompts(folder, bundles.manifest(), ["red green fox"]).lengths == (4,)
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(4, [4]), (5, [2, 3]), (8, [4, 4]), (9, [3, 3, 3])])
@@ -203,33 +130,6 @@ def test_many_prompts_become_several_batches(folder: Path, count: int, sizes: li
     rows = [row for batch in result.batches for row in batch["attention_mask"]]
     assert [int(row.sum()) for row in rows] == [index % 4 + 1 for index in range(count)]
     assert result.lengths == tuple(index % 4 + 1 for index in range(count))
-
-
-def test_batches_run(tmp_path: Path) -> None:
-    with load(bundles.make_bundle(tmp_path / "out")) as engine:
-        result = encode_prompts(engine.folder, engine.manifest, ["red", "green fox", ""] * 3)
-        hidden = [engine.run(batch)["hidden"] for batch in result.batches]
-    assert [array.shape[0] for array in hidden] == [3, 3, 3]
-    np.testing.assert_array_equal(hidden[0][2, 1:], 0)
-
-
-def test_static_sizes_are_met_or_refused(folder: Path) -> None:
-    ids, _ = bundles.manifest().inputs
-    static = bundles.manifest(inputs=(msgspec.structs.replace(ids, shape=(2, 4)),))
-    (batch,) = encode_prompts(folder, static, ["red", "red fox"]).batches
-    assert batch["input_ids"].shape == (2, 4)
-    for count in (1, 3):
-        with pytest.raises(InputError, match=rf"batches of 2\.\.2, which {count} do not fill"):
-            encode_prompts(folder, static, ["red"] * count)
-
-
-def test_token_types(folder: Path) -> None:
-    ids, mask = bundles.manifest().inputs
-    types = Input(name="types", kind="token_type_ids", dtype="int64", shape=ids.shape)
-    content = bundles.manifest(inputs=(types, ids, mask))
-    (batch,) = encode_prompts(folder, content, ["red"]).batches
-    assert list(batch) == ["types", "input_ids", "attention_mask"]
-    assert batch["types"].tolist() == [[0, 0]]
 
 
 def test_engines_without_text_are_refused(folder: Path) -> None:
@@ -252,53 +152,12 @@ def test_a_missing_or_damaged_tokenizer(folder: Path) -> None:
         encode_prompts(folder, bundles.manifest(), ["red"])
 
 
-TENSORS = {
-    "bf16": torch.tensor([[1.5, -3e38]]).bfloat16(),
-    "fp16": torch.tensor([0.5]).half(),
-    "fp32": torch.rand(2, 3, generator=torch.Generator().manual_seed(1)),
-    "ids": torch.tensor([[1, 2]]),
-    "mask": torch.tensor([True, False]),
-    "scalar": torch.tensor(3.0),
-    "empty": torch.zeros(0, 2),
-}
-
-
-def test_files_from_torch_are_read_and_written_back(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "in.safetensors")
-    arrays = read_tensors(tmp_path / "in.safetensors")
-    assert arrays["bf16"].dtype == ml_dtypes.bfloat16
-    write_tensors(tmp_path / "out.safetensors", arrays)
-    again = load_file(tmp_path / "out.safetensors")
-    assert again.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
-        assert again[name].dtype == tensor.dtype
-        assert torch.equal(again[name], tensor)
-
-
-def test_written_files_are_readable_by_all_and_replace_whole(tmp_path: Path) -> None:
-    path = tmp_path / "out.safetensors"
-    for value in (1, 2):
-        write_tensors(path, {"y": np.arange(6).reshape(3, 2).T * value})
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [item.name for item in tmp_path.iterdir()] == ["out.safetensors"]
-    np.testing.assert_array_equal(read_tensors(path)["y"], [[0, 4, 8], [2, 6, 10]])
-
-
 @pytest.mark.parametrize("data", [b"", b"hello", b"\xff" * 64])
 def test_files_that_are_not_safetensors(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "in.safetensors"
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"in\.safetensors: expected a safetensors file"):
         read_tensors(path)
-
-
-def test_missing_files_and_strange_dtypes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        read_tensors(tmp_path / "nothing")
-    tensors: dict[str, Any] = {"z": torch.zeros(2, dtype=torch.float8_e4m3fn)}
-    save_file(tensors, tmp_path / "in.safetensors")
-    with pytest.raises(InputError, match=r"'z': expected one of BOOL.* got F8_E4M3"):
-        read_tensors(tmp_path / "in.safetensors")
 
 
 CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}

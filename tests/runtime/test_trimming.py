@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,10 +17,8 @@ from enginecast.runtime.bundle.manifest import (
     Model,
     Output,
     Padding,
-    SizeCheck,
 )
 from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
-from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.trimming import Trimming
 
@@ -90,74 +87,6 @@ def check(found: Trimming, feeds: dict[str, Any]) -> list[tuple[int, ...]]:
     return fake.calls
 
 
-def test_one_call_over_the_longest_row() -> None:
-    assert check(trimming(call=1e9), ragged([3, 9, 1], 512)) == [(3, 9)]
-
-
-def test_rows_of_very_different_lengths_run_apart() -> None:
-    assert check(trimming(), ragged([3, 100, 3, 99], 512)) == [(2, 3), (2, 100)]
-    assert check(trimming(call=500), ragged([3, 100, 3, 99], 512)) == [(4, 100)]
-
-
-def test_many_lengths() -> None:
-    lengths = [int(n) for n in np.random.default_rng(1).integers(1, 400, 50)]
-    calls = check(trimming(), ragged(lengths, 400))
-    assert sum(rows for rows, _ in calls) == 50
-    assert sum(rows * width for rows, width in calls) < 1.1 * sum(lengths)
-
-
-def test_padding_on_the_left() -> None:
-    feeds = ragged([3, 40, 3], 64, left=True)
-    assert check(trimming(), feeds) == [(2, 3), (1, 40)]
-
-
-def test_padding_on_the_left_is_not_cut_where_positions_count() -> None:
-    assert check(trimming(side="right"), ragged([3, 40], 64, left=True)) == [(2, 64)]
-
-
-def test_a_row_without_tokens_is_not_cut() -> None:
-    assert check(trimming(), ragged([3, 0, 3], 64)) == [(2, 3), (1, 64)]
-    assert check(trimming(), ragged([0, 0], 64)) == [(2, 64)]
-
-
-def test_a_full_mask_is_run_as_it_is() -> None:
-    assert check(trimming(), ragged([6, 6], 6)) == [(2, 6)]
-
-
-def test_a_mask_of_other_numbers_is_not_cut() -> None:
-    feeds = ragged([3, 2], 64)
-    feeds["mask"] *= 2
-    assert check(trimming(), feeds) == [(2, 64)]
-
-
-@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.float32])
-def test_masks_of_any_dtype(dtype: type) -> None:
-    feeds = ragged([3, 5], 64)
-    feeds["mask"] = feeds["mask"].astype(dtype)
-    assert check(trimming(), feeds) == [(2, 5)]
-
-
-def test_sizes_are_those_that_the_engine_takes() -> None:
-    feeds = ragged([3, 2], 64)
-    assert check(trimming(steps={"t": 8}), feeds) == [(2, 8)]
-    assert check(trimming(symbols={"b": (1, 4), "t": (5, 64)}), feeds) == [(2, 5)]
-    odd = SizeCheck(condition="t % 7 == 0")
-    assert check(trimming(size_checks=(odd,)), feeds) == [(2, 7)]
-    unread = SizeCheck(condition="t in b")
-    assert check(trimming(size_checks=(unread,)), feeds) == [(2, 64)]
-
-
-def test_rows_stay_together_where_the_batch_is_not_free() -> None:
-    feeds = ragged([3, 60, 3], 64)
-    assert check(trimming(symbols={"b": (3, 4), "t": (1, 64)}), feeds) == [(3, 60)]
-    assert check(trimming(), feeds) == [(2, 3), (1, 60)]
-
-
-def test_widths_on_a_gpu_repeat() -> None:
-    found = Trimming(MANIFEST, PADDING, on_gpu=True)
-    assert check(found, ragged([3, 70], 512)) == [(2, 128)]
-
-
 def test_many_rows_run_in_groups() -> None:
     found = trimming(group_tokens=64)
     assert check(found, ragged([16] * 9, 16)) == [(5, 16), (4, 16)]
@@ -166,30 +95,6 @@ def test_many_rows_run_in_groups() -> None:
     assert check(found, ragged([3] * 64 + [200], 512)) == [(22, 3), (21, 3), (21, 3), (1, 200)]
     together = trimming(group_tokens=64, symbols={"b": (2, 64), "t": (1, 1024)})
     assert check(together, ragged([16] * 9, 16)) == [(9, 16)]
-
-
-def test_rows_of_padding_that_are_computed_run_together() -> None:
-    feeds, fake = ragged([16] * 8 + [15], 16), Fake()
-    expected = Fake()(feeds)
-    got = trimming(group_tokens=64).run(fake, feeds, zero=False)
-    assert fake.calls == [(9, 16)]
-    for name, array in expected.items():
-        np.testing.assert_array_equal(got[name], array)
-    feeds["mask"][:] = 1
-    trimming(group_tokens=64).run(fake, feeds, zero=False)
-    assert fake.calls[1:] == [(5, 16), (4, 16)]
-
-
-def test_an_output_that_is_read_only() -> None:
-    feeds = ragged([2, 3], 3)
-
-    def run(given: Feeds) -> dict[str, Any]:
-        outputs = Fake()(given)
-        for array in outputs.values():
-            array.flags.writeable = False
-        return outputs
-
-    assert not trimming().run(run, feeds)["hidden"][feeds["mask"] == 0].any()
 
 
 @pytest.fixture
@@ -227,27 +132,6 @@ def test_an_engine_gives_zeros_for_padding(bert: Path) -> None:
         assert not engine.run(feeds, pad_rows="zero")["last_hidden_state"][~valid].any()
 
 
-def test_an_engine_runs_many_rows_in_groups(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feeds = text(bert, [30] * 8, 30)
-    with load(bert, threads=1) as engine:
-        whole = engine.run(feeds)
-    monkeypatch.setattr("enginecast.runtime.engine.GROUP_TOKENS", 60)
-    with load(bert, threads=1) as engine:
-        calls = []
-        session = engine._open()
-        run = session.run_to_host
-
-        def counted(given: Any, outputs: Any) -> Any:
-            calls.append(given["input_ids"].shape)
-            return run(given, outputs)
-
-        monkeypatch.setattr(session, "run_to_host", counted)
-        apart = engine.run(feeds)
-    assert calls == [(2, 30)] * 4
-    for name, array in whole.items():
-        np.testing.assert_allclose(apart[name], array, rtol=1e-4, atol=1e-5)
-
-
 def test_zeros_are_refused_where_padding_shows(exports: Exports) -> None:
     folder = exports("words-clip").folder
     feeds = text(folder, [4, 6], 8)
@@ -258,18 +142,6 @@ def test_zeros_are_refused_where_padding_shows(exports: Exports) -> None:
         assert engine.run(feeds)["last_hidden_state"][0, 7].any()
         hidden = engine.run(feeds, outputs=wanted, pad_rows="zero")["last_hidden_state"]
         assert not hidden[0, 4:].any()
-
-
-def test_zeros_are_refused_without_a_mask() -> None:
-    bundle: Any = SimpleNamespace(root="it.bundle", manifest=MANIFEST)
-    session: Any = SimpleNamespace(provider="CPUExecutionProvider", backend="onnxruntime-cpu")
-    record: Any = None
-    with pytest.raises(UsageError, match="nothing was proved of it"):
-        Engine(bundle, record, session, pad_rows="zero")
-    bundle.manifest = msgspec.structs.replace(MANIFEST, inputs=MANIFEST.inputs[2:])
-    assert Engine(bundle, record, session).provider == session.provider
-    with pytest.raises(UsageError, match="no input is an attention mask"):
-        Engine(bundle, record, session, pad_rows="zero")
 
 
 def test_the_command_line(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 from exports import Exports
-from onnx import TensorProto
 from triton_server import Server, TritonError, protobuf, read_config
 
 from enginecast.errors import BundleError, UsageError
-from enginecast.runtime.bundle.manifest import Guard, Input, Manifest, Output, SizeCheck, Text
+from enginecast.runtime.bundle.manifest import Manifest, Output, Text
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
-from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import load
 
 ROOT = next(one for one in Path(__file__).parents if (one / "pyproject.toml").is_file())
@@ -128,101 +126,6 @@ def compare(server: Server, engine: Any, group: list[str]) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_a_wrong_text_gets_its_own_error(bundle: Bundle, tmp_path: Path) -> None:
-    server = Server(write(bundle, tmp_path / "models"))
-    wrong = np.array([[b"red \xff"]], dtype=object)
-    with pytest.raises(TritonError, match="text: expected UTF-8"):
-        server.infer("tiny_text", {"text": wrong})
-    assert server.infer("tiny_text", {"text": texts("red")})["hidden"].shape == (1, 2, 3)
-
-
-def test_without_batches_requests_have_every_dimension(bundle: Bundle, tmp_path: Path) -> None:
-    done = write(bundle, tmp_path / "models", max_batch=0)
-    server = Server(done)
-    config = server.configs["tiny"]
-    assert config.max_batch_size == 0
-    assert not config.HasField("dynamic_batching")
-    assert [list(one.dims) for one in (*config.input, *config.output)] == [
-        [-1, -1],
-        [-1, -1],
-        [-1, -1, 3],
-    ]
-    with load(bundle.root) as engine:
-        found = server.infer("tiny_text", {"text": texts("red fox", "blue").reshape(-1)})
-        np.testing.assert_array_equal(found["hidden"], engine.encode(["red fox", "blue"])["hidden"])
-    with pytest.raises(TritonError, match=r"expected 1\.\.4 texts, got 5"):
-        server.infer("tiny_text", {"text": texts(*TEXTS).reshape(-1)})
-
-
-def test_a_guard_is_an_output_and_stops_batches(tmp_path: Path) -> None:
-    guard = Guard(output="guard_0", place="m.py:3", code="if x.sum() > 0", value="True")
-    done = written(tmp_path, changed(guards=(guard,)))
-    config = read_config(done / "one")
-    assert config.max_batch_size == 0
-    output = config.output[1]
-    assert (output.name, list(output.dims), list(output.reshape.shape)) == ("guard_0", [1], [])
-    assert output.HasField("reshape")
-    assert "'guard_0' has to be true" in (done / "README.md").read_text()
-    assert not read_config(done / "one_text").output[1].HasField("reshape")
-
-
-def test_inputs_with_the_batch_alone_are_reshaped(tmp_path: Path) -> None:
-    content = bundles.unary_manifest("float32")
-    shape = {"shape": ("batch",)}
-    content = msgspec.structs.replace(
-        content,
-        inputs=tuple(msgspec.structs.replace(one, **shape) for one in content.inputs),
-        outputs=tuple(msgspec.structs.replace(one, **shape) for one in content.outputs),
-    )
-    with stage(tmp_path / "rows.bundle") as staging:
-        write_rows(staging.folder)
-        made = staging.publish(content)
-    done = write(open_bundle(made), tmp_path / "models")
-    assert [one.name for one in done.iterdir() if one.is_dir()] == ["rows"]
-    rows = np.array([[1.0], [-2.0]], dtype=np.float32)
-    np.testing.assert_array_equal(Server(done).infer("rows", {"x": rows})["y"], -rows)
-
-
-def write_rows(folder: Path) -> None:
-    from onnx import helper
-
-    kinds = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch",)) for name in ("x", "y")
-    ]
-    node = helper.make_node("Neg", ["x"], ["y"])
-    bundles.save_model(
-        helper.make_graph([node], "rows", kinds[:1], kinds[1:]), folder / "engine.onnx"
-    )
-
-
-OTHER = Input(name="scale", kind="tensor", dtype="float32", shape=(3,))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"inputs": (*bundles.manifest().inputs, OTHER)}, "not dimension 0 alone of 'scale'"),
-        ({"outputs": (Output(name="mean", dtype="float32", shape=(3,)),)}, "alone of 'mean'"),
-        (
-            {"outputs": (Output(name="far", dtype="float32", shape=("batch", "batch")),)},
-            "alone of 'far'",
-        ),
-        ({"inputs": (OTHER,)}, "does not vary"),
-        ({"size_checks": (SizeCheck(condition="batch * sequence != 12"),)}, "sequence != 12"),
-    ],
-)
-def test_without_a_common_batch_there_are_no_batches(changes: Any, reason: str) -> None:
-    assert reason in triton.no_batches(changed(**changes))
-
-
-def test_batches_follow_the_ranges(bundle: Bundle, tmp_path: Path) -> None:
-    assert triton.no_batches(bundle.manifest) == ""
-    config = read_config(write(bundle, tmp_path / "models", max_batch=3) / "tiny")
-    assert config.max_batch_size == 3
-    with pytest.raises(UsageError, match=r"--max-batch: expected 0 or 1\.\.4, got 5"):
-        write(bundle, tmp_path / "more", max_batch=5)
-
-
 def test_what_triton_does_not_run_is_refused() -> None:
     plan = bundles.engine(target="tensorrt", file="engine.plan", weights=None)
     stripped = msgspec.structs.replace(plan, network="network.onnx")
@@ -235,13 +138,6 @@ def test_what_triton_does_not_run_is_refused() -> None:
     with pytest.raises(UsageError, match="'hidden' is bfloat16"):
         triton.engine_of(changed(outputs=output))
     assert triton.engine_of(changed(outputs=output, engines=(plan,))) is plan
-
-
-def test_gpu_engines_get_a_gpu(tmp_path: Path) -> None:
-    record = bundles.engine(verdict=bundles.verdict(provider="CUDAExecutionProvider"))
-    done = written(tmp_path, changed(engines=(record,)))
-    (group,) = read_config(done / "one").instance_group
-    assert group.kind == group.Kind.Value("KIND_GPU")
 
 
 def test_a_target_that_exists_is_refused(bundle: Bundle, tmp_path: Path) -> None:
@@ -257,23 +153,6 @@ def test_a_target_that_exists_is_refused(bundle: Bundle, tmp_path: Path) -> None
         write(bundle, target)
     assert (write(bundle, target, name="b", overwrite=True) / "b_text").is_dir()
     assert not (target / "tiny").exists()
-
-
-@pytest.mark.parametrize("name", ["a/b", "..", "a b"])
-def test_names_that_are_no_folders_are_refused(name: str, bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--name"):
-        write(bundle, tmp_path / "models", name=name)
-    assert not (tmp_path / "models").exists()
-
-
-def test_a_damaged_bundle_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    weights = bundle.root / "weights.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    with pytest.raises(BundleError):  # changed after it was opened
-        write(bundle, tmp_path / "models")
-    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from enginecast.errors import InputError, MissingError
-from enginecast.runtime.bundle.manifest import Input, SizeCheck
-from enginecast.runtime.size_checks import check_sizes, holds
+from enginecast.errors import InputError
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.size_checks import holds
 from enginecast.runtime.validate import check_inputs
-from enginecast.runtime.values import device_tensor
 from enginecast.runtime.values.arrays import is_finite
 
 CONTENT = bundles.manifest()
@@ -39,20 +38,15 @@ WRONG = {
     "missing": ({"input_ids": ids()}, "'attention_mask' is missing; expected input_ids, att"),
     "unknown": ({"input_idz": ids(), "attention_mask": ids()}, "'input_idz' is unknown"),
     "int32": ({"input_ids": ids(dtype=np.int32)}, "expected dtype int64, got int32"),
-    "float": ({"input_ids": ids(dtype=np.float32)}, "expected dtype int64, got float32"),
     "object": ({"input_ids": ids(dtype=object)}, "expected dtype int64, got object"),
-    "big-endian": ({"input_ids": ids(dtype=">i8")}, "expected this machine's byte order, got >i8"),
     "rank": ({"input_ids": ids()[0]}, r"expected shape \[batch, sequence\], got \[3\]"),
     "too long": ({"input_ids": ids(2, 7)}, r"dimension 1 .* expected sequence in 2\.\.6, got 7"),
-    "too short": ({"input_ids": ids(2, 1)}, r"expected sequence in 2\.\.6, got 1"),
     "batch": ({"input_ids": ids(5)}, r"dimension 0 .* expected batch in 1\.\.4, got 5"),
     "empty": ({"input_ids": ids(0)}, r"expected batch in 1\.\.4, got 0"),
     "negative": ({"input_ids": changed((1, 2), -1)}, r"in 0\.\.8, got -1 at \[1, 2\]"),
     "beyond": ({"input_ids": changed((0, 1), 9)}, r"in 0\.\.8, got 9 at \[0, 1\]"),
     "transposed": ({"input_ids": ids(3, 2).T}, "expected a contiguous array, got strides"),
     "list": ({"input_ids": [[1, 2]]}, "got a list, which is neither numpy nor DLPack"),
-    "none": ({"input_ids": None}, "is missing"),
-    "scalar": ({"input_ids": np.int64(3)}, "input 'input_ids'"),
 }
 
 
@@ -62,15 +56,6 @@ def test_wrong_inputs_are_refused_by_name(feeds: dict[str, Any], message: str) -
         feeds = feeds | {"attention_mask": ids()}
     with pytest.raises(InputError, match=message):
         check(**feeds)
-
-
-def test_none_is_left_out() -> None:
-    assert list(check(input_ids=ids(), attention_mask=ids(), position_ids=None)) == [
-        "input_ids",
-        "attention_mask",
-    ]
-    with pytest.raises(InputError, match="'attention_mask' is missing"):
-        check(input_ids=ids(), attention_mask=None)
 
 
 def test_right_inputs_pass_in_declared_order_and_uncopied() -> None:
@@ -94,12 +79,6 @@ def test_ends_of_the_id_range_are_inside(value: int) -> None:
 def test_a_symbol_has_one_size(shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=r"'attention_mask': .* = \d as in 'input_ids', got \d"):
         check(input_ids=ids(2, 3), attention_mask=ids(*shape))
-
-
-def test_static_dimensions_are_exact() -> None:
-    check(PIXELS, pixels=np.zeros((2, 3, 4), np.float32))
-    with pytest.raises(InputError, match=r"dimension 2 of \[batch, 3, 4\]: expected 4, got 5"):
-        check(PIXELS, pixels=np.zeros((2, 3, 5), np.float32))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -128,12 +107,6 @@ def test_torch_tensors_are_viewed_not_copied(spec: Input, tensor: torch.Tensor) 
     assert array.ctypes.data == tensor.data_ptr()
     assert array.dtype.name == spec.dtype
     np.testing.assert_array_equal(array.astype(np.float32), tensor.float().numpy())
-
-
-def test_a_viewed_bfloat16_tensor_outlives_its_owner() -> None:
-    array = check(HALF, half=torch.full((4, 2), 3.0, dtype=torch.bfloat16))["half"]
-    torch.full((4, 2), 5.0, dtype=torch.bfloat16)  # would take the memory, were it free
-    assert (array == 3).all()
 
 
 @pytest.mark.parametrize(
@@ -169,28 +142,6 @@ def test_tensors_on_other_devices_are_refused() -> None:
         check(PIXELS, pixels=Elsewhere(10))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA GPU")
-def test_a_tensor_on_a_gpu_where_torch_has_none() -> None:
-    with pytest.raises(MissingError, match="a tensor on a GPU, and this torch sees no CUDA GPU"):
-        check(PIXELS, pixels=Elsewhere(2))
-
-
-def test_a_tensor_on_a_gpu_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tensor, "can_view", lambda: False)
-    with pytest.raises(MissingError, match="a tensor on a GPU needs torch, which is not installed"):
-        check(PIXELS, pixels=Elsewhere(2))
-
-
-def test_a_transposed_bfloat16_tensor_is_refused() -> None:
-    with pytest.raises(InputError, match="not contiguous"):
-        check(HALF, half=torch.rand(2, 2).bfloat16().T)
-
-
-def test_feeds_without_names_are_refused() -> None:
-    with pytest.raises(InputError, match="expected arrays by input name, got a list"):
-        check_inputs((), {}, [np.zeros(2)])  # type: ignore[arg-type]  # what is tested
-
-
 @pytest.mark.parametrize(
     ("condition", "sizes", "is_held"),
     [
@@ -223,13 +174,3 @@ def test_finite_arrays_whose_sum_is_not_are_finite(dtype: type, wrong: float | N
     if wrong is not None:
         array[2, 4, 6] = wrong
         assert not is_finite(array)
-
-
-@pytest.mark.parametrize(
-    "condition",
-    ["-" * 5000 + "1", "-" * 200_000 + "1", "1+" * 20_000 + "1", "(" * 5000 + "1" + ")" * 5000],
-)
-def test_a_size_check_that_is_nested_too_deep_is_refused(condition: str) -> None:
-    with pytest.raises(InputError) as caught:
-        check_sizes([SizeCheck(condition=condition)], {"batch": 2})
-    assert len(caught.value.message) < 1000

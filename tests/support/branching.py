@@ -1,6 +1,5 @@
 """Modules whose control flow is harder to rewrite than one `if`; all take x: float32 [rows, 4]."""
 
-import contextlib
 from typing import Any
 
 import torch
@@ -37,18 +36,6 @@ class Scalars(nn.Module):
         return y
 
 
-class OneWayOnly(nn.Module):
-    """`y` is bound on one path and read on it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        is_positive = x.sum() > 0
-        if is_positive:
-            y = x * 2
-        if is_positive:
-            x = y + 1
-        return x
-
-
 def shrink(x: Tensor, limit: float) -> Tensor:
     """A helper with a loop of its own."""
     rounds = 0
@@ -61,14 +48,6 @@ def shrink(x: Tensor, limit: float) -> Tensor:
 class Helper(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return shrink(x, 1.0)
-
-
-class Chained(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        total = x.sum()
-        if 0 < total < 3 or not (x > -1).all().item():
-            x = x + 1
-        return x if bool(x.max() > 1) and x.dim() == 2 else x * 2
 
 
 class Structures(nn.Module):
@@ -119,20 +98,6 @@ class ReturnInLoop(nn.Module):
         return x
 
 
-class GrowingSum(nn.Module):
-    """The total is a Python number before the first round and a tensor after it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = 0
-        rows = []
-        for row in x:
-            total = total + row
-            if row.sum() > 1:
-                total = total * 0.5
-            rows.append(total * 2)
-        return torch.cat([torch.stack(rows), x], dim=1)
-
-
 class NestedLoops(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.zeros_like(x)
@@ -167,47 +132,12 @@ class RaiseOnValue(nn.Module):
         return x + 1
 
 
-class ChecksThings(nn.Module):
-    """Branches that only raise, in the forms that people write."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.isnan().any() or x.abs().max() > 1000:
-            where = x.abs().argmax()
-            x = x[where]
-            raise ValueError(f"row {x}")
-        if x.sum() > 0:
-            y = x * 2
-        elif x.sum() < 1e6:
-            y = x - 1
-        else:
-            assert False, "no number"  # noqa: B011, PT015
-        if not torch.isfinite(y).all():
-            if x.shape[0] > 2:
-                raise OverflowError
-            raise ArithmeticError("overflow")
-        else:
-            y = y + 1
-        return y
-
-
 class NumbersInLists(nn.Module):
     """`int(...)` in a comprehension."""
 
     def forward(self, x: Tensor) -> Tensor:
         found = torch.stack([x[int(row.argmax()), 0] for row in x[:2, :2].unbind()])
         return found + 1 if found.sum() > 0 else found
-
-
-class LoopToData(nn.Module):
-    """The number of rounds is read from a tensor, and the loop may end before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = int(x.sum().abs()) + 1
-        for i in range(n):
-            x = x + i * 0.5
-            if x.mean() > 3:
-                break
-        return x
 
 
 class Elif(nn.Module):
@@ -234,22 +164,16 @@ class Chosen(nn.Module):
 WORKING = (
     NestedReturns,
     Scalars,
-    OneWayOnly,
     Helper,
-    Chained,
     Structures,
     InPlace,
     WhileBreak,
     ReturnInLoop,
-    GrowingSum,
     NestedLoops,
     Super,
     RaiseOnValue,
-    ChecksThings,
     NumbersInLists,
-    LoopToData,
     Elif,
-    Chosen,
 )
 
 
@@ -286,34 +210,11 @@ class SetsAttribute(Counts):
         return x * 2
 
 
-class CountsInMethod(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:  # HERE
-            self.count()
-        return x * 2
-
-
 class FillsList(Counts):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
             self.seen.append("positive")  # HERE
         return x * 2
-
-
-class FillsDict(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        options = self.options
-        if x.sum() > 0:
-            options["positive"] = 1  # HERE
-        return x * 2
-
-
-class GrowsOneWay(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        rows = [x]
-        if x.sum() > 0:  # HERE
-            rows.append(x * 2)
-        return torch.cat(rows)
 
 
 class OtherDtype(Counts):
@@ -349,30 +250,12 @@ class RaisesDeep(Counts):
         return x
 
 
-class GrowsFromNothing(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        rows = []
-        for index in range(int(x.sum())):  # HERE
-            rows.append(x * index)
-        return torch.stack(rows)
-
-
 class GrowsUnevenly(Counts):
     def forward(self, x: Tensor) -> Tensor:
         rows = []
         for row in x:  # HERE
             rows.append(row[row > 0])
         return torch.cat(rows)
-
-
-class TriesOneWay(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:  # HERE
-            try:
-                x = x * 2
-            except ValueError:
-                x = x * 3
-        return x
 
 
 class Grows(Counts):
@@ -396,30 +279,14 @@ class CatchesCheck(Counts):
             return x * 10
 
 
-class SuppressesCheck(Counts):
-    def forward(self, x: Tensor) -> Tensor:
-        with contextlib.suppress(ValueError):
-            if x.sum() > 1000:  # HERE
-                raise ValueError("too large")
-            x = x + 1
-        return x * 2
-
-
 REFUSED = {
     RebindsName: "a branch binds 'factor' of an enclosing function anew",
     SetsAttribute: "sets self.calls",
-    CountsInMethod: "changes the state of the module: calls",
     FillsList: "line \\d+ writes into a list",
-    FillsDict: "line \\d+ writes into a dict",
-    GrowsOneWay: "rows has another structure on either path",
     OtherDtype: "the returned value is torch.int64 on one path and torch.float32 on the other",
     OtherRank: "x has a tensor of torch.float32 \\[\\] on one path",
     NoneOneWay: "y is a tensor of .* on one path and NoneType None on the other",
     RaisesDeep: "one path of it fails: ValueError: never positive",
-    GrowsFromNothing: r"it may go no round; torch._check\(n > 0\)",
     GrowsUnevenly: "grows by tensors whose sizes differ",
-    TriesOneWay: "catches exceptions",
-    Grows: "x has the shape",
     CatchesCheck: r"its error is caught at .*branching.py:\d+, and what follows is another path",
-    SuppressesCheck: r"its error is caught at .*branching.py:\d+",
 }

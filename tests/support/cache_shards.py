@@ -76,13 +76,6 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
-def scramble(path: Path) -> None:
-    """Fill a file with nonsense, and leave its size and time of change as they were."""
-    status = path.stat()
-    path.write_bytes(b"\xa5" * status.st_size)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 @contextmanager
 def open_folder() -> Iterator[Path]:
     """A new folder that other users may look into, unlike those of pytest."""

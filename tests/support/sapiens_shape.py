@@ -5,8 +5,6 @@ A plain ViT over patches without class token, a head of transposed and plain con
 in the padded batch is stands in a tensor.
 """
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -99,9 +97,3 @@ def example(height: int, width: int, batch: int = 3) -> dict[str, Tensor]:
     image = torch.randn(batch, 3, HEIGHT, BREADTH, generator=generator)
     image[:, :, height:], image[:, :, :, width:] = 0, 0
     return {"image": image, "size": torch.tensor([height, width])}
-
-
-def write_segmenter(folder: Path) -> Path:
-    """A module of the user's own, beside which `enginecast export segmenter:make` is run."""
-    (folder / "segmenter.py").write_text("from sapiens_shape import make\n\n__all__ = ['make']\n")
-    return folder

@@ -102,14 +102,6 @@ class Tied(Base):
         return torch.cond(x.sum() > 0, lambda h: self.up(h), lambda h: self.up(h) + 1, (hidden,))
 
 
-class Picks(Base):
-    """A branch between weights, and nothing else."""
-
-    def forward(self, x: Tensor) -> Any:
-        weight = torch.cond(x.sum() > 0, lambda: self.left * 1.0, lambda: self.right * 2.0, ())
-        return x * weight + self.table
-
-
 class Constants(Base):
     """Tensors that the code makes, and writes into, within a branch."""
 
@@ -138,20 +130,6 @@ class Attends(Base):
             return found.transpose(1, 2).reshape(h.shape[0], -1, WIDTH)
 
         return torch.cond(x.sum() > 0, attend, lambda h: self.up(h), (x,))
-
-
-class Halving(Base):
-    """A loop with a condition on values and weights in its body."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        def going(steps: Tensor, h: Tensor) -> Tensor:
-            return (h.abs().amax() > 0.5) & (steps < 20)
-
-        def body(steps: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-            return steps + 1, 0.6 * torch.tanh(self.up(h)) + 0.1 * h
-
-        steps, h = while_loop(going, body, (START.clone(), x))
-        return {"hidden": h, "steps": steps}
 
 
 class Counted(Base):
@@ -209,14 +187,6 @@ class Chosen(Base):
         return self.up(x[x.sum(-1) > 0])
 
 
-class Found(Base):
-    """Where something is, and what is there."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        places = torch.nonzero(x > 0.5)
-        return {"places": places, "values": x[x > 0.5], "total": x.masked_select(x > 0.5).sum()}
-
-
 class Cut(Base):
     """As many tokens as a number in the input says, twice."""
 
@@ -255,15 +225,6 @@ class Remembers(Base):
             return h + self.table
 
         return torch.cond(x.sum() > 0, write, lambda h: h * 2.0, (x,))
-
-
-class Bessel(Base):
-    """A branch with an op that ONNX does not have."""
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.cond(
-            x.sum() > 0, lambda h: torch.special.bessel_j0(h), lambda h: self.up(h), (x,)
-        )
 
 
 class OneWay(Base):
@@ -306,16 +267,13 @@ STRUCTURED = (
     Structured(Nested, "If"),
     Structured(Unchanged, "If"),
     Structured(Tied, "If"),
-    Structured(Picks, "If"),
     Structured(Constants, "If"),
     Structured(Attends, "If"),
     Structured(OwnLength, "If"),
-    Structured(Halving, "Loop"),
     Structured(Counted, "Loop", counted),
     Structured(LoopInBranch, "Loop"),
     Structured(Recurrent, "Scan"),
     Structured(Chosen, "NonZero"),
-    Structured(Found, "NonZero"),
     Structured(Cut, "Slice", cut),
     Structured(Guarded, "MatMul"),
 )

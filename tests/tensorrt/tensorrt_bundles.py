@@ -3,7 +3,6 @@
 The plan is made by tests/tensorrt/fake_tensorrt.py, so that only the fake can load it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import bundles
 import msgspec
 import numpy as np
 import onnx
-import safetensors.numpy
 from fake_tensorrt import FakeTensorRT
 from fake_tensorrt_base import Plan
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import set_external_data
 
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
 from enginecast.runtime.bundle.staging import stage
@@ -93,16 +90,6 @@ def plan(fake: FakeTensorRT, **changes: Any) -> bytes:
     return Plan(**{**content, "profile": PROFILE, "detailed": True, **changes}).pack()
 
 
-def stripped_plan(fake: FakeTensorRT) -> bytes:
-    """A plan without the values of its weights."""
-    model = network()
-    for tensor in model.graph.initializer:
-        if tensor.name in STRIPPED:
-            tensor.ClearField("raw_data")
-    flags = ("REFIT", "STRIP_PLAN")
-    return plan(fake, network=model.SerializeToString(), stripped=STRIPPED, flags=flags)
-
-
 def record(**changes: Any) -> EngineRecord:
     ranges = tuple(
         ShapeRange(name=name, least=a, optimal=b, greatest=c) for name, (a, b, c) in PROFILE.items()
@@ -145,27 +132,3 @@ def publish(target: Path, files: dict[str, bytes], content: Manifest | None = No
         for name, data in files.items():
             (staging.folder / name).write_bytes(data)
         return staging.publish(content or manifest())
-
-
-def network_files(*, leave_out: str = "") -> dict[str, bytes]:
-    """network.onnx, and network.safetensors with its weights.
-
-    Args:
-        leave_out: a weight that the network reads as an input instead.
-    """
-    model = network()
-    found = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
-    stored = safetensors.numpy.save({name: found[name] for name in STRIPPED})
-    length = int.from_bytes(stored[:8], "little")
-    header = json.loads(stored[8 : 8 + length])
-    for tensor in list(model.graph.initializer):
-        if tensor.name == leave_out:
-            model.graph.initializer.remove(tensor)
-            given = helper.make_tensor_value_info(leave_out, TensorProto.FLOAT, tensor.dims)
-            model.graph.input.append(given)
-        elif tensor.name in STRIPPED:
-            start, end = header[tensor.name]["data_offsets"]
-            where = {"location": "network.safetensors", "offset": start + 8 + length}
-            set_external_data(tensor, length=end - start, **where)
-            tensor.ClearField("raw_data")
-    return {"network.onnx": model.SerializeToString(), "network.safetensors": stored}

@@ -1,11 +1,10 @@
 """Pairs of graphs for the rules of the TensorRT gate: one that keeps a rule, one that breaks it."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
-from tensorrt_graphs import DOUBLE, E4M3, FLOAT, FNUZ, HALF, INT64
+from tensorrt_graphs import DOUBLE, E4M3, FLOAT, HALF, INT64
 
 Constants = dict[str, tuple[Any, ir.DataType]]
 HALVES = "(float16[batch, 4] x) => (float16[batch, 4] y)"
@@ -60,18 +59,6 @@ OPERATORS = [
         "documented since TensorRT 11.0",
     ),
     Case(
-        "operator",
-        "(int64[batch] x) => (int64[batch] y) { y = Abs(x) }",
-        "(int64[batch] x) => (int64[batch] y) { y = BitwiseNot(x) }",
-        "documented as not taken",
-    ),
-    Case(
-        "operator",
-        BRANCH.replace("OTHER", "batch").replace("OP", "Neg"),
-        BRANCH.replace("OTHER", "batch").replace("OP", "Bernoulli"),
-        "documented as not taken",
-    ),
-    Case(
         "domain",
         f"{FLOATS} {{ y = Gelu(x) }}",
         f"{FLOATS} {{ y = com.microsoft.Gelu(x) }}",
@@ -85,20 +72,6 @@ OPERATORS = [
         ' { y = Resize <mode = "cubic"> (x, , , n) }',
         "cubic",
         {"n": ([1, 2, 8, 8], INT64)},
-    ),
-    Case(
-        "attribute",
-        attention(),
-        attention(attributes="<softmax_precision = 1>"),
-        "1",
-    ),
-    Case(
-        "attribute",
-        "(float[batch, 2, 8, 8] x) => (float[batch, 2, 7, 7] y)"
-        " { y = MaxPool <kernel_shape = [2, 2], dilations = [1, 1]> (x) }",
-        "(float[batch, 2, 8, 8] x) => (float[batch, 2, 6, 6] y)"
-        " { y = MaxPool <kernel_shape = [2, 2], dilations = [2, 2]> (x) }",
-        "[2, 2]",
     ),
     Case(
         "rank",
@@ -145,19 +118,7 @@ OPERATORS = [
         "1 x sequence",
     ),
     Case(
-        "mask-shape",
-        attention("float16[sequence, sequence]"),
-        attention("float16[sequence]"),
-        "got sequence",
-    ),
-    Case(
         "heads", FLAT.replace("COUNTS", ", kv_num_heads = 2"), FLAT.replace("COUNTS", ""), "[4, 0]"
-    ),
-    Case(
-        "heads",
-        attention(),
-        FLAT.replace("batch, sequence, 32] q", "batch, 4, sequence, 8] q").replace("COUNTS", ""),
-        "3 and 4",
     ),
     Case(
         "data-dependent",
@@ -204,12 +165,6 @@ TYPES = [
         "INT8 of x",
     ),
     Case(
-        "types",
-        "(float[batch] x) => (int32[batch] y) { y = Cast <to = 6> (x) }",
-        "(float[batch] x) => (int8[batch] y) { y = Cast <to = 3> (x) }",
-        "INT8 of y",
-    ),
-    Case(
         "float64",
         "(float[batch] x) => (float[batch] y) { y = Add(x, w) }",
         "(double[batch] x) => (double[batch] y) { y = Add(x, w) }",
@@ -225,15 +180,6 @@ TYPES = [
         {"w": ([1, 2, 3, 4], HALF)},
         {"w": ([1, 2, 3, 4], FLOAT)},
     ),
-    Case("mixed-types", attention(), attention("float[1, 1, sequence, sequence]"), "FLOAT of m"),
-    Case(
-        "mixed-types",
-        f"{HALVES} {{ y = Pow(x, w) }}",
-        f"{HALVES} {{ y = Pow(x, w) }}",
-        "FLOAT of w",
-        {"w": (2, INT64)},
-        {"w": (2, FLOAT)},
-    ),
     Case(
         "int64-range",
         f"{FLOATS} {{ y = Trilu(x, n) }}",
@@ -241,14 +187,6 @@ TYPES = [
         "4294967296",
         {"n": (1, INT64)},
         {"n": (2**32, INT64)},
-    ),
-    Case(
-        "int64-range",  # a Slice "to the end" is an idiom of ONNX; such an axis is nothing
-        f"{FLOATS} {{ y = Slice(x, n, e, a) }}",
-        f"{FLOATS} {{ y = Slice(x, n, e, a) }}",
-        "-2147483649",
-        {"n": ([0], INT64), "e": ([2**63 - 1], INT64), "a": ([1], INT64)},
-        {"n": ([0], INT64), "e": ([2**63 - 1], INT64), "a": ([-(2**31) - 1], INT64)},
     ),
 ]
 
@@ -260,22 +198,7 @@ QUANTIZED = [
         "FLOAT16 to FLOAT8E4M3FN",
         SCALE,
     ),
-    Case(
-        "fp8-cast",
-        QDQ,
-        f"{HALVES} {{ q = QuantizeLinear <output_dtype = 17> (x, s) y = Cast <to = 10> (q) }}",
-        "FLOAT8E4M3FN to FLOAT16",
-        SCALE,
-    ),
     Case("fp8-format", QDQ, QDQ.replace("17", "19"), "FLOAT8E5M2", SCALE),
-    Case(
-        "fp8-format",
-        "() => (float16[4] y) { y = DequantizeLinear(w, s) }",
-        "() => (float16[4] y) { y = DequantizeLinear(w, s) }",
-        "FLOAT8E4M3FNUZ",
-        {**SCALE, "w": ([1, 2, 3, 4], E4M3)},
-        {**SCALE, "w": ([1, 2, 3, 4], FNUZ)},
-    ),
     Case(
         "fp8-route",
         QDQ.replace("y = Deq", "r = Transpose <perm = [0, 1]> (q) y = Deq").replace(
@@ -285,17 +208,8 @@ QUANTIZED = [
         "Concat of fp8",
         SCALE,
     ),
-    Case(
-        "fp8-route",
-        QDQ,
-        "(float16[batch, 4] x) => (float8e4m3fn[batch, 4] y)"
-        " { y = QuantizeLinear <output_dtype = 17> (x, s) }",
-        "fp8 at its border",
-        SCALE,
-    ),
     Case("scale-type", QDQ, QDQ, "FLOAT for FLOAT16", SCALE, {"s": (0.5, FLOAT)}),
     Case("scale-positive", QDQ, QDQ, "-0.5 in s", SCALE, {"s": (-0.5, HALF)}),
-    Case("scale-positive", QDQ, QDQ, "inf in s", SCALE, {"s": (math.inf, HALF)}),
     Case(
         "scale-constant",
         QDQ,
@@ -319,14 +233,6 @@ QUANTIZED = [
         "got 4",
         {**SCALE, **WEIGHT, "t": ([1, 2], HALF)},
         {**SCALE, **WEIGHT, "t": ([1, 2, 3, 4], HALF)},
-    ),
-    Case(
-        "scale-shape",
-        PRODUCT,
-        PRODUCT.replace("axis = 1", "axis = 0, block_size = 2"),
-        "scales [2, 2]",
-        {**SCALE, **WEIGHT, "t": ([1, 2], HALF)},
-        {**SCALE, **WEIGHT, "t": ([[1, 2], [3, 4]], HALF)},
     ),
     Case(
         "zero-point",

@@ -6,7 +6,6 @@ A green test proves which calls are made and what is written; it proves nothing 
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,14 @@ import pytest
 import torch
 from fake_tensorrt_base import unpack_plan
 from onnx import load_from_string
-from programs import captured
 from tensorrt_orders import FEATURES, Rig, make_rig, program
-from torch import nn
-from torch.export import Dim
 
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt import lower as exporter
-from enginecast.exporters.tensorrt.lower import PLAN_FILE, lower_to_tensorrt, write_network
-from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.exporters.tensorrt.lower import PLAN_FILE, lower_to_tensorrt
+from enginecast.runtime.bundle.manifest import ShapeRange
 
 VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
 
@@ -107,44 +103,6 @@ def test_flags(rig: Rig, options: dict[str, Any], expected: set[str]) -> None:
     assert flags(rig) == expected
 
 
-@pytest.mark.parametrize(
-    ("hardware", "level"),
-    [("none", "NONE"), ("ampere+", "AMPERE_PLUS"), ("same-capability", "SAME_COMPUTE_CAPABILITY")],
-)
-def test_hardware_compatibility(rig: Rig, hardware: str, level: str) -> None:
-    made = lower_to_tensorrt(rig.order(hardware=hardware))
-    (call,) = rig.fake.called("IBuilderConfig.hardware_compatibility_level=")
-    assert call["value"].name == level
-    assert made.requires["hardware"] == hardware
-
-
-def test_workspace_and_level(rig: Rig) -> None:
-    lower_to_tensorrt(rig.order(workspace=3 << 30, level=5))
-    (call,) = rig.fake.called("IBuilderConfig.set_memory_pool_limit")
-    assert (call["pool"].name, call["pool_size"]) == ("WORKSPACE", 3 << 30)
-    assert rig.fake.called("IBuilderConfig.builder_optimization_level=") == [{"value": 5}]
-
-
-def test_without_options_tensorrt_keeps_its_defaults(rig: Rig) -> None:
-    lower_to_tensorrt(rig.order())
-    for name in ("set_memory_pool_limit", "builder_optimization_level="):
-        assert rig.fake.called(f"IBuilderConfig.{name}") == []
-
-
-def test_errors_are_recorded_on_builder_and_network(rig: Rig) -> None:
-    lower_to_tensorrt(rig.order())
-    owners = [name for name in ("Builder", "INetworkDefinition")]
-    found = [rig.fake.called(f"{owner}.error_recorder=")[0]["value"] for owner in owners]
-    assert found[0] is found[1]
-
-
-def test_the_shape_to_tune_for(rig: Rig) -> None:
-    made = lower_to_tensorrt(rig.order(optimal={"x": (2, FEATURES)}))
-    assert made.record["profile"][0].optimal == (2, FEATURES)
-    (call,) = rig.fake.called("IOptimizationProfile.set_shape")
-    assert call["opt"] == (2, FEATURES)
-
-
 def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
     made = lower_to_tensorrt(rig.order(strip_weights=True))
     assert made.files[0] == PLAN_FILE
@@ -163,59 +121,7 @@ def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
     assert refitter.get_missing_weights() == []
 
 
-def test_a_refittable_plan_keeps_its_weights(newest: Rig) -> None:
-    made = lower_to_tensorrt(newest.order(refit=True))
-    assert len(newest.files) == 3
-    assert made.record["network"] is None  # nothing has to be filled in
-    assert plan_in(newest).stripped == []
-
-
-def test_progress_is_reported(newest: Rig) -> None:
-    newest.fake.failures.steps = 3
-    lower_to_tensorrt(newest.order())
-    steps = [
-        (done, total) for phase, done, total in newest.reported if phase == "Selecting tactics"
-    ]
-    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-def test_it_is_a_target(newest: Rig) -> None:
-    target = target_of("tensorrt")
-    assert target.lower(newest.order()).files == (PLAN_FILE,)
-
-
 # What goes wrong.
-
-
-def test_an_op_that_the_parser_does_not_know(rig: Rig) -> None:
-    rig.fake.failures.unsupported = frozenset({"Relu"})
-    message = r"(?s)does not take this network: Relu 'node_relu'.*: No importer .* op: Relu"
-    with pytest.raises(LoweringError, match=message):
-        lower_to_tensorrt(rig.order())
-    assert rig.files == []
-    assert rig.fake.called("Builder.build_serialized_network") == []
-
-
-def test_a_refused_node_is_named_with_its_module(newest: Rig) -> None:
-    newest.fake.failures.unsupported = frozenset({"MatMul"})
-    message = (
-        r"MatMul '\w+' of wide \(tensorrt_orders\.py:\d+\): No importer registered for op: MatMul;"
-        r" MatMul '\w+' of narrow \(tensorrt_orders"
-    )
-    with pytest.raises(LoweringError, match=message):
-        lower_to_tensorrt(newest.order())
-
-
-def test_what_the_gate_refuses_is_not_built(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "write_network", write_network)
-    dynamic = {0: Dim("batch", min=1, max=8)}
-    wide = captured(nn.Linear(4, 4).double(), torch.randn(3, 4).double(), dynamic=dynamic)
-    x = Input(name="input", kind="tensor", dtype="float64", shape=("batch", 4))
-    order = newest.order(changes={"program": wide, "inputs": [x], "shapes": [], "symbols": {}})
-    with pytest.raises(LoweringError, match=r"TensorRT 11\.0 does not take this network: .*violat"):
-        lower_to_tensorrt(order)
-    assert newest.files == []
-    assert newest.fake.calls == []
 
 
 def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,44 +153,6 @@ def test_a_build_that_fails(rig: Rig) -> None:
     assert not list(rig.cache.glob("*"))  # nothing is remembered of a build that failed
 
 
-def test_a_build_that_fails_without_a_word(newest: Rig) -> None:
-    newest.fake.failures.build_silently = True
-    with pytest.raises(LoweringError, match="it gave no reason"):
-        lower_to_tensorrt(newest.order())
-    assert newest.files == []
-
-
-def test_a_plan_that_cannot_be_written(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    def write(self: Path, data: Any) -> int:
-        return full(self, data) if self.name == PLAN_FILE else real(self, data)
-
-    real = Path.write_bytes
-    monkeypatch.setattr(Path, "write_bytes", write)
-    with pytest.raises(OSError, match="No space"):
-        lower_to_tensorrt(newest.order(strip_weights=True))
-    assert newest.files == []
-
-
-def test_no_builder(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nothing(newest.fake.Builder):  # type: ignore[misc, name-defined]
-        def __init__(self, logger: Any) -> None:
-            logger.log(newest.fake.ILogger.ERROR, "CUDA initialization failure with error: 35")
-            raise TypeError("pybind11::init(): factory function returned nullptr")
-
-    monkeypatch.setattr(newest.fake, "Builder", Nothing)
-    with pytest.raises(MissingError, match="cannot create a builder: CUDA initialization failure"):
-        lower_to_tensorrt(newest.order())
-    assert newest.files == []
-
-
-def test_another_gpu_than_was_asked_for(newest: Rig) -> None:
-    with pytest.raises(MissingError, match="--arch sm89: the GPU here is sm90"):
-        lower_to_tensorrt(newest.order(changes={"arch": "sm89"}))
-
-
 def test_tensorrt_is_missing(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     order = newest.order()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
@@ -303,21 +171,3 @@ def test_ctrl_c_ends_the_build(rig: Rig) -> None:
     done = [done for phase, done, _ in rig.reported if phase == "Selecting tactics"]
     assert done == [0, 1]  # of four steps
     assert rig.files == []
-
-
-def test_what_is_raised_while_telling_is_raised_after_the_build(newest: Rig) -> None:
-    def broken(phase: str, done: int, total: int) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    with pytest.raises(BrokenPipeError):
-        lower_to_tensorrt(newest.order(changes={"tell": broken}))
-    assert newest.files == []
-
-
-def test_a_build_in_another_thread(newest: Rig) -> None:
-    found: list[Any] = []
-    order = newest.order()
-    thread = threading.Thread(target=lambda: found.append(lower_to_tensorrt(order)))
-    thread.start()
-    thread.join()
-    assert found[0].files == (PLAN_FILE,)

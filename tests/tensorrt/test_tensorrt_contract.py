@@ -4,19 +4,14 @@ imported, TensorRT agree.
 A green test says that each name exists.  It does not say that TensorRT does what is expected of it.
 """
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_tensorrt import EXTRAS, LAYERS, SOURCES, FakeTensorRT, fake_tensorrt
+from fake_tensorrt import EXTRAS, FakeTensorRT, fake_tensorrt
 from fake_tensorrt_base import public
-from fake_tensorrt_build import ADDED
 from tensorrt_names import listed, names_in
 
 from enginecast.errors import MissingError
-from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import (
     import_tensorrt,
     known_apis,
@@ -36,16 +31,6 @@ def fake(request: pytest.FixtureRequest) -> FakeTensorRT:
     return fake_tensorrt(request.param)
 
 
-def test_the_list_is_sorted_and_of_the_versions_that_the_fakes_are() -> None:
-    path = ROOT / "runtime/sessions/tensorrt/api.json"
-    listed = json.loads(path.read_text("utf-8"))["versions"]
-    assert list(listed) == [short_version(version) for version in VERSIONS]
-    for classes in listed.values():
-        assert list(classes) == sorted(classes)
-        unsorted = {name for name, members in classes.items() if members != sorted(set(members))}
-        assert unsorted == set()
-
-
 def test_the_fake_has_the_listed_names_and_no_others(fake: FakeTensorRT) -> None:
     names = names_for(fake.__version__)
     assert missing_names(fake, names) == []
@@ -56,19 +41,6 @@ def test_the_fake_has_the_listed_names_and_no_others(fake: FakeTensorRT) -> None
         assert found <= set(members), f"{name}: {found - set(members)} not in the list"
 
 
-def test_nothing_is_written_for_the_fake_that_no_version_lists() -> None:
-    listed: dict[str, set[str]] = {}
-    for names in known_apis().values():
-        for name, members in names.items():
-            listed.setdefault(name, set()).update(members)
-    written = {name: public(list(vars(source))) for name, source in SOURCES.items()}
-    written["INetworkDefinition"] |= set(ADDED)
-    written["Logger"].discard("log")  # which is ILogger's
-    unlisted = {name: found - listed.get(name, set()) for name, found in written.items()}
-    assert {name: found for name, found in unlisted.items() if found} == {}
-    assert set(listed) >= LAYERS
-
-
 def test_the_installed_tensorrt_has_the_listed_names() -> None:
     try:
         trt = import_tensorrt("this test")
@@ -77,42 +49,6 @@ def test_the_installed_tensorrt_has_the_listed_names() -> None:
             raise  # it is here, and lacks names
         pytest.skip(str(error.message))
     assert missing_names(trt, names_for(trt.__version__)) == []
-
-
-def test_a_fake_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = fake_tensorrt()
-    del fake.Builder.build_serialized_network
-    monkeypatch.setitem(sys.modules, "tensorrt", fake)
-    with pytest.raises(MissingError, match=r"11\.0\.0\.114\+fake lacks Builder\.build_serialized"):
-        import_tensorrt("this test")
-
-
-def test_the_numbers_of_enums_differ_between_versions() -> None:
-    old, new = (fake_tensorrt(version) for version in VERSIONS)
-    assert int(old.BuilderFlag.REFIT) != int(new.BuilderFlag.REFIT)
-
-
-def test_quantize_wants_its_output_type_since_11() -> None:
-    old, new = (_network(fake_tensorrt(version)) for version in VERSIONS)
-    assert old.add_quantize("input", "scale").name == ""
-    with pytest.raises(TypeError, match="output_type"):
-        new.add_quantize("input", "scale")
-
-
-def _network(fake: FakeTensorRT) -> Any:
-    class Log(fake.ILogger):  # type: ignore[misc, name-defined]
-        pass
-
-    return fake.Builder(Log()).create_network()
-
-
-def test_what_derives_must_be_initialized(fake: FakeTensorRT) -> None:
-    class Log(fake.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            pass
-
-    with pytest.raises(TypeError, match="whose __init__ was called"):
-        fake.Builder(Log())
 
 
 # What the sources use: see tests/tensorrt/tensorrt_names.py for how it is found.
@@ -149,22 +85,6 @@ def test_what_has_no_type_is_known_by_its_name(path: Path) -> None:
     )
 
 
-def test_the_sources_are_looked_at() -> None:
-    used = {name for path in FILES for _, name in names_in(path.read_text("utf-8")).used}
-    for name in (
-        "Builder",
-        "BuilderFlag.STRIP_PLAN",
-        "Builder.build_serialized_network",
-        "IBuilderConfig.set_timing_cache",
-        "ITimingCache.serialize",
-        "ParserError.node_operator",
-        "ICudaEngine.create_execution_context",
-        "IExecutionContext.set_tensor_address",
-        "INetworkDefinition.add_quantize",
-    ):
-        assert name in used
-
-
 @pytest.mark.parametrize(
     ("line", "name"),
     [
@@ -186,10 +106,3 @@ def test_a_name_that_is_not_listed_is_found(line: str, name: str) -> None:
     assert name in [used for _, used in found.used]
     assert not any(listed(name, names) for names in known_apis().values())
     assert [untyped for _, untyped in found.untyped] == ["ctx"]
-
-
-def test_an_object_of_ours_by_the_same_name_is_left_alone() -> None:
-    source = (
-        "def f(config: Path, x: Any):\n    config.resolve()\n    engine = x()\n    engine.go()\n"
-    )
-    assert names_in(source).used == []

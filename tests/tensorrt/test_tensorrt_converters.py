@@ -176,29 +176,6 @@ def test_a_linear(trt: FakeTensorRT, rank: int, has_bias: bool, exact: bool) -> 
     assert all(layer.name for layer in network.fake.network._layers)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_stored_weight(trt: FakeTensorRT, exact: bool) -> None:
-    torch.manual_seed(0)
-    network = Network(trt)
-    weight, scale = quantized(16, 32, exact=exact)
-    found = network.convert(own.dequantize.default, weight, scale, torch.float16)
-    wanted = own.dequantize(weight, scale, torch.float16)
-    assert torch.equal(network.value(found), wanted)
-    assert wanted[0].count_nonzero() == 32, "small weights are kept"
-    layer = network.fake.layers("add_dequantize")[0]
-    kept = torch.float16 if exact else torch.float32
-    assert network.fake.value(layer._arguments["scale"]).dtype == kept
-    assert DTYPES[layer._arguments["output_type"].name] == kept
-
-
-def test_one_scale_for_a_weight(trt: FakeTensorRT) -> None:
-    network = Network(trt)
-    weight = torch.randn(4, 8).to(FP8)
-    found = network.convert(own.dequantize.default, weight, torch.full((1, 1), 0.5), torch.bfloat16)
-    assert network.value(found).dtype == torch.bfloat16
-    assert network.fake.layers("add_dequantize")[0].axis is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_weight", [True, False])
 def test_a_norm(trt: FakeTensorRT, dtype: torch.dtype, has_weight: bool) -> None:
@@ -213,25 +190,6 @@ def test_a_norm(trt: FakeTensorRT, dtype: torch.dtype, has_weight: bool) -> None
     casts = network.fake.layers("add_cast")
     assert len(casts) == (0 if dtype == torch.float32 else 2)
     assert network.fake.layers("add_reduce")[0]._arguments["axes"] == 0b100
-
-
-def test_a_norm_of_two_dims(trt: FakeTensorRT) -> None:
-    torch.manual_seed(2)
-    network = Network(trt)
-    x, weight = torch.randn(3, 4, 5), torch.randn(4, 5)
-    found = network.convert(own.whole_rms_norm.default, network.feed(x), 2, weight, 1e-6)
-    wanted = torch.nn.functional.rms_norm(x, [4, 5], weight, 1e-6)
-    torch.testing.assert_close(network.value(found), wanted)
-
-
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_looking_values_up(trt: FakeTensorRT, dim: int) -> None:
-    network = Network(trt)
-    values = torch.randn(3, 4)
-    indices = torch.tensor([[0, 2, 1], [1, 0, 2]])
-    op = torch.ops.aten.gather.default
-    found = network.convert(op, values, dim, network.feed(indices))
-    assert torch.equal(network.value(found), values.gather(dim, indices))
 
 
 def test_a_layer_that_tensorrt_refuses(trt: FakeTensorRT) -> None:

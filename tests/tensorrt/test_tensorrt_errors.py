@@ -15,25 +15,6 @@ def trt(request: pytest.FixtureRequest) -> Any:
     return pytest.importorskip("tensorrt")
 
 
-def test_messages_are_one_line_without_repetition_and_are_forgotten_then() -> None:
-    messages = Messages()
-    for text in ("first\n  cause", "second ", "first\n  cause"):
-        messages.add(None, text)
-    assert len(messages) == 3
-    assert messages.take() == "first cause; second"
-    assert (len(messages), messages.take()) == (0, "it gave no reason")
-
-
-def test_a_flood_of_messages_keeps_the_first() -> None:
-    messages = Messages()
-    for number in range(100):
-        messages.add(None, f"error {number}")
-    assert messages.overflowed
-    assert len(messages) == 20
-    assert messages.take().endswith("error 19; and more")
-    assert not messages.overflowed
-
-
 def test_a_recorder_answers_what_was_reported(trt: Any) -> None:
     messages = Messages()
     recorder = error_recorder(trt, messages)

@@ -12,14 +12,9 @@ from cpu_stand_in import use_stand_in
 from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
-import enginecast
 from enginecast.exporters.tensorrt import lower as exporter
 from enginecast.exporters.tensorrt.build import Job
-from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.runtime.bundle.tensor_files import read_tensors
-from enginecast.runtime.load import load
-from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
 
 @pytest.fixture
@@ -119,52 +114,6 @@ def test_a_plan_that_computes_something_else_is_rejected(
     assert ran.code == 1
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.rejected").is_dir()
-
-
-@pytest.mark.slow
-def test_a_plan_without_weights_is_filled_from_the_bundle(
-    exports: Exports, fake: FakeTensorRT, tmp_path: Path
-) -> None:
-    bundle = tmp_path / "out"
-    options = TensorRTOptions(strip_weights=True, level=1)
-    model = exports.model("vit")
-    enginecast.compile(model, bundle, target="tensorrt", precision="fp16", target_options=options)
-    assert {"engine.plan", "network.onnx", "network.safetensors"} <= {
-        path.name for path in bundle.iterdir()
-    }
-    reference = read_reference(bundle / REFERENCE_NAME)
-    case = reference.cases[0]
-    with load(bundle, prefer=["tensorrt"], allow_code=True) as engine:
-        feeds = {one.name: case.inputs[one.name].astype(one.dtype) for one in engine.inputs}
-        found = engine.run(feeds)
-    for name, wanted in case.reference.items():
-        error = np.linalg.norm(found[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
-        assert error < 2e-3
-
-
-@pytest.mark.slow
-def test_fp8_products_and_an_engine_beside_them(
-    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Layers this small gain nothing by it; their error alone decides here."""
-    pipeline = (
-        TensorRT().pipeline("fp8", arch="sm90").replace("plan-fp8{", "plan-fp8{min_gain=0.0 ")
-    )
-    ran = cast(
-        capsys,
-        *("export", exports.model("vit"), "-o", tmp_path / "out", "--target", "tensorrt"),
-        *("--pipeline", pipeline, "--arch", "sm90", "--also", "onnxruntime", "--json"),
-    )
-    assert ran.code == 0, ran.err
-    reported = ran.json
-    assert reported["ops"]["QuantizeLinear"] > 2
-    assert reported["quantization"]["format"] == "fp8"
-    outcomes = {one["target"]: one["outcome"] for one in reported["engines"]}
-    assert outcomes["tensorrt"] == "verified"
-    assert outcomes["onnxruntime"] == "verified-by-emulation"  # fp16, on the CPU
-    first, second = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))["engines"]
-    assert first["quantized"] == second["quantized"] == "fp8"
-    assert first["precision"] == second["precision"] == "fp16"
 
 
 def test_an_op_that_its_parser_lacks_is_named(

@@ -1,17 +1,9 @@
 """What a TensorRT plan asks of a machine: every mismatch is a sentence with both values."""
 
-import platform
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from enginecast.errors import MissingError
-from enginecast.runtime.device import gpu
-from enginecast.runtime.device.gpu import driver_version, module_version
-from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit, requirements
+from enginecast.runtime.sessions.tensorrt.fitness import require_fit
 
 HERE = {
     "tensorrt": "11.0.0.114",
@@ -89,44 +81,3 @@ def test_a_plan_that_does_not_say_all(key: str) -> None:
     needs = {name: value for name, value in NEEDS.items() if name != key}
     with pytest.raises(MissingError, match=f"does not say for which {key} it was built"):
         require_fit(needs, HERE, "engine.plan", INSTEAD)
-
-
-def test_what_is_written_down_is_what_is_here() -> None:
-    trt = SimpleNamespace(__version__="11.0.0.114")
-    found: Any = SimpleNamespace(name="NVIDIA H200", arch="sm90", driver="580.95.05", cuda="13")
-    here = machine(trt, found)
-    assert here == HERE | {"platform": f"{sys.platform} {platform.machine()}"}
-    needs = requirements(trt, found, version_compatible=True, hardware="ampere+")
-    assert needs == here | {"hardware": "ampere+", "version_compatible": "yes"}
-    plain = requirements(trt, found, version_compatible=False, hardware="none")
-    assert plain.items() - here.items() == {
-        ("hardware", "none"),
-        ("version_compatible", "no"),
-    }
-    require_fit(needs, here, "engine.plan", INSTEAD)
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun 6", "535.54.03"),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
-            "580.95.05",
-        ),
-        ("GCC version: 12.3.0", ""),
-    ],
-)
-def test_the_drivers_version_is_read_from_the_kernels_file(text: str, version: str) -> None:
-    assert module_version(text) == version
-
-
-def test_a_machine_without_a_driver_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "_NVML", "libno-such-library.so.1")
-    monkeypatch.setattr(gpu, "_KERNEL_MODULE", tmp_path / "version")
-    with pytest.raises(MissingError, match="version of NVIDIA's driver: found in neither"):
-        driver_version()
-    (tmp_path / "version").write_text("Kernel Module  570.1.2  x")
-    assert driver_version() == "570.1.2"

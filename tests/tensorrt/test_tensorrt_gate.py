@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tensorrt_cases import CASES, FLOATS, Case, Constants
-from tensorrt_graphs import E5M2, model_of
+from tensorrt_graphs import model_of
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.gate.check import SHOWN, Violation, check_ready, refusal_of
+from enginecast.exporters.tensorrt.gate.check import Violation, check_ready
 
 RANGES = {"batch": (1, 8), "sequence": (1, 64)}
 GATE = Path(__file__).parents[2] / "exporters/tensorrt/gate"
@@ -74,36 +74,3 @@ def test_an_opset_outside_of_the_parser_s_is_found(version: str, opset: int, got
 def test_an_unknown_version_is_refused(version: str, reported: str) -> None:
     with pytest.raises(UsageError, match=re.escape(reported)):
         found(f"{FLOATS} {{ y = Relu(x) }}", {}, version)
-
-
-def test_an_error_lists_the_first_violations_and_counts_the_rest() -> None:
-    count = SHOWN + 2
-    steps = " ".join(f"v{i + 1} = com.microsoft.Gelu(v{i})" for i in range(count))
-    text = f"(float[batch] v0) => (float[batch] v{count}) {{ {steps} }}"
-    model = model_of(text)
-    error = refusal_of(check_ready(model, version="11.0", ranges=RANGES), "11.0")
-    lines = error.message.splitlines()
-    assert lines[0] == "TensorRT 11.0 does not take this network: 12 violations"
-    assert len(lines) == SHOWN + 2
-    assert "'node_v10'" in lines[SHOWN]
-    assert lines[-1] == "  and 2 more"
-    assert len(error.details["violations"]) == count
-
-
-def test_a_type_that_the_graph_does_not_say_is_a_violation() -> None:
-    model = model_of(f"{FLOATS} {{ z = Relu(x) y = Neg(z) }}")
-    model.graph[0].outputs[0].type = None
-    violations = check_ready(model, ranges=RANGES)
-    assert {(v.rule, v.got) for v in violations} == {("types", "no element type of z")}
-
-
-def test_e5m2_weights_are_found_where_nothing_reads_them_as_fp8() -> None:
-    """They are not element types of TensorRT at all."""
-    model = model_of(f"{FLOATS} {{ y = Relu(x) }}", {"w": ([1.0, 2.0], E5M2)})
-    assert [violation.rule for violation in check_ready(model, ranges=RANGES)] == ["fp8-format"]
-
-
-def test_an_input_of_a_type_that_tensorrt_lacks_is_found_where_nothing_reads_it() -> None:
-    model = model_of("(float[batch] x, int16[batch] z) => (float[batch] y) { y = Relu(x) }")
-    violations = check_ready(model, ranges=RANGES)
-    assert [(v.rule, v.node, v.got) for v in violations] == [("types", "z", "INT16")]

@@ -46,35 +46,6 @@ def test_counts_by_kind_and_dtype() -> None:
     assert found.layers[1].origins == ("node_rms_norm", "node_mul")
 
 
-def test_what_was_kept_as_one_layer() -> None:
-    found = layers()
-    norms = found.kept("RMSNormalization")
-    assert (norms.whole, norms.split) == (("node_rms_norm", "node_skip_rms_norm_2__1"), ())
-    attention = found.kept("Attention")
-    assert (attention.whole, attention.split) == (("node_attention",), ("node_attention_1",))
-    products = found.kept("MatMul")
-    assert products.whole == ("node_linear", "node_matmul_1")
-    assert products.fp8 == ("node_linear",)
-
-
-def test_lines_for_the_report() -> None:
-    assert layers().lines() == (
-        "8 layers: 5 kgen, 2 gemm, 1 Reformat",
-        "outputs of layers: 5 fp16, 1 bf16, 1 fp8, 1 unknown",
-        "layers that compute several nodes of the network: 1",
-        "RMSNormalization: 2 of 2 in one layer each",
-        "Attention: 1 of 2 in one layer each; several layers for node_attention_1",
-        "MatMul: 2 of 2 in one layer each; 1 on fp8",
-    )
-
-
-def test_an_engine_that_tells_names_alone() -> None:
-    found = layers("conv1 + relu1", "gemm")
-    assert not found.detailed
-    assert [one.name for one in found.layers] == ["conv1 + relu1", "gemm"]
-    assert found.lines() == ("2 layers; the engine reports no more than their names",)
-
-
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
@@ -90,13 +61,6 @@ def test_an_engine_that_tells_names_alone() -> None:
 )
 def test_dtypes(text: str, dtype: str) -> None:
     assert layers(layer("a", "kgen", "n", "Half", text)).output_dtypes == {dtype: 1}
-
-
-def test_fields_that_are_not_there_are_not_reported() -> None:
-    other = {"Name": "a", "Outputs": [{"Datatype": "Half"}, 7], "Metadata": "x\x1fy", "Inputs": {}}
-    (found,) = layers(other).layers
-    assert (found.kind, found.inputs, found.outputs) == ("", (), ("fp16",))
-    assert found.origins == ("x", "y")
 
 
 @pytest.mark.parametrize("text", ["", "no layers", "[]", '{"Bindings": []}', '{"Layers": "a"}'])

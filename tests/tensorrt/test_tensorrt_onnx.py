@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import onnx
-import onnx_ir as ir
 import pytest
 import torch
-from onnx.external_data_helper import ExternalDataInfo
 from programs import TOKENS, captured
-from tensorrt_networks import order_of, run_network, save_network
+from tensorrt_networks import order_of, save_network
 from torch import Tensor, nn
 
-from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
@@ -54,37 +50,3 @@ def test_lines_are_in_memory_and_not_in_the_files(
     assert b"test_tensorrt_onnx" not in written
     assert str(tmp_path).encode() not in written
     assert MODULE.encode() in written
-
-
-def test_weights_are_found_beside_the_graph(
-    program: torch.export.ExportedProgram, tmp_path: Path
-) -> None:
-    """As a parser finds them: name of the file, first byte, number of bytes."""
-    save_network(tensorrt_onnx(order_of(program, tmp_path)), tmp_path)
-    stored = onnx.load(tmp_path / NETWORK_FILE, load_external_data=False)
-    (weight,) = [w for w in stored.graph.initializer if w.external_data]
-    place = ExternalDataInfo(weight)
-    assert place.location == NETWORK_WEIGHTS_FILE
-    raw = (tmp_path / NETWORK_WEIGHTS_FILE).read_bytes()[place.offset :][: place.length]
-    found = torch.frombuffer(bytearray(raw), dtype=torch.float32).reshape(tuple(weight.dims))
-    assert torch.equal(found, program.state_dict["wide.weight"].t())
-    x = torch.randn(3, 5, 32)
-    got = run_network(onnx.load(tmp_path / NETWORK_FILE), x)[0]
-    with torch.no_grad():
-        assert torch.allclose(got, program.module()(x), atol=1e-5)
-
-
-def test_nothing_is_left_of_a_failure(
-    program: torch.export.ExportedProgram, tmp_path: Path
-) -> None:
-    model = tensorrt_onnx(order_of(program, tmp_path))
-    large = next(v for v in model.graph.initializers.values() if v.const_value.nbytes > 1024)
-
-    def broken() -> ir.Tensor:
-        raise LoweringError("a weight that cannot be computed")
-
-    promised = large.const_value
-    large.const_value = ir.LazyTensor(broken, promised.dtype, promised.shape, name=large.name)
-    with pytest.raises(LoweringError, match="cannot be computed"):
-        save_network(model, tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -4,10 +4,7 @@ import onnx
 import pytest
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.gate.operator_rules import RULES
 from enginecast.exporters.tensorrt.gate.operators import (
-    SAME,
-    TYPES,
     numbers,
     opsets,
     table,
@@ -38,39 +35,6 @@ def test_every_entry_is_an_operator_with_a_source() -> None:
     used |= {found.source for found in table().versions.values()} | {table().refused.source}
     assert used == set(table().sources)
     assert all(url.startswith("https://") for url in table().sources.values())
-
-
-def test_every_word_of_the_table_is_known() -> None:
-    types = {*TYPES.values(), SAME}
-    rules: set[str] = set()
-    for name, operator in table().operators.items():
-        for words in (operator.takes, operator.gives, *operator.others.values()):
-            assert table().expand(words) <= types, name
-        assert operator.reads in ("inputs", "output", "outputs"), name
-        assert SAME not in table().expand(operator.takes), name
-        rules.update(operator.rules)
-    assert rules == set(RULES)
-
-
-def test_inputs_and_attributes_that_the_table_names_are_there() -> None:
-    known = schemas()
-    for name, operator in table().operators.items():
-        schema = known[name]
-        numbered = {*operator.others, *operator.constant, *operator.below, *operator.rank}
-        numbered |= set(operator.wide)
-        assert all(index < schema.max_input for index in numbered), name
-        assert {*operator.only, *operator.ones} <= set(schema.attributes), name
-
-
-def test_nothing_of_the_opset_that_is_written_is_forgotten() -> None:
-    """Of opset 23: taken, refused, or deprecated."""
-    said = {*table().operators, *table().refused.operators}
-    old = {
-        name
-        for name, schema in schemas().items()
-        if not schema.deprecated and schema.since_version <= 23 and name not in said
-    }
-    assert old == set()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """What the TensorRT gate finds, printed and as data."""
 
 import io
-import json
 
-import pytest
 from rich.console import Console
 
 from enginecast.cli.inspect.pages import print_network
-from enginecast.compiler.inspection.network import NetworkCheck, support
-from enginecast.errors import UsageError
+from enginecast.compiler.inspection.network import NetworkCheck
 from enginecast.exporters.tensorrt.gate.violations import Violation
 from enginecast.runtime.bundle.manifest import ShapeRange
 
@@ -44,28 +41,3 @@ def test_a_page_shows_operators_violations_and_profile() -> None:
         "input least tuned for greatest",
         "ids 1 x 2 4 x 32 8 x 64",
     ]
-
-
-def test_a_page_without_violations_says_what_that_means() -> None:
-    assert printed(())[0] == (
-        "TensorRT 10.15: the network is one that its parser is documented to take;"
-        " not yet run on real TensorRT by us"
-    )
-    assert "expected" not in " ".join(printed(()))
-
-
-def test_the_same_as_data() -> None:
-    data = json.loads(json.dumps(NetworkCheck("11.0", OPS, PROFILE, FOUND, 1).to_json()))
-    assert data["ready"] is False
-    assert data["version"] == "11.0"
-    assert data["operators"]["Swish"] == {"count": 1, "support": "since 11.0"}
-    assert data["violations"][0]["line"] == "gpt.py:7"
-    assert data["profile"][0]["greatest"] == [8, 64]
-    assert data["unknown_sizes"] == 1
-    assert NetworkCheck("11.0", {}, (), ()).to_json()["ready"] is True
-
-
-def test_support_of_an_operator_that_nobody_knows() -> None:
-    assert support("Frobnicate", "11.0") == "not documented"
-    with pytest.raises(UsageError):
-        support("Swish", "none")

@@ -8,7 +8,6 @@ from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 IDS = Input(name="input_ids", kind="token_ids", dtype="int64", shape=("batch", "sequence"))
-MASK = Input(name="mask", kind="attention_mask", dtype="int64", shape=("batch", "sequence"))
 IMAGE = Input(name="pixels", kind="image", dtype="float32", shape=("batch", 3, 16, 16))
 FIXED = Input(name="bias", kind="tensor", dtype="float32", shape=(4, 4))
 RANGES = {"batch": (1, 8), "sequence": (2, 512)}
@@ -25,23 +24,6 @@ def test_the_largest_shape_is_tuned_for_unless_another_is_asked_for() -> None:
             name="pixels", least=(1, 3, 16, 16), optimal=(8, 3, 16, 16), greatest=(8, 3, 16, 16)
         ),
     )
-
-
-def test_a_shape_that_is_asked_for_holds_for_every_input_with_its_symbols() -> None:
-    ids, mask, image = profile(IDS, MASK, IMAGE, input_ids=(1, 128))
-    assert ids.optimal == mask.optimal == (1, 128)
-    assert image.optimal == (1, 3, 16, 16)
-    assert ids.greatest == (8, 512)
-
-
-def test_two_inputs_may_say_the_same() -> None:
-    ids, _ = profile(IDS, IMAGE, input_ids=(2, 64), pixels=(2, 3, 16, 16))
-    assert ids.optimal == (2, 64)
-
-
-def test_without_symbols_there_is_no_profile() -> None:
-    assert profile(FIXED) == ()
-    assert profile(FIXED, bias=(4, 4)) == ()
 
 
 @pytest.mark.parametrize(
@@ -65,16 +47,3 @@ def test_without_symbols_there_is_no_profile() -> None:
 def test_refused_shapes(optimal: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         profile(IDS, IMAGE, **optimal)
-
-
-def test_one_input_may_not_give_one_symbol_two_sizes() -> None:
-    square = Input(name="square", kind="tensor", dtype="float32", shape=("batch", "batch"))
-    with pytest.raises(UsageError, match="batch is 3 here and 2 in"):
-        profile(square, square=(2, 3))
-
-
-def test_a_range_needs_an_end() -> None:
-    ranges = {"batch": (1, 8), "sequence": (2, 2**63 - 1)}
-    with pytest.raises(UsageError, match="'input_ids': sequence has no upper bound") as caught:
-        profile_of([IDS], ranges, TensorRTOptions())
-    assert caught.value.hint == "Give one: --dynamic input_ids:1=2..512."

@@ -8,8 +8,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from planned_programs import quantized_by_plan
-from programs import TOKENS, Function, calibrated, captured, relative_error, rewritten
+from programs import TOKENS, calibrated, captured, relative_error, rewritten
 from quantized_programs import FP8, Form, in_torch, quantized
 from safetensors import safe_open
 from tensorrt_networks import network_of, nodes_in, op_count, order_of, run_network
@@ -22,7 +21,6 @@ from enginecast.exporters.tensorrt.lower import NETWORK_WEIGHTS_FILE, tensorrt_o
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import plan_of
 
-ours = torch.ops.enginecast
 Q, DQ = "QuantizeLinear", "DequantizeLinear"
 
 
@@ -90,24 +88,6 @@ def test_values_are_dequantized_into_the_ops_that_read_them(
         assert relative_error(found, expected) < 1e-6
 
 
-class Twice(nn.Module):
-    """Rows of one table, from both ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(96, 32)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        both: Tensor = self.table(ids) + self.table(ids.flip(1))
-        return both
-
-
-def test_a_table_that_is_read_twice_is_dequantized_once(tmp_path: Path) -> None:
-    program = captured(Twice(), _ids(), dynamic=TOKENS)
-    network = network_of(quantized_by_plan(program, "storage"), tmp_path)
-    assert (op_count(network, DQ), op_count(network, "Gather")) == (1, 2)
-
-
 def _loses(program: ExportedProgram, tmp_path: Path) -> str:
     with pytest.raises(LoweringError) as caught:
         tensorrt_onnx(order_of(program, tmp_path))
@@ -147,17 +127,6 @@ def test_what_has_no_such_form_is_refused(
     message = _loses(quantized(programs["fp32"], form, dtype, kinds=("linear",)), tmp_path)
     assert expected in message
     assert "module 'wide', test_tensorrt_quantized.py:" in message
-
-
-def test_static_scales_of_rows_are_refused() -> None:
-    def by_row(x: Tensor) -> Tensor:
-        found: Tensor = ours.dequantize(ours.quantize(x, scale, FP8), scale, torch.float32)
-        return found
-
-    scale = torch.rand(5, 1) + 0.1
-    program = captured(Function(by_row), torch.randn(5, 16))
-    with pytest.raises(LoweringError, match="a scale for each row, expected one for all"):
-        rewritten(program, "legalize-quantized{reader=tensorrt}")
 
 
 class Wide(nn.Module):

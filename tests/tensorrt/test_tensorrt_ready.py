@@ -81,6 +81,7 @@ def ranges_of(made: Prepared) -> dict[str, tuple[int, int]]:
 
 
 @each
+@pytest.mark.slow
 def test_its_graph_is_one_that_the_parser_is_documented_to_take(
     exports: Exports,
     tmp_path: Path,

@@ -8,10 +8,7 @@ from tensorrt_graphs import model_of
 
 from enginecast.exporters.tensorrt.gate.check import Violation, check_ready
 from enginecast.exporters.tensorrt.gate.shape_rules import (
-    MOST_ELEMENTS,
     bounds,
-    unknown_sizes,
-    volume,
 )
 from enginecast.runtime.bundle.manifest import Input
 
@@ -54,35 +51,6 @@ def test_what_does_not_fit_is_found(given: dict[str, Any], rule: str, name: str,
     assert [(v.rule, v.node, v.got) for v in violations] == [(rule, name, got)]
 
 
-PRODUCTS = """(float[batch, WIDE] x) => (float[batch, batch] z) {
-    y = Transpose <perm = [1, 0]> (x)
-    z = MatMul(x, y)
-}"""
-
-
-def test_the_largest_volume_of_every_value_counts() -> None:
-    """Of what is computed on the way as well: 46341 squared is the first above 2**31 - 1."""
-    model = model_of(PRODUCTS.replace("WIDE", "4"))
-    assert check_ready(model, ranges={"batch": (1, 46340)}) == []
-    violation = check_ready(model, ranges={"batch": (1, 46341)})[0]
-    assert (violation.rule, violation.op, violation.module) == ("volume", "MatMul", "layer.1")
-    assert violation.got == "2,147,488,281 of z [batch,batch]"
-    assert 46340**2 <= MOST_ELEMENTS < 46341**2
-
-
-def test_weights_and_bodies_count_as_well() -> None:
-    model = model_of(
-        """(bool c, float[batch] x) => (float[batch] y) {
-            y = If (c) <then_branch = one () => (float[batch] a) <float[batch, batch] w> {
-                u = Unsqueeze(x, n) w = Mul(x, u) a = ReduceMax <keepdims = 0> (w, n) },
-                else_branch = two () => (float[batch] b) { b = Neg(x) }>
-        }""",
-        {"n": ([1], ir.DataType.INT64)},
-    )
-    violations = check_ready(model, ranges={"batch": (1, 10**6)})
-    assert [(v.rule, v.op, v.node) for v in violations] == [("volume", "Mul", "node_w")]
-
-
 @pytest.mark.parametrize(
     ("size", "wanted"),
     [
@@ -106,20 +74,3 @@ def test_weights_and_bodies_count_as_well() -> None:
 )
 def test_expressions_of_sizes(size: str, wanted: tuple[int, int] | None) -> None:
     assert bounds(ir.SymbolicDim(size), RANGES) == wanted
-
-
-def test_bounds_hold_for_every_size_of_the_symbols() -> None:
-    for text in ("(h - 1)//4 + 1", "((h - 1)//4 - 3)//4 + 1", "h*(20 - h)", "Min(h, 9) - h//3"):
-        least, most = bounds(ir.SymbolicDim(text), {"h": (3, 20)}) or (0, 0)
-        values = [eval(text, {"Min": min, "h": h}) for h in range(3, 21)]
-        assert least <= min(values) <= max(values) <= most, text
-
-
-def test_tensors_of_unknown_size_are_counted() -> None:
-    shape = ir.Shape(["batch", "u0"])
-    assert volume(shape, RANGES) is None
-    assert volume(None, RANGES) is None
-    assert volume(ir.Shape([]), RANGES) == 1
-    model = model_of(PAIR)
-    assert unknown_sizes(model.graph, RANGES) == 0
-    assert unknown_sizes(model.graph, {"batch": (1, 8)}) == 2

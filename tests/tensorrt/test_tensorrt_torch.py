@@ -13,18 +13,15 @@ import pytest
 import torch
 from fake_torch_tensorrt import PLAN, FakeTorchTensorRT, modules
 from programs import TOKENS, captured, rewritten, targets
-from quantized_programs import FP8, Form, in_torch, quantized
+from quantized_programs import FP8, quantized
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt import torch_build as tensorrt_torch
 from enginecast.exporters.tensorrt.lower import lowering
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.torch_build import check_program, plan_by_torch
-from enginecast.passes.ir.edit import with_weights
-from enginecast.passes.ir.effects import own
+from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import ShapeRange
 
 IDS = ShapeRange(name="ids", least=(1, 2), optimal=(4, 16), greatest=(8, 32))
@@ -136,19 +133,6 @@ def test_each_option_has_its_setting(
     assert {name: value for name, value in found.items() if value != usual[name]} == setting
 
 
-def test_an_input_of_one_shape(fake: FakeTorchTensorRT, trt: Any, tmp_path: Path) -> None:
-    program = captured(Block().half(), torch.randint(0, 50, (2, 7)))
-    cache = tmp_path / "sm90.cache"
-    plan_by_torch(ordered(program, tmp_path), trt, (), cache)
-    assert fake.settings["timing_cache_path"] == str(cache)
-    assert fake.inputs[0].settings == {"shape": (2, 7), "dtype": torch.int64, "name": "ids"}
-
-
-def test_an_input_without_a_range(build: Build) -> None:
-    with pytest.raises(LoweringError, match="input 'ids': expected a range for its shape"):
-        build(block(), ())
-
-
 @pytest.mark.parametrize("version", ["2.11.0+fake", "2.12.0+fake", "2.13.0+fake"])
 def test_each_version_knows_its_settings(trt: Any, version: str, tmp_path: Path) -> None:
     dynamo = ModuleType("dynamo")
@@ -157,73 +141,6 @@ def test_each_version_knows_its_settings(trt: Any, version: str, tmp_path: Path)
     tensorrt_torch.check_settings(dynamo, version, settings)
     assert settings.get("use_explicit_typing") is (None if "2.13" in version else True)
     assert "enabled_precisions" not in settings  # the default alone goes with it
-
-
-def test_a_setting_that_would_be_ignored(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = {"2.13": {"use_explicit_typing": True}}
-    monkeypatch.setattr(tensorrt_torch, "_OF_VERSION", wrong)
-    sentence = r"torch_tensorrt 2\.13\.0\+fake does not know the setting use_explicit_typing, and"
-    with pytest.raises(MissingError, match=sentence) as stop:
-        build(block())
-    assert stop.value.exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"strip_weights": True}, "weights stay in the plan; expected the route 'onnx'"),
-        ({"hardware": "same-capability"}, "'ampere\\+' or none, got 'same-capability'"),
-    ],
-)
-def test_options_without_a_setting(build: Build, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        build(block(), **options)
-
-
-def test_a_wrong_pair(monkeypatch: pytest.MonkeyPatch, trt: Any, tmp_path: Path) -> None:
-    fake_torch_tensorrt.install(monkeypatch, trt, "2.11.0+fake")
-    sentence = r"torch 2\.11\.0\+fake goes with TensorRT 10\.15, and TensorRT 11\.0\.0\.114\+fake"
-    with pytest.raises(MissingError, match=sentence):
-        plan_by_torch(ordered(block(), tmp_path), trt, (IDS,), tmp_path / "cache")
-
-
-def test_an_op_without_a_converter(build: Build, fake: FakeTorchTensorRT) -> None:
-    fake.without = {torch.ops.aten.gelu.default}
-    sentence = (
-        r"torch_tensorrt 2\.13\.0\+fake has no converter for aten\.gelu\.default"
-        r" \(module '', test_tensorrt_torch\.py:\d+\)\n"
-    )
-    with pytest.raises(LoweringError, match=sentence) as stop:
-        build(block())
-    assert stop.value.hint == "Use --target-option route=onnx."
-    assert fake.network is None, "nothing was built"
-
-
-def test_a_build_that_fails(build: Build, fake: FakeTorchTensorRT) -> None:
-    fake.failure = "TensorRT found no tactic.\nmore"
-    with pytest.raises(
-        LoweringError, match=r"cannot build this program: TensorRT found no tactic\.\n"
-    ):
-        build(block())
-
-
-def test_an_error_of_ours_stays_what_it_is(
-    build: Build, monkeypatch: pytest.MonkeyPatch, fake: FakeTorchTensorRT
-) -> None:
-    monkeypatch.setattr(tensorrt_torch, "register_converters", lambda *args: None)
-    fake.registry.converters[own.whole_rms_norm.default] = _broken
-    with pytest.raises(LoweringError, match="TensorRT makes no layer for this"):
-        build(block())
-
-
-def test_a_norm_stays_whole(build: Build, fake: FakeTorchTensorRT) -> None:
-    program, _ = rewritten(block(), "fuse-skip-norm")
-    build(program)
-    assert fake.module is not None
-    ops = [str(node.target) for node in fake.module.graph.nodes if node.op == "call_function"]
-    assert ops.count("enginecast.whole_rms_norm.default") == 1
-    assert not {"aten.pow.Tensor_Scalar", "aten.rsqrt.default"} & {*ops}
-    assert len(fake.layers("add_reduce")) == 1
 
 
 def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
@@ -242,87 +159,7 @@ def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
     assert {fake.value(one).dtype for one in _read(fake)} == {FP8, torch.float32, torch.float16}
 
 
-def test_stored_weights_stay_fp8(build: Build, fake: FakeTorchTensorRT) -> None:
-    build(quantized(block(), "storage", FP8))
-    stored = [fake.value(one._arguments["input"]) for one in fake.layers("add_dequantize")]
-    assert sorted(tuple(values.shape) for values in stored) == [(32, 64), (50, 32), (64, 32)]
-    assert {values.dtype for values in stored} == {FP8}
-    assert not fake.layers("add_quantize")
-
-
-def test_weights_that_are_computed_beforehand(build: Build, fake: FakeTorchTensorRT) -> None:
-    fake.ignores_tags = True
-    sentence = r"computes quantized values beforehand: of 3 calls of enginecast\.dequantize"
-    with pytest.raises(LoweringError, match=sentence):
-        build(quantized(block(), "storage", FP8))
-
-
-@pytest.mark.parametrize(
-    ("form", "dtype", "sentence"),
-    [
-        ("storage", torch.int8, r"enginecast\.dequantize.*expected fp8 e4m3fn, got int8"),
-        ("static", torch.int8, r"expected fp8 e4m3fn, got int8"),
-        ("static", torch.float8_e5m2, r"expected fp8 e4m3fn, got float8_e5m2"),
-        ("row", FP8, r"enginecast\.dynamic_scale.*got scales that are computed while it runs"),
-        ("blocks", torch.int8, r"enginecast\.(dequantize|blockwise_linear)"),
-    ],
-)
-def test_quantized_values_without_a_form(
-    build: Build, fake: FakeTorchTensorRT, form: Form, dtype: torch.dtype, sentence: str
-) -> None:
-    with pytest.raises(LoweringError, match=f"TensorRT has no layer for .*{sentence}") as stop:
-        build(quantized(block(), form, dtype))
-    assert "test_tensorrt_torch.py:" in str(stop.value)
-    assert fake.network is None
-
-
-def test_one_value_as_two_outputs(build: Build) -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            found = x + 1
-            return found, found
-
-    program = captured(Twice(), torch.ones(2, 3))
-    with pytest.raises(LoweringError, match="the value 'add' is 2 outputs"):
-        build(program, ())
-
-
-@pytest.mark.parametrize("form", ["static", "storage", None])
-def test_what_is_prepared_computes_the_same(form: Form | None) -> None:
-    program, _ = rewritten(block(torch.float32), "fuse-skip-norm")
-    if form is not None:
-        program = quantized(program, form, FP8)
-    ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(1))
-    prepared, _ = rewritten(program, lowering("torch"))
-    check_program(prepared)
-    wanted = in_torch(program, ids)
-    with torch.no_grad():
-        found = with_weights(prepared).module()(ids)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
-def test_a_norm_without_an_epsilon() -> None:
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.RMSNorm(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            normed: Tensor = self.norm(x)
-            return normed
-
-    x = torch.full((1, 8), 1e-4)  # the epsilon decides
-    program = captured(Norm(), x)
-    found = with_weights(rewritten(program, lowering("torch"))[0]).module()(x)
-    torch.testing.assert_close(found[0], Norm()(x), rtol=1e-5, atol=0)
-
-
 def _read(fake: FakeTorchTensorRT) -> list[Any]:
     """Every constant that a layer reads."""
     given = [one for layer in fake.network._layers for one in layer._arguments.values()]
     return [one for one in given if id(one) in fake.constants]
-
-
-def _broken(*args: Any) -> None:
-    raise LoweringError("TensorRT makes no layer for this")

@@ -1,12 +1,10 @@
 """Which torch, torch_tensorrt and TensorRT go together."""
 
-import sys
 from types import ModuleType
 
 import pytest
 
 from enginecast.errors import MissingError
-from enginecast.runtime.sessions.tensorrt import library as tensorrt_library
 from enginecast.runtime.sessions.tensorrt import versions as tensorrt_versions
 from enginecast.runtime.sessions.tensorrt.versions import (
     called_names,
@@ -55,14 +53,6 @@ def test_what_does_not_is_said_with_both_values(found: tuple[str, str, str], sen
     assert check_pair(*found) == [sentence]
 
 
-def test_everything_that_is_wrong_is_said() -> None:
-    wrong = check_pair("2.11.0", "2.13.0", "11.0.0.114", cuda="12.8")
-    assert len(wrong) == 3
-    assert (
-        wrong[2] == "torch_tensorrt 2.11 is built for CUDA 13, and torch 2.11.0 here for CUDA 12.8"
-    )
-
-
 def test_every_row_has_a_source_and_names() -> None:
     for pair in known_pairs():
         assert f"torch_tensorrt {pair.torch_tensorrt}." in pair.source
@@ -70,15 +60,6 @@ def test_every_row_has_a_source_and_names() -> None:
         assert called_names(pair.torch_tensorrt)
     versions = [pair.torch for pair in known_pairs()]
     assert versions == sorted(set(versions))
-
-
-def test_without_torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt_versions, "installed", lambda name: {})
-    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)  # as if it were not installed
-    with pytest.raises(
-        MissingError, match="--target-option route=torch needs torch_tensorrt, which is not"
-    ):
-        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,23 +71,6 @@ def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch
         import_torch_tensorrt("--target-option route=torch", torch="2.11.0", tensorrt="10.15.1.29")
     assert "torch 2.12 with torch_tensorrt 2.12 and TensorRT 10.16" in stop.value.hint
     assert stop.value.exit_code == 3
-
-
-def test_one_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> ModuleType:
-        raise RuntimeError("Found no NVIDIA driver on your system.\nMore of it.")
-
-    monkeypatch.setattr(tensorrt_library, "import_module", broken)
-    with pytest.raises(MissingError, match=r"does not load: Found no NVIDIA driver .* system\.\n"):
-        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
-
-
-def test_one_that_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = ModuleType("torch_tensorrt")
-    bare.__version__ = "2.13.0"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch_tensorrt", bare)
-    with pytest.raises(MissingError, match=r"2\.13\.0 lacks torch_tensorrt\.Input"):
-        import_torch_tensorrt("--target-option route=torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_the_names_against_the_real_one() -> None:

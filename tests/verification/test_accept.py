@@ -6,17 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bundles
-import msgspec
 import numpy as np
 import pytest
 from exports import cast
 
-import enginecast
-from enginecast.errors import BundleError, EnginecastWarning, UsageError
-from enginecast.runtime.bundle.manifest import Excess, Verdict, Where
+from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.engine import Engine
-from enginecast.verification.accepted_excess import Acceptance, accepted_before, parse_accept
+from enginecast.verification.accepted_excess import parse_accept
 from enginecast.verification.edges import edge_failures
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import BEYOND, measure
@@ -57,20 +54,6 @@ def test_only_what_is_named_is_accepted() -> None:
     assert all(reason.startswith("accepted: output 'y'") for reason in found.reasons)
 
 
-def test_a_case_alone() -> None:
-    found = verdict("y/zeros", off=0.0, edges={"zeros": 1e-5})
-    assert (found.outcome, [e.case for e in found.accepted]) == ("verified", ["zeros"])
-    assert verdict("y/zeros", off=0.0, edges={"zeros": 1e-5, "tiny": 1e-5}).outcome == "rejected"
-    assert verdict("y/tiny", off=0.0, edges={"zeros": 1e-5}).outcome == "rejected"
-
-
-def test_a_rejection_names_the_option() -> None:
-    assert "if this is good enough: --accept 'y'" in verdict().reasons
-    found = verdict(off=0.0, edges={"zeros": 1e-5})
-    assert "if this is good enough: --accept 'y/zeros'" in found.reasons
-    assert not any("--accept" in reason for reason in verdict(off=0.01).reasons)
-
-
 @pytest.mark.parametrize(
     ("accept", "off", "outcome"),
     [
@@ -109,67 +92,10 @@ def test_what_is_zero_but_for_rounding_may_be_accepted() -> None:
         assert "--accept" not in " ".join(found(lost).reasons)
 
 
-def test_later_comparisons_are_held_to_what_was_found() -> None:
-    before = verdict("y")
-    names = [f"{a.name}={a.bound}" for a in accepted_before(before)]
-    assert verdict(*names, off=1.9e-5).outcome == "verified"
-    assert verdict(*names, off=2.1e-5).outcome == "rejected"
-
-
-def test_integers_are_never_accepted() -> None:
-    counts = np.arange(12)
-    floor = Floor("fp32", {"a": {"n": measure(counts, counts)}}, accept=(parse_accept("n=0.9"),))
-    where = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
-    measured = {"a": {"n": measure(np.where(counts > 5, counts + 1, counts), counts)}}
-    assert judge(measured, floor, where=where, engine_ran=True).outcome == "rejected"
-
-
-@pytest.mark.parametrize(
-    ("text", "output", "case", "bound"),
-    [
-        ("head/logits", "head/logits", "", None),
-        ("head/logits=2e-5", "head/logits", "", 2e-5),
-        ("head/logits/zeros", "head/logits", "zeros", None),
-        ("p=b", "p=b", "", None),
-        ("p=b/n 4 (net.py:3)=0.1", "p=b", "n 4 (net.py:3)", 0.1),
-        ("p=0.5", "p=0.5", "", None),
-        ("head/n 4 (net.py:3)", "head", "n 4 (net.py:3)", None),
-        ("1", "1", "", None),
-    ],
-)
-def test_names_may_hold_what_separates_them(
-    text: str, output: str, case: str, bound: float | None
-) -> None:
-    """The keys of a dict that a model returns are its outputs' names."""
-    known = ["head", "head/logits", "p=b", "p=0.5", "1"]
-    asked = parse_accept(text, known, ["zeros", "logits", "n 4 (net.py:3)"])
-    assert asked == Acceptance(output, case, bound)
-    excess = Excess(output=output, case="zeros", error=1e-5, limit=1e-7, bound=2e-5)
-    accepted = Verdict(
-        outcome="verified",
-        engine="ran",
-        where=Where(provider="CPUExecutionProvider", device="x86_64", versions={}),
-        excesses=(msgspec.structs.replace(excess, accepted=asked.name, case=case or "zeros"),),
-    )
-    assert accepted_before(accepted) == (Acceptance(output, case, 2e-5),)
-
-
 @pytest.mark.parametrize("text", ["", "/zeros", "/zeros=0.1", "=0.1", "y=0", "y=2", "y=nan"])
 def test_what_is_no_name_or_bound(text: str) -> None:
     with pytest.raises(UsageError, match="expected OUTPUT"):
         parse_accept(text)
-
-
-def test_load_says_what_was_accepted(tmp_path: Path) -> None:
-    excess = Excess(output="y", error=1e-5, limit=1e-7, accepted="y", bound=2e-5)
-    accepted = msgspec.structs.replace(bundles.verdict(), excesses=(excess,))
-    content = bundles.manifest(engines=(bundles.engine(verdict=accepted),))
-    bundle = bundles.make_bundle(tmp_path / "bundle", content)
-    with pytest.warns(EnginecastWarning, match=r"were accepted: 'y' 1e-05 \(limit 1e-07\)"):
-        enginecast.load(bundle).close()
-    with pytest.raises(BundleError, match="expected a verified engine, but errors beyond"):
-        enginecast.load(bundle, require="verified")
-    enginecast.load(bundle, require="accepted").close()  # a warning would be an error
 
 
 MODULE = """

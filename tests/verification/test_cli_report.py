@@ -30,28 +30,6 @@ def lines(found: Comparison, heading: str) -> dict[str, Line]:
     return {line.name: line for line in found.groups[heading]}
 
 
-def test_a_report_is_read_as_it_was_written_in_the_order_of_execution(tmp_path: Path) -> None:
-    content = full()
-    again = read_report(written(tmp_path / "one", content))
-    assert again == content
-    assert [list(check.modules) for check in again.passes] == [
-        list(check.modules) for check in content.passes
-    ]
-
-
-def test_a_report_of_an_older_version_is_read(tmp_path: Path) -> None:
-    folder = written(tmp_path / "old", report())
-    file = folder / "report.json"
-    content = json.loads(file.read_text())
-    for name in ("schema_version", "origin", "plan", "profile", "size", "nodes"):
-        del content[name]
-    for check in content["passes"]:
-        del check["details"]
-        check["modules"] = dict.fromkeys(check["modules"], 1e30)  # as NaN was written
-    file.write_text(json.dumps(content))
-    assert read_report(folder).schema_version == 1
-
-
 def test_one_report_is_shown_and_drawn_again(
     tmp_path: Path, capsys: Capture, exports: Exports
 ) -> None:
@@ -147,19 +125,6 @@ def test_different_models_are_compared_and_said_to_be(tmp_path: Path, capsys: Ca
     assert cast(capsys, "report", *folders, "--json").json["same_model"] is False
 
 
-def test_a_plan_beside_another_shows_the_layers_that_changed() -> None:
-    one = full()
-    assert one.plan is not None
-    layers = list(one.plan.layers)
-    layers[1] = replace(layers[1], choice="keep", bytes=layers[1].bytes_before)
-    other = replace(one, plan=replace(one.plan, layers=tuple(layers)))
-    found = lines(compare(Side("a", one), Side("b", other)), "Quantization")
-    assert list(found) == ["bytes", "predicted error", "max error", "layers", layers[1].module]
-    assert found[layers[1].module].other == "keep"
-    without = compare(Side("a", replace(one, plan=None)), Side("b", one))
-    assert list(lines(without, "Quantization"))[-1] == "layers"
-
-
 def test_bad_input_is_refused_with_the_place(
     tmp_path: Path, capsys: Capture, exports: Exports
 ) -> None:
@@ -211,16 +176,6 @@ def edited(folder: Path, **fields: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fields", [{"cosine": 1e308}, {"limit": None, "error": 1.0}])
-def test_values_that_no_export_writes_are_blamed_on_the_file(
-    tmp_path: Path, capsys: Capture, fields: dict[str, object]
-) -> None:
-    folder = edited(tmp_path / "one", **fields)
-    done = cast(capsys, "report", folder, "-o", tmp_path / "page.html")
-    assert done.code == 2
-    assert f"{folder / 'report.json'}: values that do not fit together" in done.err
-
-
 def test_names_give_no_commands_to_a_terminal(tmp_path: Path, capsys: Capture) -> None:
     folder = edited(tmp_path / "one", name="\x1b[2Jhidden")
     content = replace(read_report(folder), model="tiny\x1b]0;owned\x07")
@@ -231,17 +186,3 @@ def test_names_give_no_commands_to_a_terminal(tmp_path: Path, capsys: Capture) -
     assert "\x1b" not in done.out + done.err
     assert "\\x1b[2Jhidden" in done.out
     assert "tiny\\x1b]0;owned\\x07" in done.out
-
-
-def test_a_report_that_was_edited_in_its_bundle_is_refused(
-    tmp_path: Path, capsys: Capture, exports: Exports
-) -> None:
-    folder = tmp_path / "edited.bundle"
-    shutil.copytree(exports("t5", "bf16").folder, folder)
-    file = folder / "report.json"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace('"verified-by-emulation"', '"verified-by-EMULATION"'))
-    assert len(file.read_text(encoding="utf-8")) == len(text)  # what a check of sizes lets pass
-    done = cast(capsys, "report", folder)
-    assert done.code == 2
-    assert "report.json has another sha256" in done.err

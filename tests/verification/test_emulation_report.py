@@ -1,40 +1,21 @@
 """What users see of emulated arithmetic: verdicts, reports, and the forecast of `inspect`."""
 
-import io
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-from exports import Exports, cast
-from models import add_tokenizer
+from exports import Exports
 from reports import report
-from rich.console import Console
-from test_emulate import Wrapped
 
 from enginecast.verification.emulate.data import (
     Emulation,
     Overflow,
     StoredValues,
     WeightLoss,
-    tightest,
 )
 from enginecast.verification.report.data import Report
 from enginecast.verification.report.files import write_report
-from enginecast.verification.report.tables import print_report
-
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A T5 that writes 1.6e5 to its stream."""
-    folder = tmp_path_factory.mktemp("models") / "loud"
-    wrapped = Wrapped(peak=1.4e5)
-    wrapped.model.config.architectures = ["T5EncoderModel"]
-    wrapped.model.save_pretrained(folder)
-    return add_tokenizer(folder)
 
 
 def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -> None:
@@ -53,41 +34,6 @@ def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -
     assert "as ort-cuda computes" in page
     assert "encoder.block.1.layer.0.SelfAttention.q" in page
     assert exports("t5").report.emulation is None
-
-
-@pytest.mark.slow
-def test_a_naive_conversion_is_rejected_with_the_place(
-    loud: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    naive = ("--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
-    done = cast(capsys, "export", loud, "-o", tmp_path / "out", *naive, "--json")
-    assert done.code == 1
-    assert not (tmp_path / "out").exists()
-    overflow = done.json["emulation"]["overflow"]
-    assert overflow["module"].startswith("encoder.block.1.layer.1.DenseReluDense")
-    assert overflow["source"]
-    assert (
-        "fp16 cannot hold this model: values leave fp16's range"
-        in (done.json["verdict"]["reasons"][0])
-    )
-    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
-    found = json.loads((tmp_path / "out.rejected" / "report.json").read_text(encoding="utf-8"))
-    assert found["emulation"]["overflow"] == overflow
-
-
-@pytest.mark.slow
-def test_inspect_foretells_it(
-    loud: Path, exports: Exports, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(exports.root)
-    naive = ("--precision", "fp16", "--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
-    found = cast(capsys, "inspect", loud, *naive, "--json").json["emulation"]
-    assert found["overflow"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
-    assert found["overflow"]["largest"] > 65504
-    shown = cast(capsys, "inspect", exports.model("plain"), "--precision", "bf16").out
-    assert "as ort-cuda computes: no value overflows" in shown
-    plain = cast(capsys, "inspect", exports.model("plain"), "--json").json
-    assert plain["emulation"] is None
 
 
 def place(module: str, bits: float, **others: int) -> StoredValues:
@@ -114,27 +60,6 @@ def emulation(overflow: Overflow | None = None, clamped: int = 0) -> Emulation:
 
 def reported(found: Emulation) -> Report:
     return replace(report(), emulation=found)
-
-
-def test_the_terminal_shows_the_tightest_modules_and_the_first_overflow() -> None:
-    overflow = Overflow("a.<b>", "model.py:7", "aten.linear", "float16", "long", 2, 9e4, 65504.0)
-    found = emulation(overflow, clamped=2)
-    assert [p.module for p in tightest(found, 2)] == ["a.<b>", "c"]
-    out = io.StringIO()
-    whole = reported(found)
-    print_report(whole, Console(file=out, width=120))
-    text = out.getvalue()
-    assert "values leave fp16's range at a.<b> model.py:7 (max 9e+04 > 65504), case 'long'" in text
-    assert text.index("a.<b> model.py:7  ") < text.index("c model.py:7")
-    assert "a.weight lose values" in text
-
-
-def test_the_summary_without_an_overflow() -> None:
-    assert emulation(clamped=2).summary.startswith("no overflow, but values are cut off at a.<b>")
-    assert emulation().summary.startswith("no value overflows")
-    underflow = Overflow("a", "", "aten.rsqrt", "float16", "long", 1, 3.0, 65504.0)
-    sentence = "stop being finite in fp16 at a (aten.rsqrt; in fp32 they are at most 3)"
-    assert sentence in emulation(underflow).summary
 
 
 def test_the_page_holds_every_module(tmp_path: Path) -> None:

@@ -11,23 +11,10 @@ from mutations import Edit, change_epsilon, drop_mask, nothing, outcome, perturb
 
 from enginecast.verification.reference import REFERENCE_NAME, read_reference
 
-FAMILIES = ("t5", "bert", "vit", "plain")
-MASKS = {"t5": "attention_mask", "bert": "attention_mask", "plain": "keep"}
-EPSILONS = {"t5": 1e-4, "bert": 1e-5, "vit": 1e-5, "plain": 1e-4}
-SIZES = {"t5": 1.0, "bert": 4.0, "vit": 1.0, "plain": 1.0}
-"""In units of the tensor's root mean square.  BERT starts from weights of 0.02 and its norms scale
-some channels by 12 here: one such weight more in a value matrix is less than fp32's roundings."""
-
 
 @pytest.mark.parametrize(
     ("family", "precision", "expected"),
-    [
-        *((family, "fp32", "verified") for family in FAMILIES if family != "bert"),
-        pytest.param("bert", "fp32", "verified", marks=pytest.mark.slow),
-        ("t5", "fp16", "verified-by-emulation"),
-        ("plain", "fp16", "verified-by-emulation"),
-        pytest.param("bert", "fp16", "verified-by-emulation", marks=pytest.mark.slow),
-    ],
+    [("plain", "fp32", "verified"), ("plain", "fp16", "verified-by-emulation")],
 )
 def test_an_unchanged_copy_passes(
     exports: Exports, tmp_path: Path, family: str, precision: str, expected: str
@@ -35,15 +22,14 @@ def test_an_unchanged_copy_passes(
     assert outcome(exports(family, precision).folder, tmp_path, nothing) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_element_of_any_weight_is_found(exports: Exports, tmp_path: Path, family: str) -> None:
-    bundle = exports(family).folder
+def test_one_element_of_any_weight_is_found(exports: Exports, tmp_path: Path) -> None:
+    bundle = exports("plain").folder
     names = weights(bundle)
     assert len(names) >= 2
     missed = [
         name
         for name in names
-        if outcome(bundle, tmp_path / name, perturb_weight(name, SIZES[family])) != "rejected"
+        if outcome(bundle, tmp_path / name, perturb_weight(name, 1.0)) != "rejected"
     ]
     assert missed == []
 
@@ -58,15 +44,14 @@ def test_one_element_of_an_embedding_that_is_read_is_found(
     assert outcome(bundle, tmp_path, edit) == "rejected"
 
 
-@pytest.mark.parametrize("family", MASKS)
-def test_a_dropped_mask_is_found(exports: Exports, tmp_path: Path, family: str) -> None:
-    assert outcome(exports(family).folder, tmp_path, drop_mask(MASKS[family])) == "rejected"
+@pytest.mark.parametrize(("family", "mask"), [("t5", "attention_mask"), ("plain", "keep")])
+def test_a_dropped_mask_is_found(exports: Exports, tmp_path: Path, family: str, mask: str) -> None:
+    assert outcome(exports(family).folder, tmp_path, drop_mask(mask)) == "rejected"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_another_epsilon_is_found(exports: Exports, tmp_path: Path, family: str) -> None:
-    edit = change_epsilon(0, EPSILONS[family])
-    assert outcome(exports(family).folder, tmp_path, edit) == "rejected"
+def test_another_epsilon_is_found(exports: Exports, tmp_path: Path) -> None:
+    edit = change_epsilon(0, 1e-4)
+    assert outcome(exports("plain").folder, tmp_path, edit) == "rejected"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.verification.eager.other_kernels import with_losses
 from enginecast.verification.floor import Floor
-from enginecast.verification.metrics import Array, masked_outputs
+from enginecast.verification.metrics import Array
 from enginecast.verification.reference import Reference, ReferenceCase
 from enginecast.verification.verdict import judge
 
@@ -65,74 +65,11 @@ def test_a_lost_class_among_channels_of_an_image_is_found(dtype: str, size: floa
     assert "index 5 of axis 1" in verdict(wanted, eager, found, dtype).reasons[0]
 
 
-def test_a_row_of_almost_nothing_may_be_off_by_what_eager_loses_there() -> None:
-    wanted = GENERATOR.standard_normal((4, 12, 16))
-    wanted[1, 3] *= 1e-9
-    lost = 1e-7 * GENERATOR.standard_normal((2, 4, 12, 16))
-    assert verdict(wanted, wanted + lost[0], wanted + lost[1]).outcome == "verified"
-    exact = lost.copy()
-    exact[:, 1, 3] *= 1e-9
-    assert verdict(wanted, wanted + exact[0], wanted + exact[1]).outcome == "verified"
-    judged = verdict(wanted, wanted + exact[0], wanted + 0.3 * lost[1])
-    assert "row [1, 3] has a relative error of" in judged.reasons[0]
-
-
-def test_tails_of_a_softmax_that_are_flushed_to_zero_agree() -> None:
-    logits = 40 * GENERATOR.standard_normal((6, 20))
-    weights = np.exp(logits - logits.max(1, keepdims=True))
-    wanted = weights / weights.sum(1, keepdims=True)
-    found = noisy(wanted, "fp32")
-    assert (wanted < 1e-36).any()
-    found[wanted < 1e-36] = 0.0
-    assert verdict(wanted, noisy(wanted, "fp32"), found).outcome == "verified"
-
-
-def ids(count: int) -> Array:
-    return GENERATOR.integers(0, 30000, (count,))
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_ids_that_are_all_off_by_ten_are_rejected(dtype: str) -> None:
-    wanted = ids(40)
-    eager = wanted.copy()
-    eager[:4] = 30001  # a tenth of them decided otherwise
-    assert verdict(wanted, eager, np.add(wanted, 10), dtype).outcome == "rejected"
-
-
-def test_a_flipped_argmax_is_a_tie_in_low_precision_and_an_error_in_fp32() -> None:
-    wanted = ids(40)
-    found = wanted.copy()
-    found[7] = 12
-    assert verdict(wanted, wanted, found, "fp16").outcome != "rejected"
-    reason = verdict(wanted, wanted, found).reasons[0]
-    assert "1 of 40 values differ from the reference (eager fp32: 0" in reason
-    tied = wanted.copy()
-    tied[9] = 12
-    assert verdict(wanted, tied, found).outcome == "verified"
-
-
 @pytest.mark.parametrize("flip", [np.logical_not, np.zeros_like, np.ones_like])
 def test_booleans_are_counted(flip: Callable[[Array], Array]) -> None:
     wanted = GENERATOR.integers(0, 2, (5, 8)).astype(bool)
     assert verdict(wanted, wanted, wanted, "fp16").outcome != "rejected"
     assert verdict(wanted, wanted, flip(wanted), "fp16").outcome == "rejected"
-
-
-def test_a_length_that_never_varies_says_nothing_of_a_mask() -> None:
-    mask = np.ones((2, 8))
-    static = [{"pooled": (2, 8), "hidden": (2, 8, 3)}] * 2
-    assert masked_outputs(static, [mask, mask]) == frozenset()
-
-
-def test_zeros_of_relu_say_nothing_of_what_eager_loses() -> None:
-    wanted = np.abs(GENERATOR.standard_normal((64, 24)))
-    wanted[3] *= [0.01, *[0.0] * 23]
-    eager, found = noisy(wanted, "fp32"), noisy(wanted, "fp32")
-    eager[3] = wanted[3]  # by luck, for it is one value
-    found[3, 0] *= 1 + 300 * UNIT["fp32"]
-    assert verdict(wanted, eager, found).outcome == "verified"
-    found[3, 0] *= 1.001
-    assert verdict(wanted, eager, found).outcome == "rejected"
 
 
 @pytest.mark.parametrize("rows", [1, 40])

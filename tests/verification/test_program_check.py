@@ -20,18 +20,15 @@ from program_edits import (
     scale_after,
     sum_in_another_order,
 )
-from small_programs import NAMES, Inputs, cases, encoder, program
+from small_programs import NAMES, cases, encoder, program
 from torch import nn
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.base import Pass, PassContext
-from enginecast.passes.ir.edit import insert
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verification.boundaries import Snapshot
 from enginecast.verification.emulate.profiles import get_profile
 from enginecast.verification.emulate.run import true_dtype_check
-from enginecast.verification.metrics import BEYOND
 from enginecast.verification.program.observer import Observer
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import judge
@@ -58,43 +55,10 @@ def failure_of(passes: Sequence[Pass], **options: Any) -> str:
     return observer.checks[-1].failure
 
 
-def test_an_exact_pass_that_changes_nothing_is_equal_everywhere() -> None:
-    observer, _ = observe([Exact()])
-    check = observer.checks[0]
-    assert (check.failure, check.worst_error, check.moved) == ("", 0.0, ())
-    assert "blocks.1.norm" in check.modules
-    assert check.rewritten == 1
-
-
-def test_a_program_runs_again_only_when_a_pass_changed_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[ExportedProgram] = []
-    run = Observer._run
-
-    def count(self: Observer, exported: ExportedProgram) -> list[Snapshot]:
-        runs.append(exported)
-        return run(self, exported)
-
-    monkeypatch.setattr(Observer, "_run", count)
-    for edit, times in ((None, 2), (change_one_bit, 3)):
-        runs.clear()
-        observer, _ = observe([Exact() if edit is None else Exact(edit)])
-        assert len(runs) == times
-        assert bool(observer.checks[0].failure) == (edit is not None)
-
-
 def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:
     failure = failure_of([Exact(change_one_bit)])
     assert failure.startswith("'edit' promises 'exact', but at blocks.1.norm (small_programs.py:")
     assert "no longer bit-equal" in failure
-
-
-def test_reordered_roundings_pass_and_are_not_an_exact_pass() -> None:
-    observer, _ = observe([Reordered(sum_in_another_order)])
-    assert observer.checks[0].failure == ""
-    worst = observer.checks[0].worst_ratio
-    assert worst is not None
-    assert 0.0 < worst <= 3.0
-    assert "bit-equal" in failure_of([Exact(sum_in_another_order)])
 
 
 @pytest.mark.parametrize(
@@ -117,39 +81,6 @@ def test_only_the_guilty_pass_is_blamed() -> None:
     observer, _ = observe(passes)
     assert [bool(check.failure) for check in observer.checks] == [False, True, False, False]
     assert observer.checks[1].seconds >= 0.0
-
-
-def test_a_stream_scaled_by_a_power_of_two_has_moved_and_is_right() -> None:
-    def rescale(program: ExportedProgram) -> None:
-        first = find(program, aten.gelu.default, "blocks.0")
-        norm = find(program, aten.layer_norm.default, "blocks.0.norm")
-        scale_after(first, 0.125)
-        norm.args = (*norm.args[:4], 1e-5 / 64, *norm.args[5:])
-
-    def double_and_halve(program: ExportedProgram) -> None:
-        linear = find(program, aten.linear.default, "blocks.0.first")
-        scale_after(linear, 2.0)
-        doubled = linear.next
-        with doubled.graph.inserting_after(doubled):
-            halved = insert(
-                doubled.graph,
-                aten.mul.Tensor,
-                (doubled, 0.5),
-                like=find(program, aten.gelu.default, "blocks.0"),
-            )
-        doubled.replace_all_uses_with(halved, delete_user_cb=lambda user: user is not halved)
-
-    observer, _ = observe([Exact(double_and_halve)])
-    assert observer.checks[0].moved == ("blocks.0.first",)
-    observer, _ = observe([Reordered(rescale)])
-    assert observer.checks[0].failure == ""
-
-
-def test_the_program_is_not_altered_by_looking() -> None:
-    exported = program(encoder())
-    before = str(exported.graph)
-    Observer(exported, cases(), names=NAMES)
-    assert str(exported.graph) == before
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -175,36 +106,6 @@ def test_a_wrong_pass_in_low_precision_fails() -> None:
     assert failure.startswith("'edit' promises 'reordered'")
 
 
-class Sharp(nn.Module):
-    """Attention of two tokens; in bf16 one rounding of a score turns the first row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Linear(2, 2, bias=False)
-        self.score.weight = nn.Parameter(torch.eye(2), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = (self.score(x) * 1000).softmax(-1)
-        found: torch.Tensor = weights @ torch.tensor([[3.0, -1.0], [-2.0, 4.0]])
-        return found
-
-
-@pytest.mark.parametrize(
-    ("factor", "fails"), [(1 - 2.0**-7, False), (-1.0, True)], ids=["one step", "wrong"]
-)
-def test_no_pass_is_blamed_for_a_row_that_one_rounding_turns(factor: float, fails: bool) -> None:
-    def move(program: ExportedProgram) -> None:
-        weight = program.state_dict["score.weight"].detach().clone()
-        weight[0, 0] *= factor
-        program.state_dict["score.weight"] = nn.Parameter(weight, requires_grad=False)
-
-    x = torch.tensor([[1.005, 1.0], [1.0, 2.0], [3.0, 1.0], [0.5, 0.2]])
-    exported = torch.export.export(Sharp().eval(), (x,))
-    observer = Observer(exported, [Inputs("sharp", {"x": x})], names=["output_0"])
-    run_pipeline([UnifyDtype(to="bf16"), Reordered(move)], exported, PassContext(), [observer])
-    assert bool(observer.checks[1].failure) is fails, observer.checks
-
-
 def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
     scale = 3e5
     reference = low_reference("fp16", scale=scale)
@@ -219,40 +120,3 @@ def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
     assert verdict.outcome == "rejected"
     failure = failure_of([UnifyDtype(to="fp16")], module=encoder(scale=scale), reference=reference)
     assert re.search(r"at blocks.0.norm .*not finite .values leave", failure)
-
-
-def test_what_is_lost_stays_lost_and_is_never_equal() -> None:
-    passes = [UnifyDtype(to="fp16"), Exact(lambda program: None), Reordered(sum_in_another_order)]
-    reference = low_reference("fp16", scale=3e5)
-    observer, _ = observe(passes, module=encoder(scale=3e5), reference=reference)
-    broken, *later = observer.checks
-    assert broken.failure
-    assert [check.failure for check in later] == ["", ""]  # the first pass alone is to blame
-    for check in observer.checks:
-        lost = [place for place, error in check.modules.items() if error is None]
-        assert check.worst_place == lost[0] == "blocks.0.norm"
-        assert (check.worst_error, check.worst_ratio) == (None, None)
-        # Beyond measure is another thing: no error is a number that stands for NaN.
-        assert all(error is None or error < BEYOND for error in check.modules.values())
-
-
-def test_values_in_pad_rows_do_not_matter() -> None:
-    def spoil_pads(program: ExportedProgram) -> None:
-        output = next(iter(reversed(program.graph.nodes)))
-        hidden = output.args[0][0]
-        mask = next(n for n in program.graph.nodes if n.name == "attention_mask")
-        with program.graph.inserting_before(output):
-            row = insert(program.graph, aten.unsqueeze.default, (mask, -1), like=hidden)
-            pad = insert(program.graph, aten.eq.Scalar, (row, 0), like=hidden)
-            filled = insert(program.graph, aten.masked_fill.Scalar, (hidden, pad, 5.0), like=hidden)
-        output.replace_input_with(hidden, filled)
-
-    observer, exported = observe([Reordered(spoil_pads)])
-    assert observer.checks[0].failure == ""
-    reference = low_reference("fp32")
-    run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)
-    verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
-    assert verdict.outcome == "verified"
-    assert verdict.outputs[0].pad_error is not None
-    assert verdict.outputs[0].pad_error > 0.5
-    assert torch.isfinite(torch.tensor(verdict.outputs[0].pad_error))

@@ -54,12 +54,6 @@ def test_it_comes_back_as_it_went(tmp_path: Path, dtype: str) -> None:
                 np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-def test_the_same_reference_is_the_same_file(tmp_path: Path) -> None:
-    write_reference(tmp_path / "a", reference())
-    write_reference(tmp_path / "b", reference())
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_the_largest_cases_are_left_out_and_their_floors_too(tmp_path: Path) -> None:
     path = tmp_path / "r.safetensors"
     assert write_reference(path, reference("fp16"), budget=100_000) == ("large",)
@@ -71,37 +65,9 @@ def test_the_largest_cases_are_left_out_and_their_floors_too(tmp_path: Path) -> 
     assert found.left_out == ("large",)
 
 
-def test_of_the_cases_that_fit_the_largest_is_kept(tmp_path: Path) -> None:
-    """It may be the only one in which a program reaches its last positions."""
-    sizes = {case.name: case.size for case in reference().cases}
-    path = tmp_path / "r.safetensors"
-    assert write_reference(path, reference(), budget=sizes["large"]) == ("small", "middle/odd")
-    budget = sizes["large"] + sizes["small"]
-    assert write_reference(path, reference(), budget=budget) == ("middle/odd",)
-
-
-def test_one_case_stays_whatever_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "r.safetensors"
-    assert write_reference(path, reference(), budget=1) == ("large", "middle/odd")
-    assert [case.name for case in read_reference(path).cases] == ["small"]
-
-
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"none\.safetensors: the stored reference is missing"):
-        read_reference(tmp_path / "none.safetensors")
-
-
 def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "r.safetensors"
     write_reference(path, reference())
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BundleError, match="not a stored reference"):
         read_reference(path)
-
-
-def test_another_safetensors_file_is_not_a_reference(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({"w": np.ones(3)}, tmp_path / "w.safetensors")
-    with pytest.raises(BundleError, match="not a stored reference"):
-        read_reference(tmp_path / "w.safetensors")

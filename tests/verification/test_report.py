@@ -46,13 +46,6 @@ def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
     assert "a cast between rsqrt and mul" in text
 
 
-def test_a_rejection_prints_every_reason_once() -> None:
-    text = printed(report("rejected", ("first [red] reason", "second reason")))
-    assert "rejected: first [red] reason" in text
-    assert text.count("first [red] reason") == 1
-    assert text.count("second reason") == 1
-
-
 def test_json_holds_everything_and_is_the_same_every_time() -> None:
     content = json.loads(to_json(report()))
     assert content["verdict"]["outputs"][0]["ratio"] == 1.1

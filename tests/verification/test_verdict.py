@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 import pytest
 
-from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import Array, Comparison, measure, times
@@ -77,25 +75,6 @@ def test_a_row_of_zeros_is_rejected_whatever_the_floor() -> None:
     assert "relative 1, floor 0.2, limit 0.9" in rejected(verdict)
 
 
-def test_a_floor_of_zero_leaves_room_for_rounding_and_for_no_more() -> None:
-    floor = Floor("fp32", off_by(0.0))
-    assert judge(off_by(1e-7), floor, where=WHERE, engine_ran=True).outcome == "verified"
-    assert judge(off_by(1e-6), floor, where=WHERE, engine_ran=True).outcome == "rejected"
-
-
-def test_small_outputs_do_not_pass_by_being_small() -> None:
-    reference = {case: 3e-21 * wanted for case, wanted in REFERENCE.items()}
-    zero = {case: {"y": measure(0 * wanted, wanted)} for case, wanted in reference.items()}
-    near = {
-        case: {"y": measure(wanted + 3e-28 * NOISE[case], wanted)}
-        for case, wanted in reference.items()
-    }
-    verdict = judge(zero, Floor("fp32", near), where=WHERE, engine_ran=True)
-    assert verdict.outcome == "rejected"
-    assert verdict.outputs[0].max_abs is not None
-    assert verdict.outputs[0].max_abs < 1e-19
-
-
 def test_an_fp16_floor_that_lost_range_is_not_a_tolerance() -> None:
     culprit = "values leave fp16's range at block.3 (max 1.4e+05 > 65504)"
     floor = Floor("fp16", off_by(0.047), wider=off_by(8e-3), culprit=culprit)
@@ -107,14 +86,6 @@ def test_an_fp16_floor_that_lost_range_is_not_a_tolerance() -> None:
 def test_an_fp16_floor_within_its_precision_is_used() -> None:
     floor = Floor("fp16", off_by(1.2e-3), wider=off_by(8e-3))
     assert judge(off_by(1e-3), floor, where=WHERE, engine_ran=True).outcome == "verified"
-
-
-def test_values_below_fp16_are_named_as_the_cause() -> None:
-    tiny = {case: 3e-21 * wanted for case, wanted in REFERENCE.items()}
-    lost = {case: {"y": measure(0 * wanted, wanted)} for case, wanted in tiny.items()}
-    kept = {case: {"y": measure(1.004 * wanted, wanted)} for case, wanted in tiny.items()}
-    verdict = judge(lost, Floor("fp16", lost, wider=kept), where=WHERE, engine_ran=True)
-    assert "below fp16's normal range" in rejected(verdict)
 
 
 def test_a_floor_that_is_not_finite_or_useless_rejects() -> None:
@@ -130,13 +101,6 @@ def test_a_non_finite_output_is_rejected_with_its_place() -> None:
     outputs["short"][1, 2, 3] = np.inf
     verdict = judge(of(outputs), Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=True)
     assert "case 'short': 1 values are not finite, first at [1, 2, 3]" in rejected(verdict)
-
-
-def test_a_case_that_was_not_compared_does_not_agree() -> None:
-    measured = dict(off_by(1e-7))
-    del measured["long"]
-    verdict = judge(measured, Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=True)
-    assert "case 'long': nothing to compare for y" in rejected(verdict)
 
 
 @pytest.mark.parametrize(
@@ -169,28 +133,6 @@ def test_emulation_must_pass_too_and_says_so() -> None:
     assert alone.reasons[0] == "the engine has not run"
     bad = judge(off_by(1e-4), floor, where=WHERE, engine_ran=False, emulated=off_by(0.5))
     assert "in true fp16 arithmetic: output 'y'" in rejected(bad)
-
-
-def test_without_any_run_there_is_no_verdict() -> None:
-    verdict = judge(None, Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=False)
-    assert rejected(verdict) == "neither the engine nor the program was run"
-
-
-def test_problems_found_elsewhere_reject() -> None:
-    floor = Floor("fp32", off_by(1e-7))
-    verdict = judge(off_by(1e-7), floor, where=WHERE, engine_ran=True, problems=["it is blue"])
-    assert verdict_line(verdict, "fp32") == "rejected: it is blue"
-
-
-def test_a_verdict_is_json() -> None:
-    broken = {case: {"y": measure(np.full_like(w, np.nan), w)} for case, w in REFERENCE.items()}
-    verdict = judge(broken, Floor("fp32", off_by(0.0)), where=WHERE, engine_ran=True)
-    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
-
-
-def test_an_unknown_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match="fp8"):
-        Floor("fp8", {})
 
 
 @pytest.mark.parametrize(
