@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,8 @@ SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 
 MARKS = ("config.json", "modules.json", INDEX, "scheduler_config.json")
 """Files of folders that are models, or that are refused by what they are."""
+WAYS = ("sys.modules", "__path__", "meta_path", "declare_namespace")
+"""Words in a package's code that may add modules which are in no folder of it."""
 Kind = Literal["folder", "program", "script", "factory"]
 
 
@@ -113,13 +116,39 @@ def _meant(path: Path, model: str) -> str:
 
 
 def _missing(name: str) -> str:
-    """The package of a dotted name if nothing of that name can be imported; else empty."""
-    top = name.partition(".")[0]
-    sys.path.insert(0, os.getcwd())
+    """The first part of a dotted name that does not exist, found without importing; else empty."""
+    if name in sys.modules:
+        return ""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
-        is_there = top in sys.modules or (bool(top) and find_spec(top) is not None)
+        top, *rest = name.split(".")
+        found = find_spec(top) if top else None
+        if found is None:
+            return top or name
+        for part in rest:
+            if top in sys.modules or _is_dynamic(found):  # what is imported may have changed
+                return ""
+            top, folders = f"{top}.{part}", list(found.submodule_search_locations or ())
+            found = _found_in(top, folders)
+            if found is None:
+                return top
     except Exception:  # of the finders of others; the import itself says it better
         return ""
     finally:
-        sys.path.pop(0)
-    return "" if is_there else top or name
+        sys.path.remove(folder)
+    return ""
+
+
+def _found_in(name: str, folders: list[str]) -> ModuleSpec | None:
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    specs = (find(name, folders, None) for find in finders if find is not None)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _is_dynamic(module: ModuleSpec) -> bool:
+    """Whether a module's own code may add modules below it, such as `six.moves`."""
+    if module.origin is None:  # a namespace: no code
+        return False
+    code = Path(module.origin).read_text(encoding="utf-8", errors="replace")
+    return any(word in code for word in WAYS)

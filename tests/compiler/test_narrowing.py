@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,16 +119,7 @@ class TellsSizes(nn.Module):
         return x * 3 if isinstance(x.shape[0], int) else x * 2
 
 
-@pytest.mark.parametrize("module", [TellsSizes()])
-def test_what_fails_in_other_sizes_has_those_of_the_example(
-    module: nn.Module, tmp_path: Path
-) -> None:
+def test_code_that_tells_a_size_that_varies_is_rejected(tmp_path: Path) -> None:
     x = torch.randn(2, 5, 8)
-    bundle = enginecast.compile(module, tmp_path / "b", example={"x": x})
-    assert bundle.manifest.inputs[0].shape == (2, 5, 8)
-    assert "fixed at those of the example (x:0=2): where they vary, " in bundle.manifest.notes[0]
-    with enginecast.load(bundle.root) as engine:
-        found = engine.run({"x": x.numpy()})["output_0"]
-    np.testing.assert_allclose(found, module(x), rtol=1e-6)
-    with pytest.raises(VerificationError):
-        enginecast.compile(module, tmp_path / "c", example={"x": x}, dynamic=["x:0=1..8"])
+    with pytest.raises(VerificationError, match=r"test_narrowing\.py:"):
+        enginecast.compile(TellsSizes(), tmp_path / "b", example={"x": x})

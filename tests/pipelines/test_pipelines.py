@@ -180,7 +180,7 @@ def require_each_component(source: Path, output: Path, capsys: pytest.CaptureFix
     weights.write_bytes(whole)
     with patch("enginecast.cli.inspect.command._plan") as plan:
         assert cast(capsys, "inspect", source, "--height", 32).code == 0
-    asked = {Path(each.args[0].model).name: each.args[0] for each in plan.call_args_list}
+    asked = {Path(each.args[1].model).name: each.args[1] for each in plan.call_args_list}
     assert {n: each.options.component.height for n, each in asked.items()} == {
         "text_encoder": None,
         "unet": 32,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from browser import PROGRAM, Browser, browser
 from exports import Exports
@@ -69,6 +70,16 @@ def test_the_strip_comes_first_and_shows_what_is_lost_in_a_color_of_its_own() ->
     whole = page_of(report())
     assert "infinite or NaN" not in whole
     assert "1e+30" not in page
+
+
+def test_prompts_of_which_none_is_finite_have_no_bars() -> None:
+    made = full()
+    lost = tuple(
+        msgspec.structs.replace(one, prompt_errors=(None,) * 3, prompt_cosines=(None,) * 3)
+        for one in made.verdict.outputs
+    )
+    page = page_of(replace(made, verdict=msgspec.structs.replace(made.verdict, outputs=lost)))
+    assert page.count('<td class="bad">not finite</td>') == 3
 
 
 def test_a_real_export_says_where_it_comes_from_and_what_its_passes_did(exports: Exports) -> None:
