@@ -1,8 +1,9 @@
 """The forms in which one layer can be quantized, fastest first, and what each is expected to gain.
 
 Gains on a CPU were measured on one core (ONNX Runtime 1.31, 128 x 768 x 2048): a static scale for
-all of the activations 3.4, one for each row 2.5, blocks of 128 and of 32 with rounded activations
-1.75 and 1.34, a stored weight of 8 or 4 bits in blocks of 32 0.58 and 0.97.
+all of the activations 3.4, one for each row 2.5, a stored weight of 8 or 4 bits in blocks of 32
+0.58 and 0.97.  Those of blocks with rounded activations are medians over eight weights and 32 to
+512 rows (benchmarks/results/block-products.json); a single row gains three times as much.
 
 On a GPU, which layers gain at all follows torchao's rule, fitted on an H100
 (https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py).  How much they gain is a
@@ -39,7 +40,8 @@ SCALED_BY_ROW = frozenset({"sm90"})
 weight (release notes of 10.6.0: "on Hopper GPUs")."""
 _PEAK, _HALF_N, _HALF_K = 1.8, 1638.0, 819.0
 """Gain of a large product, and the sizes at which half of it is left."""
-_COARSE_GAIN = 1.75
+_COARSE_GAINS = ((1536, 1.25), (768, 1.1), (0, 0.9))
+"""Gain of blocks of 128, by the least size along K."""
 _CONV_GAIN, _GROUPED_GAIN, _DEPTHWISE_GAIN = 3.0, 1.8, 1.0
 """Medians of chains of such convolutions on one core of an AVX-512 VNNI CPU (ONNX Runtime 1.31).  A
 depthwise one gains nothing by itself; between others in int8 it saves the steps to floats and back,
@@ -54,7 +56,7 @@ _SMALL_GRUS = ((128, 0.21), (256, 0.35), (512, 1.04))
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, float], float] = {
     ("w8a8-static", "tensor", 1.0): 3.4,
     ("w8a8-dynamic", "row", 1.0): 2.5,
-    ("w8a8-dynamic", "block", 1.0): 1.34,
+    ("w8a8-dynamic", "block", 1.0): 0.82,
     ("storage", None, 1.0): 0.58,
     ("storage", None, 0.5): 0.97,
 }
@@ -261,7 +263,8 @@ def native_scales(options: PlanOptions) -> tuple[Choice, Scaling, Scaling]:
 
 def _with_gain(form: LayerPlan) -> LayerPlan:
     known = _CPU_GAINS[form.choice, form.activations, form.value_bytes]
-    gain = _COARSE_GAIN if form.block == COARSE else known
+    coarse = next(gain for size, gain in _COARSE_GAINS if form.shape[-1] >= size)
+    gain = coarse if form.block == COARSE else known
     return replace(form, gain=gain, gain_from="model")
 
 
