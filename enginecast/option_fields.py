@@ -73,7 +73,7 @@ class Renamed(NamedTuple):
             UsageError: the old name took one value, and not this.
         """
         if self.only:
-            if value not in ("", self.only):
+            if value not in (None, "", self.only):
                 raise UsageError(f"--{name} {value}: expected {self.only}")
             return value == self.only
         if self.value == "{}":
@@ -113,6 +113,8 @@ def takes_old_names(made: _Made) -> _Made:
             renamed = RENAMED[name]
             now = renamed.now.replace("-", "_")
             warnings.warn(f"{name} is now called {now}", DeprecationWarning, stacklevel=2)
+            if now in given:
+                raise UsageError(f"{name} and {now} are the same: give {now} alone")
             given[now] = renamed.takes(name, given.pop(name))
         return call(*values, **given)
 

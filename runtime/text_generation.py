@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import InputError, UsageError
+from enginecast.installation import required
 from enginecast.runtime.bundle.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_CONFIG_NAME,
@@ -139,8 +141,11 @@ class TextGenerator:
         """What follows each of some prompts; they run together, as many as the engine takes."""
         encodings = self._encoded(prompts, chat=options.pop("chat", False))
         found = []
-        for chunk in split(encodings, self._rows):
-            *_, rows = self._run(chunk, **options)
+        seed = options.pop("seed", None)
+        for index, chunk in enumerate(split(encodings, self._rows)):
+            if seed is not None and index:  # each chunk draws numbers of its own
+                seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+            *_, rows = self._run(chunk, seed=seed, **options)
             found += [row.completion() for row in rows]
         return found
 
@@ -204,35 +209,47 @@ class TextGenerator:
             UsageError: the bundle has no such template.
             BundleError: it cannot be rendered.
         """
-        from jinja2 import Environment
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        with required("jinja2", "a chat", "export"):
+            from jinja2 import Environment, nodes
+            from jinja2.ext import Extension
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """{% generation %}, which marks what a model said for training: what stands in it."""
+
+            tags = {"generation"}
+
+            def parse(self, parser: Any) -> list[nodes.Node]:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
         folder = self._engine.folder
         with refusing(f"{folder / TOKENIZER_CONFIG_NAME}: cannot be read"):
             config: dict[str, Any] = json.loads(self.files.get(TOKENIZER_CONFIG_NAME, b"{}"))
-        template: Any = config.get("chat_template")
-        if isinstance(template, list):  # several by name
-            template = {each["name"]: each["template"] for each in template}.get("default")
+            template: Any = config.get("chat_template")
+            if isinstance(template, list):  # several by name
+                template = {each["name"]: each["template"] for each in template}.get("default")
+            special = {
+                name: value["content"] if isinstance(value, dict) else value
+                for name, value in config.items()
+                if name.endswith("_token") and value is not None
+            }
         if CHAT_TEMPLATE_NAME in self.files:
-            template = self.files[CHAT_TEMPLATE_NAME].decode()
+            with refusing(f"{folder / CHAT_TEMPLATE_NAME}: cannot be read"):
+                template = self.files[CHAT_TEMPLATE_NAME].decode()
         if not template:
             raise UsageError(
                 f"{folder}: the model's tokenizer has no chat template",
                 hint="Leave the chat out, and write the prompt as the model expects it.",
             )
         environment: Environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
         )
         environment.filters["tojson"] = lambda value, **how: json.dumps(
             value, **{"ensure_ascii": False, **how}
         )
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        special = {
-            name: value["content"] if isinstance(value, dict) else value
-            for name, value in config.items()
-            if name.endswith("_token") and value is not None
-        }
         with refusing(f"{folder}: its chat template cannot be rendered"):
             return environment.from_string(template).render(
                 messages=[{"role": "user", "content": text}], add_generation_prompt=True, **special

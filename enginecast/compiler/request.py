@@ -31,6 +31,7 @@ from enginecast.option_fields import (
 )
 from enginecast.passes.ir.spec import spelled_out
 from enginecast.passes.presets import QUANTIZED, require_precision
+from enginecast.passes.presets import computed_dtype as dtype_of_preset
 from enginecast.passes.registry import build, require_passes
 from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
@@ -383,15 +384,17 @@ class ExportRequest:
         is_own = self.pipeline is not None and self.pipeline == spelled_out(  # it names no preset
             self.pipeline, target.pipeline
         )
-        if self.precision is not None and computed is not None and computed != self.precision:
+        made = _quantized_by(passes)
+        asked = dtype_of_preset(self.precision) if self.precision is not None else computed
+        if computed is not None and asked not in (computed, made):
             raise UsageError(
                 f"--precision {self.precision} does not fit the pipeline, which computes in"
-                f" {computed}",
+                f" {made or computed}",
                 hint="Leave --precision out, or change the pipeline's unify-dtype.",
             )
         name = self.precision or computed or (given.format if given is not None else "fp32")
         arch = self.arch or (given.arch if given is not None and given.arch != "cpu" else None)
-        quantized = name if name in QUANTIZED else _quantized_by(passes)
+        quantized = name if name in QUANTIZED else made
         device = self.device or target.default_device(name if is_own else quantized or name, arch)
         target.check_device(device)
         self._check_quantized(quantized, given, is_own=is_own)
@@ -584,9 +587,17 @@ def _beside(config: EngineConfig, target: str) -> EngineConfig:
 
 
 def _quantized_by(passes: "Sequence[Pass]") -> str:
-    """What a pipeline quantizes to; empty when it does not."""
+    """The precision whose plan a pipeline carries out; empty when it does not quantize."""
+    from enginecast.passes.quantize.plan.planning import PlanPass
+
     names = {pass_.name for pass_ in passes}
-    return next((kind.format for kind in QUANTIZED.values() if kind.rewrites in names), "")
+    plans = [pass_ for pass_ in passes if isinstance(pass_, PlanPass)]
+    fitting = [name for name, kind in QUANTIZED.items() if kind.rewrites in names]
+    for name in fitting:
+        options = {"mode": "w8a8", "bits": 8, **QUANTIZED[name].options}
+        if any(all(getattr(p, key, 8) == value for key, value in options.items()) for p in plans):
+            return name
+    return next(iter(fitting), "")
 
 
 def computed_dtype(passes: "Sequence[Pass]") -> str:

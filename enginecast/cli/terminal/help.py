@@ -11,6 +11,7 @@ from typing import Any, get_args
 from typer.core import TyperCommand, TyperGroup
 
 from enginecast.cli.terminal.output import errors, say
+from enginecast.errors import UsageError
 from enginecast.exporters.registry import OPTIONS, options_of
 from enginecast.option_fields import RENAMED, TOPICS, described, target_option_keys
 
@@ -155,6 +156,8 @@ class ReadsOptions:
             if tell and name not in told:
                 say(errors(), f"warning: {name} is now {old}")
             told.add(name)
+            if old.is_flag and equals:
+                raise UsageError(f"{word}: {name} takes no value")
             given = True if old.is_flag else text if equals else next(words, None)
             value = True if given is None else old.takes(name[2:], given)
             now = f"--{old.now}"
