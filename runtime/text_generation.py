@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -217,7 +217,7 @@ class TextGenerator:
         class Generation(Extension):
             """{% generation %}, which marks what a model said for training: what stands in it."""
 
-            tags = {"generation"}
+            tags: ClassVar = {"generation"}
 
             def parse(self, parser: Any) -> list[nodes.Node]:
                 next(parser.stream)

@@ -14,7 +14,7 @@ from exports import cast
 from enginecast.cli.app import COMPLETE, app
 from enginecast.cli.terminal.help import EXAMPLES, HELP, MANY
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, UsageError
 from enginecast.option_fields import TOPICS
 from enginecast.pipelines.record import RECORD
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
@@ -147,11 +147,16 @@ def test_older_names_and_opposites_of_options(
     for name, value in (("state", "inputs"), ("task", "text-generation")):
         options = ModelOptions(**{name: value})  # type: ignore[arg-type]
         assert options == ModelOptions(stateful=name == "state", kv_cache=name == "task")
+    refused = cast(capsys, "run", "b", "-o", "o", "--trust-digests=false")
+    assert (refused.code, "--trust-digests takes no value" in refused.err) == (2, True)
     with pytest.raises(BundleError):
         load(config.parent, trust=config)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="trust and public_key are the same"):
+        load(config.parent, public_key=config, trust=None)  # type: ignore[call-arg]
     assert [str(one.message) for one in recwarn] == [
         "state is now called stateful",
         "task is now called kv_cache",
+        "trust is now called public_key",
         "trust is now called public_key",
     ]
 

@@ -32,6 +32,7 @@ from enginecast.capture.sources.generation import decoder as decoder_source
 from enginecast.capture.sources.generation.decoder import as_decoder
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import (
+    BundleError,
     EnginecastWarning,
     InputError,
     SourceError,
@@ -128,6 +129,13 @@ def test_texts_that_do_not_fit_are_refused(
         engine.generate(["a", "fox " * 128])
     text = engine.generate("a red fox")
     assert text == engine.generate("a red fox", max_new_tokens=120)  # as many as fit
+    many = engine.generate(["the"] * 66, temperature=9.0, seed=1, max_new_tokens=6)
+    assert many[:33] != many[33:]  # in two batches
+    files = engine.text_generator.files
+    marked = b"{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    assert TextGenerator(engine, {**files, CHAT_TEMPLATE_NAME: marked})._chat("hi") == "hi"
+    with pytest.raises(BundleError, match=r"chat_template\.jinja: cannot be read"):
+        TextGenerator(engine, {**files, CHAT_TEMPLATE_NAME: b"\xff"})._chat("hi")
     with pytest.raises(UsageError, match="the bundle has no tokenizer"):
         TextGenerator(engine, {})
     with pytest.raises(UsageError, match="the model's tokenizer has no chat template"):

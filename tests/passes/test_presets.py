@@ -77,17 +77,17 @@ def test_what_is_not_built_is_refused(precision: str, target: str, message: str)
         ("int8", {"max_error": 0.02}),
         ("int8", {"arch": "sm90", "optimize": "size"}),
         ("fp8-storage", {"target": "tensorrt", "arch": "sm90"}),
+        ("mixed", {}),
+        ("int4-storage", {}),
     ],
 )
 def test_a_pipeline_adds_to_a_preset_of_its_target(preset_of: str, more: dict[str, Any]) -> None:
     alone = ExportRequest("model", precision=preset_of, **more).resolve()
     added = ExportRequest("model", pipeline=f"@{preset_of},canonicalize", **more).resolve()
     assert added.pipeline == f"{alone.pipeline},canonicalize"
-    assert (added.precision, added.device, added.arch) == (
-        alone.precision,
-        alone.device,
-        alone.arch,
-    )
+    kinds = [(one.precision, one.quantized, one.device, one.arch) for one in (added, alone)]
+    assert kinds[0] == kinds[1]
+    ExportRequest("model", precision=preset_of, pipeline=f"@{preset_of}", **more).resolve()
 
 
 @pytest.mark.parametrize(
