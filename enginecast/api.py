@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
 from enginecast.capture.inputs.calls import call_of
@@ -13,7 +14,7 @@ from enginecast.capture.inputs.dynamic_shapes import Dynamic, dynamic_texts
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.sources.calls.recording import Recorded, require_one
 from enginecast.capture.sources.calls.recording import record as record
-from enginecast.capture.sources.factory import arguments_of
+from enginecast.capture.sources.factory import arguments_of, as_written
 from enginecast.capture.sources.huggingface.hub import fetch, is_hub_name
 from enginecast.capture.tracing.attempt import Fallback
 from enginecast.compiler.export import session
@@ -63,10 +64,10 @@ def export(
         model: a module, which is copied; the folder of a Hugging Face model or of a diffusion
             component; `package.module:factory`; or a `.pt2` or TorchScript file.
         output: the bundle's folder; it must not exist, except with `overwrite`.
-        example: the module's inputs, in any sizes: one tensor, a tuple or list of arguments by
-            position, or a dict of arguments by name. Tensors in a dict, list, tuple or dataclass
-            become inputs named `NAME_KEY`; numbers become constants. Or the module's calls, as
-            recorded by `enginecast.record`.
+        example: the inputs of a module or a TorchScript file, in any sizes: one tensor, a tuple or
+            list of arguments by position, or a dict of arguments by name. A module's tensors in a
+            dict, list, tuple or dataclass become inputs named `NAME_KEY`; numbers become constants.
+            Or its calls, as recorded by `enginecast.record`.
         target: what runs the engine; other packages may add names.
         precision: the preset: "mixed" is fp16 with the residual stream in fp32; "int8" and "fp8"
             quantize weights and activations, "...-storage" only weights. None: "fp32", or what
@@ -136,6 +137,12 @@ def export(
         {'rows': (1, 32)}
     """
     require_one(example)
+    if isinstance(model, nn.Module):
+        model = as_written(model, type(model).__name__)
+    for name, given, kind in (("options", options, ModelOptions), ("steps", steps, Steps)):
+        if not isinstance(given, kind | None):
+            wanted, got = f"{kind.__module__}.{kind.__name__}", type(given).__name__
+            raise UsageError(f"{name}: expected {wanted}, got a {got}")
     options = options or ModelOptions()
     ranges = _ranges(model, example, dynamic or options.dynamic)
     if isinstance(example, Recorded):  # whose calls say how other dimensions vary
@@ -143,7 +150,12 @@ def export(
     if not isinstance(model, nn.Module):
         if not isinstance(model, (str, os.PathLike)):
             kind = f"the class {model.__name__}" if isinstance(model, type) else f"{model!r}"
-            raise UsageError(f"model: expected a module or a path, got {kind}")
+            hint = ""
+            if isinstance(model, ExportedProgram):  # whose repr is all of its code
+                kind = "an ExportedProgram"
+                hint = 'Save it: torch.export.save(program, "m.pt2"); and give that file, with'
+                hint += " options=ModelOptions(allow_code=True)."
+            raise UsageError(f"model: expected a module or a path, got {kind}", hint=hint)
         model = os.fspath(model)
         model = str(fetch(model)) if download and is_hub_name(model) else model
     request = ExportRequest(

@@ -64,6 +64,11 @@ class Batcher:
         max_waiting: int = 1024,
         workers: int = 1,
     ) -> None:
+        if not isinstance(engine, Engine):
+            raise UsageError(
+                f"Batcher: expected an engine, got a {type(engine).__name__}",
+                hint="enginecast.load opens one.",
+            )
         for name, value in (("max_waiting", max_waiting), ("workers", workers)):
             if value < 1:
                 raise UsageError(f"{name}: expected at least 1, got {value}")

@@ -64,6 +64,9 @@ class Outputs(dict[str, Any]):
         super().__init__(values)
         self.backend = backend
 
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"{name!r} is no output; expected {', '.join(self)}")
+
     def __repr__(self) -> str:
         """The backend, and names, dtypes and shapes."""
         named = ", ".join(f"{name} {described(value)}" for name, value in self.items())
@@ -326,6 +329,7 @@ class Engine:
         """
         import asyncio  # with ssl and sockets, which most who run engines do without
 
+        require_known("run_async", options, _RUN_OPTIONS)
         stop = Stop()
         run = functools.partial(self._limited, feeds, stop, **options)
         running = asyncio.get_running_loop().run_in_executor(None, run)
@@ -372,6 +376,7 @@ class Engine:
         """
         from enginecast.runtime.prompts import join, require_rows
 
+        require_known("encode", options, _RUN_OPTIONS)
         if options.get("as_dlpack"):
             raise _only_in_cpu_memory("no as_dlpack")
         if self.manifest.generation is not None:
@@ -619,6 +624,16 @@ class Engine:
                 hint='Leave pad_rows out, or pass "exact"; or ask for other outputs.',
             )
         return found
+
+
+_RUN_OPTIONS = tuple(Engine.run.__kwdefaults__ or ())
+
+
+def require_known(function: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse an option that a function does not have."""
+    for name in options:
+        if name not in known:
+            raise UsageError(f"{function}: {name!r} is no option; expected {', '.join(known)}")
 
 
 def arranged(

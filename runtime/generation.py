@@ -421,6 +421,12 @@ def token_steps(
     """The same one step at a time: what the tokens follow, [batch, tokens], and those of each step,
     [batch], which are computed as they are asked for.
     """
+    floats = {"temperature": temperature, "top_p": top_p, "repetition_penalty": repetition_penalty}
+    whole = {"max_new_tokens": max_new_tokens, "top_k": top_k, "seed": seed}
+    for name, value in {**floats, **whole}.items():
+        what, method = ("a number", "__float__") if name in floats else ("an integer", "__index__")
+        if value is not None and not hasattr(value, method):
+            raise UsageError(f"generate: {name}: expected {what}, got {value!r}")
     decoder = Decoder(engine)
     own = decoder.generation
     unheeded = _unheeded(own, is_begun=decoder_input_ids is not None)

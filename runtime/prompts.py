@@ -157,6 +157,8 @@ class PromptEncoder:
 
 def require_texts(prompts: str | Sequence[str]) -> list[str]:
     """Prompts that can be tokenized; an InputError for others, and for none at all."""
+    if not isinstance(prompts, Iterable):
+        raise InputError(f"prompts: expected a str or several, got {type(prompts).__name__}")
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not prompts:
         raise InputError("prompts: expected at least one, got none")

@@ -16,7 +16,7 @@ from enginecast.runtime.bundle.manifest import (
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
 )
-from enginecast.runtime.engine import Engine
+from enginecast.runtime.engine import Engine, require_known
 from enginecast.runtime.generation import USUAL_TOP_K, Decoder, either, token_steps
 from enginecast.runtime.prompts import (
     open_tokenizer,
@@ -29,6 +29,7 @@ from enginecast.runtime.prompts import (
 
 USUAL_NEW_TOKENS = 256
 """What is generated at most where nobody says otherwise."""
+OPTIONS = ("chat", *(token_steps.__kwdefaults__ or ()))
 CONTEXT = 6
 """Tokens before the first new one that its text may depend on, such as for a space between."""
 PART = "\ufffd"
@@ -139,6 +140,7 @@ class TextGenerator:
 
     def complete(self, prompts: Sequence[str], **options: Any) -> list[Completion]:
         """What follows each of some prompts; they run together, as many as the engine takes."""
+        require_known("generate", options, OPTIONS)
         encodings = self._encoded(prompts, chat=options.pop("chat", False))
         found = []
         seed = options.pop("seed", None)
@@ -151,6 +153,7 @@ class TextGenerator:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str | Completion]:
         """What follows a prompt, piece by piece, and at last all of it."""
+        require_known("stream", options, OPTIONS)
         encodings = self._encoded([prompt], chat=options.pop("chat", False))
         for (row,) in self._run(encodings, **options):
             if row.piece:

@@ -80,7 +80,7 @@ def require_frozen(
         CacheError: an optimizer has parameters of the encoder; the encoder has adapters, resized
             embeddings, other weights than the cache's, or dropout in training mode; or the
             tokenizer makes other ids.
-        UsageError: `optimizer` is not an optimizer.
+        UsageError: `cached` is no cache, or `optimizer` is not an optimizer.
 
     Examples:
         >>> import torch
@@ -90,7 +90,14 @@ def require_frozen(
         >>> require_frozen(cached, optimizer=torch.optim.SGD(head.parameters())).compared
         ('optimizer: it holds nothing of the CachedEncoder',)
     """
-    look = _Look(cached.cache if isinstance(cached, CachedEncoder) else cached)
+    cache = cached.cache if isinstance(cached, CachedEncoder) else cached
+    if not isinstance(cache, EmbeddingCache):
+        raise UsageError(
+            "require_frozen: cached: expected a CachedEncoder or what open_cache returns, got a"
+            f" {type(cached).__name__}",
+            hint="The encoder itself goes to `model`; a path to open_cache.",
+        )
+    look = _Look(cache)
     if model is not None:
         named = next((name for name in _ADAPTERS if getattr(model, name, None)), None)
         lora = next((name for name, _ in model.named_parameters() if "lora_" in name), None)

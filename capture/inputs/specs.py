@@ -240,10 +240,19 @@ def from_example(
         is_one_size: whether image sizes are part of the model, so that no batch varies.
 
     Raises:
-        UsageError: the example is empty.
+        UsageError: the example is empty, or has complex numbers.
     """
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
+    for name, tensor in example.items():
+        if tensor.is_complex():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise UsageError(
+                f"the input {name!r} is {dtype}, expected real numbers: engines take no complex"
+                " inputs",
+                hint="Give torch.view_as_real(x), to a module that begins with"
+                " torch.view_as_complex.",
+            )
     kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
     # An input surely has a batch if its kind is known, or that of none is.

@@ -154,7 +154,7 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
     """The module that torch.compile wraps, or the module itself.
 
     Raises:
-        SourceError: it has no Python code, or parameters without a shape.
+        SourceError: it has no Python code, or parameters without a shape or values.
     """
     original = getattr(module, "_orig_mod", None)
     if type(module).__name__ == "OptimizedModule" and isinstance(original, nn.Module):
@@ -162,13 +162,11 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         raise SourceError(
             f"{name} is a TorchScript module, which torch.export does not take",
-            hint="Give the nn.Module that it was made from.",
+            hint="Give the nn.Module that it was made from; or save it with torch.jit.save and give"
+            " the file, with allow_code=True in ModelOptions (--allow-code).",
         )
-    waiting = [
-        path
-        for path, tensor in (*module.named_parameters(), *module.named_buffers())
-        if is_lazy(tensor)
-    ]
+    named = (*module.named_parameters(), *module.named_buffers())
+    waiting = [path for path, tensor in named if is_lazy(tensor)]
     stored = module.state_dict().items()
     odd = [path for path, held in stored if not isinstance(held, Tensor) or not is_dense(held)]
     if odd:
@@ -180,6 +178,12 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
         raise SourceError(
             f"{name}: the parameter {waiting[0]} has no shape yet: it is one of a lazy module",
             hint="Call the module once on an example before it is returned.",
+        )
+    if empty := [path for path, tensor in named if tensor.is_meta]:
+        raise SourceError(
+            f"{name}: weights are on the meta device, expected loaded weights, got {empty[0]}"
+            " without values",
+            hint="Build the module on the CPU, or load a checkpoint into it with assign=True.",
         )
     return module
 

@@ -30,8 +30,8 @@ def open_source(
             `.pt2` file, a file of TorchScript, or a module, of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
-        example: inputs, for a module, as `arguments_of` takes them; or recorded calls, for a
-            folder, too.
+        example: inputs, for a module or a file of TorchScript, as `arguments_of` takes them; or
+            recorded calls, for a folder, too.
         component: for a folder.
 
     Raises:
@@ -68,7 +68,7 @@ def open_source(
     if kind == "script":
         from enginecast.capture.sources.script_file import open_script_file
 
-        return open_script_file(path, allow_code=allow_code)
+        return open_script_file(path, allow_code=allow_code, example=example)
     from enginecast.capture.sources.factory import open_factory
 
     return open_factory(model)

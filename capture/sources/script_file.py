@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.inputs.calls import call_of
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.calls.recording import Recorded
+from enginecast.capture.sources.factory import arguments_of
 from enginecast.capture.sources.weights.checkpoint import sha256_of
 from enginecast.capture.sources.weights.copies import cast_module
 from enginecast.capture.sources.weights.finite import lost_of, require_finite
@@ -70,13 +73,24 @@ def signature_of(script: torch.jit.ScriptModule) -> inspect.Signature:
 class ScriptSource(Source):
     """A module of TorchScript; there is no Python code behind it."""
 
-    def __init__(self, path: Path, script: torch.jit.ScriptModule) -> None:
+    def __init__(self, path: Path, script: torch.jit.ScriptModule, example: Any = None) -> None:
         self.name = path.stem
         self._path = path
         self._script = script.eval()
         for parameter in script.parameters():
             parameter.requires_grad_(False)
         self.trained = frozenset()
+        if isinstance(example, Recorded):
+            call, self._example = example.call, example.example
+            self.recorded, self.notes = example.by_name, example.notes
+        else:
+            given = arguments_of(example, self.name, Scripted(script).forward)
+            call, self._example = call_of(given, self.name)
+        if not call.is_plain:
+            raise SourceError(
+                f"{path} is {_SCRIPT}: expected an example of one tensor for each argument",
+                hint="Script a module around it that takes tensors alone.",
+            )
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -102,15 +116,24 @@ class ScriptSource(Source):
     def forward_signature(self) -> inspect.Signature:
         return signature_of(self._script)
 
+    def example(self) -> dict[str, Tensor]:
+        return dict(self._example)
+
     def given_script(self) -> torch.jit.ScriptModule:
         return self._script
 
 
-def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
+def open_script_file(path: Path, *, allow_code: bool, example: Any = None) -> ScriptSource:
     """Load a file of TorchScript.
 
+    Args:
+        path: of the file.
+        allow_code: whether it may be loaded.
+        example: recorded calls, or what `arguments_of` takes; one tensor for each argument.
+
     Raises:
-        SourceError: it holds something else, as a checkpoint or a pickled module, or is damaged.
+        SourceError: it holds something else, as a checkpoint or a pickled module, or is damaged; or
+            the example does not fit.
         UsageError: `allow_code` is not given: TorchScript is code.
     """
     kind = sniff(path)
@@ -135,7 +158,7 @@ def open_script_file(path: Path, *, allow_code: bool) -> ScriptSource:
             " fp64, which engines are compared with",
             hint="Save the module before torch.jit.freeze or torch.jit.optimize_for_inference.",
         )
-    return ScriptSource(path, script)
+    return ScriptSource(path, script, example)
 
 
 def sniff(path: Path) -> str:

@@ -71,6 +71,12 @@ def test_a_frozen_run_passes_and_says_what_was_compared(
     assert require_frozen(cache, tokenizer=plain).compared
 
 
+@pytest.mark.parametrize("cached", [nn.Linear(2, 2), "captions.cache", None])
+def test_what_is_no_cache_is_refused(cached: Any) -> None:
+    with pytest.raises(UsageError, match="cached: expected a CachedEncoder or what open_cache"):
+        require_frozen(cached)
+
+
 def resized(model: PreTrainedModel) -> None:
     model.resize_token_embeddings(99)
 

@@ -45,7 +45,7 @@ def example() -> dict[str, torch.Tensor]:
 def test_the_three_verbs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Small()
-    bundle = enginecast.compile(module, tmp_path / "bundle", example=example())
+    bundle = enginecast.compile(torch.compile(module), tmp_path / "bundle", example=example())  # type: ignore[arg-type]
     assert bundle.root == tmp_path / "bundle"
     assert bundle.manifest.model.name == "Small"
     x = torch.randn(5, 6)
@@ -109,6 +109,10 @@ def test_an_engine_takes_positions_and_names_of_arrays_and_tensors(two: Path) ->
             engine(x, x=x)
         with pytest.raises(InputError, match="got text, expected tensors"):
             engine("a red fox")
+        with pytest.raises(KeyError, match="'nope' is no output; expected sum, half"):
+            engine(x, a, b)["nope"]
+        with pytest.raises(UsageError, match="encode: 'normalize' is no option; expected outputs"):
+            engine.encode("a red fox", normalize=True)
         with pytest.raises(InputError, match="'pair_b' is missing"):
             engine(x, a)
         for each in (engine, engine.verdict, engine.manifest, engine(x, a, b)):
@@ -184,6 +188,19 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
         enginecast.compile(Small(), tmp_path / "b", example={"y": torch.ones(2, 6)})
     with pytest.raises(UsageError, match="expected a module or a path, got the class Small"):
         enginecast.compile(Small, tmp_path / "b", example=example())  # type: ignore[arg-type]
+    linear = torch.export.export(nn.Linear(8, 2), (torch.ones(3, 8),))
+    model: Any
+    options: Any
+    for model, options, said in (
+        (linear, {}, r"an ExportedProgram\nSave it: torch\.export\.save"),
+        (torch.jit.script(nn.Linear(8, 2)), {}, "TorchScript module.*\n.*torch.jit.save"),
+        (nn.Linear(8, 2, device="meta"), {}, "weights are on the meta device, expected loaded"),
+        (nn.Identity(), {"example": torch.ones(2, 3, dtype=torch.complex64)}, "is complex64"),
+        (Small(), {"options": {"allow_code": True}}, "ModelOptions, got a dict"),
+        (Small(), {"steps": print}, "Steps, got a builtin"),
+    ):
+        with pytest.raises((UsageError, SourceError), match=said):
+            enginecast.compile(model, tmp_path / "b", **{"example": torch.ones(3, 8), **options})
     for name in ("accept", "values"):  # a text alone is one text, and not its letters
         given: dict[str, Any] = {name: "nothing=x"}
         with pytest.raises(UsageError, match=f"--{name} nothing=x"):

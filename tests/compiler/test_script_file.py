@@ -125,6 +125,19 @@ def test_a_script_is_a_model_with_named_arguments(folder: Path) -> None:
         source.empty()
 
 
+def test_a_script_takes_an_example(folder: Path, tmp_path: Path) -> None:
+    model, options = str(folder / "plain.pt"), ModelOptions(allow_code=True)
+    x = torch.randn(3, 8)
+    for example in (x, (x,), {"x": x}):
+        assert open_source(model, allow_code=True, example=example).example()["x"] is x
+    with pytest.raises(SourceError, match="has 2 arguments, and forward takes 1"):
+        open_source(model, allow_code=True, example=(x, x))
+    with pytest.raises(SourceError, match="expected an example of one tensor for each argument"):
+        open_source(model, allow_code=True, example={"x": [x]})
+    bundle = enginecast.export(model, tmp_path / "b", example=x, options=options, threads=1)
+    assert bundle.manifest.inputs[0].name == "x"
+
+
 def test_both_paths_of_a_script_reach_its_engine(folder: Path, tmp_path: Path) -> None:
     inputs = ("--inputs", str(folder / "branch.safetensors"), "--allow-code")
     model, bundle = str(folder / "branch.pt"), str(tmp_path / "bundle")

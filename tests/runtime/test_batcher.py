@@ -220,6 +220,8 @@ def test_a_fork_is_refused_and_does_not_wait_for_ever(
 def test_bad_options(engine: Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Batcher(engine, **options)
+    with pytest.raises(UsageError, match="Batcher: expected an engine, got a str"):
+        Batcher("bundle")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("where", ["join", "part", "difference"])
