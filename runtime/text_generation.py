@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -220,11 +220,14 @@ class TextGenerator:
         class Generation(Extension):
             """{% generation %}, which marks what a model said for training: what stands in it."""
 
-            tags: ClassVar = {"generation"}
+            tags = {"generation"}  # noqa: RUF012 - of the base class, which declares it so
 
             def parse(self, parser: Any) -> list[nodes.Node]:
                 next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                inside: list[nodes.Node] = parser.parse_statements(
+                    ("name:endgeneration",), drop_needle=True
+                )
+                return inside
 
         folder = self._engine.folder
         with refusing(f"{folder / TOKENIZER_CONFIG_NAME}: cannot be read"):

@@ -246,9 +246,9 @@ def from_example(
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
     for name, tensor in example.items():
         if tensor.is_complex():
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            found = str(tensor.dtype).removeprefix("torch.")
             raise UsageError(
-                f"the input {name!r} is {dtype}, expected real numbers: engines take no complex"
+                f"the input {name!r} is {found}, expected real numbers: engines take no complex"
                 " inputs",
                 hint="Give torch.view_as_real(x), to a module that begins with"
                 " torch.view_as_complex.",

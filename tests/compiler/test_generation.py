@@ -127,14 +127,15 @@ def test_texts_that_do_not_fit_are_refused(
         engine.generate("a red fox", max_new_tokens=127)
     with pytest.raises(InputError, match=r"prompts\[1\]: expected 1\.\.128 tokens, got "):
         engine.generate(["a", "fox " * 128])
-    for prompt, options, said in (
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
         (5, {}, "prompts: expected a str or several, got int"),
         ("a", {"num_beams": 4}, "generate: 'num_beams' is no option; expected chat, "),
         ("a", {"temperature": "hot"}, "generate: temperature: expected a number, got 'hot'"),
         ("a", {"max_new_tokens": 2.5}, "max_new_tokens: expected an integer, got 2.5"),
-    ):
+    ]
+    for prompt, options, said in wrong:
         with pytest.raises((InputError, UsageError), match=said):
-            engine.generate(prompt, **options)  # type: ignore[call-overload]
+            engine.generate(prompt, **options)
     text = engine.generate("a red fox")
     assert text == engine.generate("a red fox", max_new_tokens=120)  # as many as fit
     many = engine.generate(["the"] * 66, temperature=9.0, seed=1, max_new_tokens=6)
