@@ -142,11 +142,8 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
             f"{said} a quantization plan, and nothing is quantized here",
             hint=f"It goes with --component NAME={'|'.join(QUANTIZED)}.",
         )
-    wanted = [_asked(request, folder.path, precision) for precision in asked]
-    if all(each.arch is None for each in wanted):  # none takes it: refused, if given
-        wanted = [replace(each, arch=request.base.arch) for each in wanted]
-    for each in wanted:
-        each.resolve()  # before the work
+    for precision in asked:
+        _asked(request, folder.path, precision).resolve()  # before the work
     where = {"marker": RECORD, "what": "pipeline of engines"}
     with stage(request.output, overwrite=request.overwrite, **where) as staging:
         with steps("run the eager pipeline"):
