@@ -397,7 +397,6 @@ class ExportRequest:
         quantized = name if name in QUANTIZED else made
         device = self.device or target.default_device(name if is_own else quantized or name, arch)
         target.check_device(device)
-        self._check_arch(device)
         self._check_quantized(quantized, given, is_own=is_own)
         if turns and quantized:
             raise UsageError(
@@ -491,13 +490,6 @@ class ExportRequest:
                 hint=f"Use --precision {given.format}, or leave --precision out.",
             )
 
-    def _check_arch(self, device: str) -> None:
-        if self.arch is not None and device == "cpu":
-            raise UsageError(
-                f"--arch {self.arch} is for a GPU engine, and this one is for the CPU",
-                hint="Add --device cuda, or leave --arch out.",
-            )
-
     def _without_passes(self, target: "Target") -> EngineConfig:
         """The model as it is: passes rewrite programs of torch.export, and here there is none."""
         precision = self.precision or "fp32"
@@ -511,7 +503,6 @@ class ExportRequest:
                 hint="Leave it out, or use --target onnxruntime.",
             )
         device = self.device or target.default_device(precision, self.arch)
-        self._check_arch(device)
         here = target.runs_here(precision, device, asked=self.device is not None)
         kind = cast(Precision, precision)
         return EngineConfig(target.name, kind, text, device, here, self.arch)

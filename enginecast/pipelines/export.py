@@ -28,7 +28,6 @@ from enginecast.errors import (
     VerificationError,
     first_line,
 )
-from enginecast.exporters.registry import target_of
 from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
@@ -373,9 +372,6 @@ def _stays(folder: PipelineFolder, name: str, calls: Calls, request: PipelineReq
 
 def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportRequest:
     limits: dict[str, Any] = {} if precision in QUANTIZED else dict(NO_PLAN)
-    base, target = request.base, target_of(request.base.target)
-    if (base.device or target.default_device(precision, base.arch)) == "cpu":
-        limits["arch"] = None  # it is for the other components
     # The record of the pipeline says what needs consent.
     return replace(
         request.base, model=str(model), precision=precision, allow_fallback=True, **limits

@@ -122,7 +122,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
 ) -> None:
     bundle = tmp_path / "bundle"
     command = ("export", exports.model("plain"), "-o", bundle, "--json", "--quiet")
-    done = cast(capsys, *command, "--threads", 1)
+    done = cast(capsys, *command, "--arch", "sm90", "--threads", 1)
     assert (done.code, done.err) == (0, "")
     assert done.json["outcome"] == "verified"
     assert done.json["engine"] == "ran"
@@ -136,7 +136,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert f"<dd>{report['speed']}</dd>" in page(bundle)
     assert "features [32, 7, 12]" in page(bundle)
     assert report["origin"]["command"] == shlex.join(
-        ["enginecast", *map(str, command), "--threads", "1"]
+        ["enginecast", *map(str, command), "--arch", "sm90", "--threads", "1"]
     )
     profile = report["profile"]
     assert (profile["provider"], profile["shapes"]) == (
@@ -146,6 +146,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     timed = {(layer["module"], layer["op"]) for layer in profile["layers"]}
     assert timed >= {("norm", "LayerNormalization")}
     assert all(layer["microseconds"] >= 0 for layer in profile["layers"])
+    assert json.loads((bundle / "manifest.json").read_text())["engines"][0]["arch"] == "sm90"
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
 
     again = cast(capsys, *command)
