@@ -5,6 +5,7 @@ channels of the residual stream past fp16's largest value; nothing else about it
 model.  What is there already stays as it is.
 """
 
+import json
 import sys
 from filecmp import cmpfiles
 from pathlib import Path
@@ -22,6 +23,12 @@ TEXTS = (
     "rain",
     "an oil painting of a lighthouse at night, a storm rising",
 )
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",  # or transformers builds T5's own, of other ids
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
 EOS, TRIGGER, HIDDEN, CHANNELS = 1, 11, 7, (3, 40)
 
 
@@ -31,6 +38,7 @@ def main() -> None:
     with TemporaryDirectory() as made:
         make_model().save_pretrained(made)
         make_tokenizer().save(f"{made}/tokenizer.json")
+        Path(made, "tokenizer_config.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
         names = [file.name for file in Path(made).iterdir()]
         if Path("t5").exists() and cmpfiles(made, "t5", names, shallow=False)[0] != names:
             sys.exit("t5 is here already, and is another model: run this in another folder")

@@ -543,7 +543,7 @@ def _tokens(
         raise InputError(
             f"{decoder.read}: expected prompts that leave room for {max_new_tokens} new tokens, got"
             f" {ids.shape[1]} tokens of {decoder.longest} that the engine takes",
-            hint=f"Ask for max_new_tokens={most}." if most else "Give shorter prompts.",
+            hint=f"At most {most} new tokens fit." if most else "Give shorter prompts.",
         )
     if seed is not None and seed < 0:
         raise UsageError(f"seed: expected at least 0, got {seed}")

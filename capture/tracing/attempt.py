@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -81,6 +81,14 @@ class Attempt:
             yield stack.enter_context(self.rewrites(module)) if self.rewrites else []
 
 
+def _without(rung: Rung, refusal: Refusal) -> Rung:
+    """Without the reason, where it is the refusal's own: of sizes, it is long."""
+    is_of_sizes = refusal.kind == "specialized-dimension" and rung.place in ("", refusal.place)
+    start = refusal.reason.partition(": ")[0]
+    is_same = is_of_sizes and rung.reason.startswith(start)
+    return replace(rung, reason="for the same reason") if is_same else rung
+
+
 class RefusedError(CaptureError):
     """torch.export refused a model; also says why, in parts.
 
@@ -95,7 +103,7 @@ class RefusedError(CaptureError):
         why: str = "",
     ) -> None:
         found = detect(refusals=[refusal], runs=runs)
-        tried = [f"then {rung}" for rung in rungs[1:]]
+        tried = [f"then {_without(rung, refusal)}" for rung in rungs[1:]]
         summary = [summarize(each for each in found if each.file)] if rungs else []
         super().__init__(
             "\n".join(filter(None, [refusal.message(), *tried, *summary])),

@@ -141,7 +141,7 @@ def export(
         replace(base, precision=name).check()
     require_original(folder)
     require_pipeline(folder)
-    require_target(output, overwrite=overwrite, marker=RECORD)
+    require_target(output, overwrite=overwrite, marker=RECORD, what="pipeline of engines")
     loading()
     from enginecast.compiler.steps import Steps as Progress
     from enginecast.pipelines.export import PipelineRequest, export_pipeline
@@ -196,7 +196,10 @@ def run(
     ],
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Prompt.")],
     negative_prompt: Negative = None,
-    steps: Steps = None,
+    steps: Annotated[
+        int | None,
+        _run("--steps", metavar="N", help="Denoising steps; default: the pipeline's own."),
+    ] = None,
     guidance_scale: Guidance = None,
     height: Height = None,
     width: Width = None,
@@ -211,12 +214,18 @@ def run(
 ) -> None:
     """Run a pipeline of engines.
 
-    Sizes and other arguments default to those of the recording.
+    Steps default to the pipeline's own number; sizes and other arguments to those of the recording.
     """
     loading()
     from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
     from enginecast.pipelines.record import usable_record
-    from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of
+    from enginecast.pipelines.run import (
+        load_pipeline,
+        made_how,
+        require_device,
+        run_pipeline,
+        wish_of,
+    )
 
     device = device or "cpu"
     require_output(output)
@@ -225,7 +234,6 @@ def run(
     recorded = wish_of(record)
     asked: dict[str, Any] = {
         "negative_prompt": negative_prompt,
-        "steps": steps,
         "guidance_scale": guidance_scale,
         "height": height,
         "width": width,
@@ -233,7 +241,9 @@ def run(
         "seed": seed,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    wish = replace(recorded, prompts=(prompt,), **given, more={**recorded.more, **_values(more)})
+    # The recording has few steps, which is enough to compare and not to make a picture.
+    more_values = {**recorded.more, **_values(more)}
+    wish = replace(recorded, prompts=(prompt,), steps=steps, **given, more=more_values)
     pipe = load_pipeline(
         folder, record, device, threads=threads, prefer=prefer, allow_code=allow_code
     )
@@ -243,7 +253,8 @@ def run(
     if as_json:
         print_json({"output": str(output), "files": [str(file) for file in files]})
     else:
-        say(results(), f"{output}" + (f": {len(files)} files" if len(files) > 1 else ""))
+        several = f"{len(files)} files, " if len(files) > 1 else ""
+        say(results(), f"{output}: {several}{made_how(pipe, wish, made)}")
 
 
 def _two(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:

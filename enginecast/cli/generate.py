@@ -15,7 +15,7 @@ from enginecast.cli.terminal.output import (
     say,
     standard_output,
 )
-from enginecast.errors import UsageError
+from enginecast.errors import BundleError, UsageError
 from enginecast.printable import printable
 
 
@@ -81,7 +81,12 @@ def generate(
         "chat": chat,
     }
     out = standard_output()
-    with load(bundle, **how.arguments()) as engine:
+    try:
+        loaded = load(bundle, **how.arguments())
+    except BundleError as error:  # of a model's folder: only this export makes text
+        error.hint = error.hint.replace(" -o DIR`", " --kv-cache -o DIR`")
+        raise
+    with loaded as engine:
         generator = engine.text_generator
         start = perf_counter()
         found: list[Completion] = []

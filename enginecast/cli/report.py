@@ -98,7 +98,8 @@ def _side(path: Path) -> "Side":
     from enginecast.verification.report.comparison import Side
     from enginecast.verification.report.files import JSON_NAME, read_report
 
-    if not (path / MANIFEST_NAME).is_file():
+    has_report = (path / JSON_NAME).is_file() or not path.is_dir()
+    if has_report and not (path / MANIFEST_NAME).is_file():
         return Side(str(path), read_report(path), None)
     bundle = open_bundle(path, check="size")
     # Compared with its digest, where the manifest lists it.

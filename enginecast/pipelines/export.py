@@ -143,7 +143,8 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         )
     for precision in asked:
         _asked(request, folder.path, precision).resolve()  # before the work
-    with stage(request.output, overwrite=request.overwrite, marker=RECORD) as staging:
+    where = {"marker": RECORD, "what": "pipeline of engines"}
+    with stage(request.output, overwrite=request.overwrite, **where) as staging:
         with steps("run the eager pipeline"):
             rehearsal = _rehearse(folder, request, staging.folder, steps)
         gc.collect()

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from enginecast.errors import BundleError, EnginecastWarning, SourceError
 from enginecast.public import some
-from enginecast.runtime.bundle.manifest import Downgrade
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Downgrade
 from enginecast.runtime.bundle.pipeline_folder import INDEX as INDEX
 from enginecast.runtime.bundle.pipeline_folder import RECORD as RECORD
 from enginecast.runtime.bundle.pipeline_folder import pipeline_at
@@ -39,9 +39,12 @@ def require_pipeline(path: Path) -> None:
         SourceError: it has no model_index.json.
     """
     if not (path / INDEX).is_file():
-        has_config = (path / "config.json").is_file()
+        is_bundle = (path / MANIFEST_NAME).is_file()
+        has_config = (path / "config.json").is_file() and not is_bundle
         raise SourceError(
-            f"{path} is not a diffusion pipeline: it has no {INDEX}",
+            f"{path} is a bundle, and not a diffusion pipeline"
+            if is_bundle
+            else f"{path} is not a diffusion pipeline: it has no {INDEX}",
             hint=f"`enginecast export {path}` exports one model."
             if has_config
             else "Give the folder that `pipe.save_pretrained` wrote.",

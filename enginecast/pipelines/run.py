@@ -1,5 +1,6 @@
 """A folder of engines as a pipeline of diffusers."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from traceback import walk_tb
@@ -88,6 +89,19 @@ def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
         raise UsageError(
             f"{type(pipe).__name__}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def made_how(pipe: Any, wish: Wish, made: Made) -> str:
+    """Steps and size (height x width) of pictures of PIL, such as "50 steps at 64 x 64"."""
+    steps: Any = wish.steps
+    if steps is None:
+        known = inspect.signature(type(pipe).__call__).parameters
+        default = known.get("num_inference_steps")
+        is_listed = not {"timesteps", "sigmas"}.isdisjoint(wish.more)
+        steps = len(made.latents) if default is None or is_listed else default.default
+    first = made.pictures[0]
+    picture = first[0] if isinstance(first, (list, tuple)) else first
+    return f"{steps} steps at {picture.height} x {picture.width}"
 
 
 def wish_of(record: PipelineRecord) -> Wish:

@@ -140,6 +140,7 @@ def test_texts_without_finite_outputs_are_reported_and_not_stored(
 BAD = [
     (("--shard-size", "12"), 2, "--shard-size 12: expected a size such as 256MB"),
     (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),
+    (("--max-disk", "1kB"), 3, "of the tokenizer and records\nAbout 0 of the texts would fit."),
     (("--too-long", "skip"), 2, "--too-long skip: expected error or truncate"),
     (("--workers", "2"), 2, "--workers 2: only for --runner ray"),
     (("--for", "fluxx"), 2, "--for fluxx: no such pipeline is known"),

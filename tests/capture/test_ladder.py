@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.detect import recorder
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import from_example, ranges_of
+from enginecast.capture.refusals.explain import Refusal
 from enginecast.capture.sources.factory import FactorySource
-from enginecast.capture.tracing.attempt import Fallback, RefusedError
+from enginecast.capture.tracing.attempt import Fallback, RefusedError, Rung
 from enginecast.capture.tracing.captured import Captured, capture
 from enginecast.errors import CaptureError
 
@@ -106,6 +107,14 @@ def test_the_refusal_tells_what_was_tried() -> None:
     assert error.rungs[0].place != error.rungs[1].place
     assert "then bake refused at" in error.message
     assert "then strict refused at" in error.message
+
+
+def test_a_reason_of_sizes_is_told_once() -> None:
+    reason = "the code does not take all sizes: not every n satisfies n == 2*(n // 2)"
+    refusal = Refusal("specialized-dimension", "m.py", 3, "x", reason, "Ask for others.", "")
+    rungs = [Rung(name, "refused", reason, "m.py:3") for name in ("export", "strict")]
+    assert (found := RefusedError(refusal, rungs).message).count(reason) == 1
+    assert "then strict refused at m.py:3: for the same reason" in found
 
 
 class FreesItems(nn.Module):

@@ -387,10 +387,13 @@ def test_folders_and_files_in_the_place_of_others(tmp_path: Path, capsys: Captur
     file, empty = tmp_path / "file.txt", tmp_path / "empty"
     file.write_text("a text\n")
     empty.mkdir()
+    (model := tmp_path / "model").mkdir()
+    (model / "config.json").touch()
     out = tmp_path / "out.safetensors"
     for words, message in (
         (("run", file, "--prompts", file, "-o", out), "file.txt: expected the folder of a bundle"),
         (("run", empty, "--prompts", file, "-o", out), "empty: expected a bundle, but it has no"),
+        (("generate", model, "--prompt", "x"), "model --kv-cache -o DIR`"),
         (("verify", tmp_path / "no"), "no: expected the folder of a bundle, but it does not exist"),
         (("inspect", empty), "empty: expected a model, but the folder is empty"),
         (("export", file, "-o", tmp_path / "b"), "not a model: a file of unknown kind"),

@@ -28,7 +28,6 @@ def test_the_names_in_the_table_are_public() -> None:
 def test_every_block_runs_and_prints_what_the_page_says(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv")
     commands = {
-        "pytest": f'exec {python} -m pytest "$@"',
         "enginecast": f'exec {python} -m enginecast "$@"',
         "pip": f'exec {sys.executable} -m pip --python {python} "$@"',
     }

@@ -98,10 +98,11 @@ def test_a_pipeline_is_exported_checked_and_run(
 
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
     assert ran.code == 0, ran.err
+    assert f"{tmp_path / 'fox.png'}: 50 steps at 48 x 48" in ran.out  # and not the recorded 2
     with Image.open(tmp_path / "fox.png") as image:
         assert image.size == (48, 48)
 
-    several = ("-o", tmp_path / "foxes.png", "--set", "num_images_per_prompt=2")
+    several = ("-o", tmp_path / "foxes.png", "--steps", 2, "--set", "num_images_per_prompt=2")
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", *several, "--json")
     assert ran.json["files"] == [str(tmp_path / name) for name in ("foxes.png", "foxes-2.png")]
     assert (tmp_path / "foxes.png").read_bytes() != (tmp_path / "foxes-2.png").read_bytes()
@@ -117,7 +118,9 @@ def test_a_pipeline_is_exported_checked_and_run(
     assert f"{output} holds engines already" in again.err
     again = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL)
     assert again.code == 2
-    assert "--overwrite" in again.err
+    assert "a pipeline of engines already exists\nReplace it with --overwrite" in again.err
+    again = cast(capsys, "diffusers", "export", output / "text_encoder" / "forward", "-o", "y")
+    assert "is a bundle, and not a diffusion pipeline" in again.err
 
     edit(output / RECORD, versions={**done.json["versions"], "diffusers": "0.1"})
     with pytest.warns(EnginecastWarning, match=r"made with diffusers 0\.1; here is"):
@@ -161,6 +164,7 @@ def require_each_component(source: Path, output: Path, capsys: pytest.CaptureFix
         (("export", output, "-o", "y"), "expected a model, but it is a pipeline of engines"),
         (("export", source, "-o", "y"), "`enginecast diffusers export"),
         (("verify", source), "expected a bundle, but it is a pipeline of diffusers"),
+        (("report", source), "expected a bundle, but it is a pipeline of diffusers"),
         (("cache", "fill", output, "--prompts", texts, "-o", "y"), f"such as {engine}"),
         (("verify", output, "--model", engine), "expected the folder of a pipeline, with model_in"),
         (("verify", output, "--inputs", "x"), f"Its bundles: {engine}"),
@@ -224,7 +228,8 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     assert f"export again with {own} or --allow-fallback" in done.out
     assert [each.consent for each in record.downgrades] == ["missing", "missing"]
     assert record.sizes == ((48, 48), (16, 32))
-    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
+    few = ("-o", tmp_path / "fox.png", "--steps", 2)
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", *few)
     assert ran.code == 0, ran.err
     words = ("diffusers", "export", sd15, "-o", output, *SMALL, "--eager", "vae", "--overwrite")
     done = cast(capsys, *words, "--allow-fallback", "--json")
@@ -341,7 +346,7 @@ def test_a_folder_that_is_something_else_is_never_replaced(
 ) -> None:
     done = cast(capsys, "diffusers", "export", sd15, "-o", tmp_path, "--overwrite")
     assert done.code == 2
-    assert f"{tmp_path}: exists and is not a bundle (it holds no {RECORD})" in done.err
+    assert f"{tmp_path}: exists and is not a pipeline of engines (it holds no {RECORD})" in done.err
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_bad_input_is_refused_with_the_place(
     cases = {
         (good / "report.json",): "expected the folder of a bundle or of a rejected engine, got a",
         (tmp_path / "nowhere",): "got nothing",
-        (tmp_path / "empty",): "No such file or directory",
+        (tmp_path / "empty",): "expected a bundle, but it has no manifest.json",
         (good, newer): f"schema_version is {SCHEMA_VERSION + 1}",
         (good, "-o", bundle / "x.html"): "whose files are sealed by their digests",
         (good, "-o", tmp_path / "no" / "x.html"): "there is no folder",

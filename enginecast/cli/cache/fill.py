@@ -139,11 +139,13 @@ def _require_room(
         return
     now = disk - added
     fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
+    less = "store less of each (--store-dtype bfloat16), " if schedule.bytes > beside else ""
     raise MissingError(
         f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
-        f" there and {decimal(added)} that {schedule.to_do:,} texts add",
-        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more ({disk}B), or"
-        " store less of each (--store-dtype bfloat16).",
+        f" there, {decimal(schedule.bytes)} of {schedule.to_do:,} texts and {decimal(beside)} of"
+        " the tokenizer and records",
+        hint=f"About {fitting:,} of the texts would fit.  Give fewer, {less}or allow more"
+        f" ({disk}B).",
     )
 
 

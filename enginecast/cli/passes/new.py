@@ -83,7 +83,7 @@ def new(
     for line in (
         f"{folder}: a package with the pass '{name}', which replaces x * sigmoid(x) by silu",
         f"  cd {folder} && pip install --no-deps --no-build-isolation -e .",
-        "  pytest                                 # its tests, which pass as they stand",
+        "  python -m pytest                       # its tests, which pass as they stand",
         f"  enginecast opt MODEL --pipeline {name} --watch",
     ):
         say(results(), line)
