@@ -18,6 +18,7 @@ from enginecast.passes.ir.base import Pass, Promise
 from enginecast.passes.ir.computation import Computation, computation
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun
+from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.boundaries import Boundary, Snapshot, renamed, snapshots
 from enginecast.verification.eager.kernel_noise import rounded_outputs
 from enginecast.verification.eager.outputs import Case, as_array, mask_of, reference_program
@@ -66,6 +67,8 @@ class Observer:
         start: the program before the first observed pass; None: `program`.
         known: snapshots of `reference_program(program)` and of `program` for the cases, if already
             run.
+        threads: torch's within an operator, as `known` ran: its products differ in bits by how many
+            share them. None: as many as are set.
 
     A broken promise is recorded in `checks`, and later passes are still checked.
     """
@@ -79,7 +82,9 @@ class Observer:
         names: Sequence[str] | None = None,
         start: ExportedProgram | None = None,
         known: tuple[list[Snapshot], list[Snapshot]] | None = None,
+        threads: int | None = None,
     ) -> None:
+        self.threads = threads
         self.names = None if names is None else tuple(names)
         self.cases = tuple(cases)
         mask_input = None if reference is None else reference.mask_input
@@ -172,7 +177,8 @@ class Observer:
 
     def _run(self, program: ExportedProgram) -> list[Snapshot]:
         inputs = [case.inputs for case in self.cases]
-        return snapshots(program, inputs, names=self.names, masks=self.masks)
+        with torch_threads(self.threads):
+            return snapshots(program, inputs, names=self.names, masks=self.masks)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.lower.drop_assertions import DropAssertions
 from enginecast.passes.registry import build
 from enginecast.passes.rescale_residual import RescaleResidual
+from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager.make_reference import range_culprit
 from enginecast.verification.emulate.data import overflow_sentence
@@ -215,8 +216,12 @@ def _observers(
     """
     program, names = prepared.captured.program, prepared.output_names
     inputs = [case.inputs for case in prepared.observed]
-    known = (prepared.exact.snapshots(inputs), prepared.plain.snapshots(inputs))
-    observer = Observer(program, prepared.observed, reference, names=names, known=known)
+    threads = 1 if prepared.is_small else None  # for a plan, more are set around
+    with torch_threads(threads):
+        known = (prepared.exact.snapshots(inputs), prepared.plain.snapshots(inputs))
+    observer = Observer(
+        program, prepared.observed, reference, names=names, known=known, threads=threads
+    )
     floor = PlannedFloor(
         *(passes, program, prepared.cases, reference, observer, names),
         calibration=prepared.context.calibration,
