@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from exports import Exports, cast
 from family_models import FAMILIES
 from safetensors.numpy import save_file
 
+import enginecast
 from enginecast.runtime.load import load
+from enginecast.verification.program import observer as observing
 
 PIXELS = "pixel_values"
 
@@ -175,3 +178,25 @@ def test_bad_calibration_is_refused(
 def made(family: str, folder: Path) -> Path:
     (found,) = [each for each in FAMILIES if each.name == family]
     return found.make(folder / "model")
+
+
+def test_passes_run_with_the_threads_of_what_they_are_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[int] = set()
+    run = observing.snapshots
+
+    def watched(*given: Any, **named: Any) -> Any:
+        used.add(torch.get_num_threads())
+        return run(*given, **named)
+
+    monkeypatch.setattr(observing, "snapshots", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        layers = (torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+        module, example = torch.nn.Sequential(*layers).eval(), {"input": torch.randn(4, 64)}
+        enginecast.compile(module, tmp_path / "b", example=example, precision="int8-storage")
+    finally:
+        torch.set_num_threads(before)
+    assert used == {1}
