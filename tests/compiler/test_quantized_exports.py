@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 import enginecast
 from enginecast.runtime.load import load
-from enginecast.verification.program import observer as observing
+from enginecast.verification import boundaries
+from enginecast.verification.program import observer
 
 PIXELS = "pixel_values"
 
@@ -184,13 +185,13 @@ def test_passes_run_with_the_threads_of_what_they_are_compared_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[int] = set()
-    run = observing.snapshots
+    run = boundaries.snapshots
 
     def watched(*given: Any, **named: Any) -> Any:
         used.add(torch.get_num_threads())
         return run(*given, **named)
 
-    monkeypatch.setattr(observing, "snapshots", watched)
+    monkeypatch.setattr(observer, "snapshots", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
