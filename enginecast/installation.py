@@ -34,6 +34,7 @@ EXTRAS = {
     "model_signing": "signing",
     "openvino": "openvino",
     "torch_tensorrt": "tensorrt",
+    "tensorrt_rtx_bindings": "tensorrt-rtx",
 }
 """Libraries by the names that they are imported under."""
 BUILT_FOR_TORCH = {"torchvision": (0, 15), "torchaudio": (2, 0)}

@@ -61,6 +61,8 @@ class Renamed(NamedTuple):
     """Whether the old name took no value."""
     only: str = ""
     """The one value that the old name took, where the new one is a flag."""
+    is_short: bool = False
+    """Whether it is no older name, and stays."""
 
     def __str__(self) -> str:
         value = self.value.format("true" if self.is_flag else "...")
@@ -98,8 +100,11 @@ RENAMED: Mapping[str, Renamed] = {
         f"trt-{key}": Renamed("target-option", f"{key}={{}}", is_flag=True)
         for key in ("refit", "strip-weights", "version-compatible")
     },
+    "profile": Renamed("target-option", "profile={}", is_short=True),
+    "compute": Renamed("target-option", "compute={}", is_short=True),
+    "strip-weights": Renamed("target-option", "strip-weights={}", is_flag=True, is_short=True),
 }
-"""Old names of options, which keep working: on the command line, in `--config`, in Python."""
+"""Old and short names of options: on the command line, in `--config`, in Python."""
 
 
 def takes_old_names(made: _Made) -> _Made:
@@ -112,7 +117,8 @@ def takes_old_names(made: _Made) -> _Made:
         for name in [one for one in given if one not in known and one in RENAMED]:
             renamed = RENAMED[name]
             now = renamed.now.replace("-", "_")
-            warnings.warn(f"{name} is now called {now}", DeprecationWarning, stacklevel=2)
+            if not renamed.is_short:
+                warnings.warn(f"{name} is now called {now}", DeprecationWarning, stacklevel=2)
             if now in given:
                 raise UsageError(f"{name} and {now} are the same: give {now} alone")
             given[now] = renamed.takes(name, given.pop(name))

@@ -12,16 +12,20 @@ if TYPE_CHECKING:
 TARGETS = {
     "onnxruntime": "enginecast.exporters.onnx.target:OnnxRuntime",
     "tensorrt": "enginecast.exporters.tensorrt.target:TensorRT",
+    "tensorrt-rtx": "enginecast.exporters.tensorrt.target:TensorRTRTX",
     "aotinductor": "enginecast.exporters.aotinductor.target:AOTInductor",
     "openvino": "enginecast.exporters.openvino.target:OpenVINO",
     "torchscript": "enginecast.exporters.torchscript.target:TorchScript",
 }
-TargetName = Literal["onnxruntime", "tensorrt", "aotinductor", "openvino", "torchscript"]
+TargetName = Literal[
+    "onnxruntime", "tensorrt", "tensorrt-rtx", "aotinductor", "openvino", "torchscript"
+]
 """For type checkers, which do not know the targets of other packages."""
 DEFAULT: TargetName = "onnxruntime"
 """What an engine is made for when nobody says it."""
 OPTIONS = {
     "tensorrt": "enginecast.exporters.tensorrt.options:TensorRTOptions",
+    "tensorrt-rtx": "enginecast.exporters.tensorrt.options:TensorRTRTXOptions",
 }
 """The dataclasses of their own options, which are read without torch."""
 REGISTRY = Registry("target", "enginecast.targets", TARGETS, UsageError)

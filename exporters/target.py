@@ -98,6 +98,10 @@ class Artifact:
     """As in `EngineRecord`."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
+    only_here: tuple[str, ...] = ()
+    """Names of files in the folder that the check of the engine reads, and that no bundle has."""
+    log: tuple[str, ...] = ()
+    """What was done, for build.log."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the engine's `EngineRecord`, by name."""
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +120,8 @@ class Target:
     """As users and manifests name it; that of its session, too."""
     arithmetic: ClassVar[str]
     """The profile of `verify.emulate.profiles` for what its kernels compute in low precision."""
+    has_skip_norm: ClassVar[bool] = True
+    """Whether its engines have one op for a residual sum and its norm."""
     only_device: ClassVar[str | None] = None
     """The one device that there are engines for: "cpu" or "cuda"; None: both."""
     scales_as_computed: ClassVar[bool] = False
@@ -247,6 +253,18 @@ class Target:
 
         Raises:
             MissingError: it is not here.
+        """
+
+    def require_arch(self, arch: str, options: Any) -> None:
+        """Refuse a GPU architecture that no engine can be built for here, after `require`.
+
+        Args:
+            arch: such as "sm90".
+            options: an instance of `options`, or None.
+
+        Raises:
+            MissingError: it takes another machine.
+            UsageError: there are none.
         """
 
     def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:

@@ -325,6 +325,13 @@ class ExportRequest:
         if isinstance(self.target_options, list | tuple):
             made = _target_options(self.target, self.target_options)
             object.__setattr__(self, "target_options", made)
+        # What the profiles of an engine leave out, nobody can run.
+        for name, number, least, most in getattr(self.target_options, "sizes", tuple)():
+            dim, dynamic = f"{name}:{number}", self.options.dynamic
+            if not any(text.startswith(f"{dim}=") for text in dynamic):
+                text = f"{dim}={least}..{most}" if least < most else f"{dim}={least}"
+                options = replace(self.options, dynamic=(*dynamic, text))
+                object.__setattr__(self, "options", options)
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is: all of it that can be told without torch.

@@ -15,6 +15,7 @@ class OpenVINO(Target):
 
     name = "openvino"
     arithmetic = "openvino"
+    has_skip_norm = False
     only_device = "cpu"
     holds_weights = True
     accepts_second = True

@@ -1,12 +1,14 @@
-"""Lower a program to a TensorRT plan: from our ONNX through TensorRT's parser, or with
-torch_tensorrt.
+"""Lower a program to a plan of TensorRT or TensorRT-RTX: from our ONNX through their parser, or
+with torch_tensorrt.
 
-A plan is machine code for one GPU model, made on it.  None of this was run on real TensorRT by us
-yet.
+A plan of TensorRT is machine code for one GPU model, made on it; one of TensorRT-RTX is made on any
+machine and compiled where it is loaded.
 """
 
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,27 +16,34 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from enginecast.errors import LoweringError, MissingError
+from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.lower import lowering as onnx_lowering
 from enginecast.exporters.onnx.lower import onnx_model, op_counts, save_model
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
-from enginecast.exporters.tensorrt.build import Fill, Job, build_plan
+from enginecast.exporters.tensorrt.build import Fill, Job, Plan, build_plan, built_for
 from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
-from enginecast.exporters.tensorrt.options import Route, TensorRTOptions
-from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.exporters.tensorrt.options import (
+    PROFILE,
+    NetworkOptions,
+    Route,
+    TensorRTOptions,
+)
+from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.versions import short_version
-from enginecast.runtime.sessions.tensorrt.fitness import requirements
-from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
+from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
+from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 PLAN_FILE = "engine.plan"
 NETWORK_FILE, NETWORK_WEIGHTS_FILE = "network.onnx", "network.safetensors"
 WHY = "--target tensorrt"
+_LAYER = re.compile(r"\[ONNX Layer: (.*)\]")
+ADDED = "added by the parser"
 _SHOWN = 5
 """Errors of the parser that a message holds."""
 
@@ -58,6 +67,7 @@ class Built:
     ops: Mapping[str, int]
     network: tuple[str, ...] = ()
     """Files of the network that was read, the graph first; empty: there is none."""
+    log: tuple[str, ...] = ()
 
 
 def lowering(route: Route) -> str:
@@ -70,70 +80,111 @@ def lowering(route: Route) -> str:
     )
 
 
-def lower_to_tensorrt(order: LoweringRequest) -> Artifact:
-    """Write `engine.plan`, and the network and its weights where the plan can be filled anew.
+def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
+    """Write `engine.plan`, and the network and its weights where the plan can be filled anew, or
+    where nothing here runs the plan and the network is checked in its place.
 
     Raises:
-        MissingError: tensorrt is not installed or does not load, there is no GPU, or another one
-            than was asked for.
-        UsageError: an optimal shape does not fit the inputs.
+        MissingError: the library is not installed or does not load, or there is no GPU, or another
+            one than was asked for, and the library needs it.
+        UsageError: a shape does not fit the inputs, or a GPU that there are no plans for.
         LoweringError: an op has no form, the parser or the builder refuses the network.  No file is
             left then.
     """
-    trt = import_tensorrt(WHY)
-    gpu = gpus.Gpu(torch)
-    if order.arch is not None and order.arch != gpu.arch:
-        raise MissingError(
-            f"--arch {order.arch}: the GPU here is {gpu.arch}, and TensorRT measures kernels on the"
-            " GPU that they are for",
-            hint=f"Export on a machine with {order.arch}.",
-        )
-    profile = profile_of(order.inputs, order.ranges, order.options)
     options = order.options
-    needs = requirements(
-        trt, gpu, hardware=options.hardware, version_compatible=options.version_compatible
-    )
-    job = Job(trt, order, profile, needs)
+    trt = require_library(library, options)
+    profiles = profiles_of(order.inputs, order.ranges, options)
+    if library.builds_without_gpu:
+        needs = portable_requirements(trt, built_for(trt, options, order.arch))
+    else:
+        compatible = options.version_compatible
+        needs = requirements(
+            trt, gpus.Gpu(torch), hardware=options.hardware, version_compatible=compatible
+        )
+    job = Job(trt, order, profiles, needs)
+    by_torch = isinstance(options, TensorRTOptions) and options.route == "torch"
     # Within the folder, so that files move into it without a copy.
     with tempfile.TemporaryDirectory(prefix=".tensorrt-", dir=order.folder) as scratch:
-        built = _ROUTES[order.options.route](job, Path(scratch))
-        files = _place(built, order, Path(scratch))
-    return _describe(job, built, files)
+        built = _by_torch(job) if by_torch else _by_onnx(job, Path(scratch))
+        return _place(job, built, Path(scratch))
 
 
-def require_tensorrt(options: TensorRTOptions) -> None:
-    """Ask for all that a build needs of this machine, before any work is done.
+def require_library(library: Library, options: NetworkOptions) -> Any:
+    """The module of a library, with all that a build needs of this machine.
 
     Raises:
         MissingError: it is not here.
+        UsageError: the library does not build for a GPU that was asked for.
     """
-    trt = import_tensorrt(WHY)
+    trt = import_tensorrt(f"--target {library.name}", library)
+    if library.builds_without_gpu:
+        built_for(trt, options, None)
+        refills = options.refit or options.strip_weights
+        if refills and not torch.cuda.is_available():
+            option = "--strip-weights" if options.strip_weights else "--target-option refit=true"
+            raise MissingError(
+                f"{option}: {library.version(trt)} compiles what fills the weights in on a GPU, and"
+                " torch sees none here",
+                hint=f"Leave {option} out, or export on a machine with a GPU.",
+            )
+        return trt
     gpus.Gpu(torch)
-    if options.route == "torch":
+    if isinstance(options, TensorRTOptions) and options.route == "torch":
         import_torch_tensorrt(
             "--target-option route=torch",
             torch=torch.__version__,
             tensorrt=trt.__version__,
             cuda=torch.version.cuda,
         )
+    return trt
 
 
 def _by_onnx(job: Job, scratch: Path) -> Built:
-    """Our ONNX, checked, and then read by TensorRT's parser."""
+    """Our ONNX, checked, and then read by the library's parser."""
     network = write_network(job, scratch)
     weights = sum((scratch / name).stat().st_size for name in network.files[1:])
     fill = parsed(job.trt, scratch / network.files[0], network.model)
-    return Built(build_plan(job, fill, weights), op_counts(network.model), network.files)
+    plan = build_plan(job, fill, weights)
+    log = _log(job, plan, network.model)
+    return Built(plan.content, op_counts(network.model), network.files, log)
 
 
-def _by_torch(job: Job, scratch: Path) -> Built:
+def _by_torch(job: Job) -> Built:
     """torch_tensorrt, which builds for itself."""
     order = job.order
+    if len(order.options.profiles) > 1:
+        raise UsageError(
+            f"{PROFILE}: --target-option route=torch builds one profile, got"
+            f" {len(order.options.profiles)}"
+        )
+    assert job.memory is not None  # TensorRT measures
     # It reads and writes TensorRT's own form of a timing cache.
     cache = job.memory.cache.with_suffix(".torch.cache")
     cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    plan = plan_by_torch(order, job.trt, job.profile, cache)
+    whole = job.profiles[-1] if job.profiles else ()  # the last one takes every shape
+    plan = plan_by_torch(order, job.trt, whole, cache)
     return Built(plan, program_ops(order.program))
+
+
+def _log(job: Job, plan: Plan, model: ir.Model) -> tuple[str, ...]:
+    """What a build did, for build.log: its time, layers by module, warnings."""
+    modules = {
+        node.name or "": node.metadata_props.get(MODULE, "") for node in model.graph.all_nodes()
+    }
+    counts = Counter[str]()
+    for said, count in plan.layers.items():
+        found = _LAYER.fullmatch(said)
+        counts[modules.get(found[1]) or "(root)" if found else ADDED] += count
+    profiles = f"{max(1, len(job.profiles))} profile{'s' if len(job.profiles) > 1 else ''}"
+    return (
+        f"{job.library.version(job.trt)}: {sum(counts.values())} layers, {profiles}, built in"
+        f" {plan.seconds:.2f} s",
+        *(
+            f"layers {name if name == ADDED else f'of {name}'}: {count}"
+            for name, count in sorted(counts.items())
+        ),
+        *(f"warning: {' '.join(text.split())}" for text in plan.warnings),
+    )
 
 
 def write_network(job: Job, folder: Path) -> Network:
@@ -142,7 +193,8 @@ def write_network(job: Job, folder: Path) -> Network:
     Raises:
         LoweringError: an op has no form in ONNX, or none that TensorRT takes.
     """
-    order, version = job.order, short_version(job.trt.__version__)
+    order, library = job.order, job.library
+    version = library.like or short_version(job.trt.__version__)
     model = tensorrt_onnx(order)
     found = check_ready(model, version=version, inputs=order.inputs, ranges=order.ranges)
     if found:
@@ -219,7 +271,7 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
     if count > _SHOWN:
         said.append(f"and {count - _SHOWN} more")
     return LoweringError(
-        f"TensorRT {trt.__version__} does not take this network: {'; '.join(said)}",
+        f"{library_of(trt).version(trt)} does not take this network: {'; '.join(said)}",
         hint="--target onnxruntime does not need TensorRT.",
     )
 
@@ -236,32 +288,31 @@ def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
     return f"{op} '{name}'{place and ' '}{place}: {text}"
 
 
-def _place(built: Built, order: LoweringRequest, scratch: Path) -> tuple[str, ...]:
+def _place(job: Job, built: Built, scratch: Path) -> Artifact:
     """Move what stays into the order's folder: all of it, or nothing."""
-    kept = built.network if order.options.refit or order.options.strip_weights else ()
+    order, library, options = job.order, job.library, job.order.options
+    refits = options.refit or options.strip_weights
+    only_here = built.network if library.builds_without_gpu and not refits else ()
     (scratch / PLAN_FILE).write_bytes(memoryview(built.plan))
-    names = (PLAN_FILE, *kept)
-    with all_or_none(order.folder, names):
-        for name in names:
+    files = (PLAN_FILE, *(built.network if refits else ()))
+    with all_or_none(order.folder, (*files, *only_here)):
+        for name in (*files, *only_here):
             (scratch / name).rename(order.folder / name)
-    return names
-
-
-def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Artifact:
-    options, version = job.order.options, job.trt.__version__
+    version = job.trt.__version__
+    newer = isinstance(options, TensorRTOptions) and options.version_compatible
     return Artifact(
         files,
         dict(sorted(built.ops.items())),
-        minimum_runtime=f"tensorrt{'>=' if options.version_compatible else '=='}{version}",
+        minimum_runtime=f"{library.name}{'>=' if newer else '=='}{version}",
         # TensorRT gets no other quantized values than fp8.
         quantized="fp8" if any("quantize" in op.lower() for op in built.ops) else "",
         requires=job.needs,
         record={
-            "profile": job.profile,
+            "profile": tuple(one for profile in job.profiles for one in profile),
             # A network that lies beside a plan with weights is for those who change them.
             "network": files[1] if options.strip_weights else None,
+            "built_by": library.version(job.trt),
         },
+        only_here=only_here,
+        log=built.log,
     )
-
-
-_ROUTES: Mapping[Route, Callable[[Job, Path], Built]] = {"onnx": _by_onnx, "torch": _by_torch}

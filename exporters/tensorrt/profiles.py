@@ -1,61 +1,133 @@
-"""The shapes that a TensorRT engine is built for: one optimization profile, from the recorded
+"""The shapes that a TensorRT engine is built for: its optimization profiles, from the recorded
 ranges.
 
-The engine takes every shape of the ranges and is tuned for one.  Unless a user names that one, it
-is the largest, as with NVIDIA's trtexec, which completes a profile by "opt equal to max": kernels
-that are fast there are never far off below, while those of a small shape can be slow at the
-largest.  https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-dynamic-shapes.html
+A profile has a least, an optimal and a greatest shape of each input; the engine is tuned for the
+optimal ones.  A run takes the first profile that has its shapes, so those of few shapes come first.
+https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-dynamic-shapes.html
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.options import PROFILE, NetworkOptions, Profile
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 Ranges = Mapping[str, tuple[int, int]]
+Sizes = dict[str, tuple[int, int, int]]
+"""Least, optimal and greatest size of each symbol."""
 LARGEST = 2**31 - 1
 """Of a dimension; torch writes a range without an end as a greater one."""
+SHORT = 4
+"""Sizes up to the greatest by this count as short."""
 
 
-def profile_of(
-    inputs: Sequence[Input], ranges: Ranges, options: TensorRTOptions
-) -> tuple[ShapeRange, ...]:
-    """Least, optimal and greatest shape of each input that has a symbolic dimension.
+def profiles_of(
+    inputs: Sequence[Input], ranges: Ranges, options: NetworkOptions
+) -> tuple[tuple[ShapeRange, ...], ...]:
+    """The profiles of an engine, each with the shapes of every input that has a symbolic dimension;
+    empty: every shape is fixed.
 
     Args:
         inputs: as the manifest has them.
         ranges: least and greatest size of each symbol.
-        options: `optimal` holds what the user chose, by input.
+        options: `profiles` and `optimal` hold what the user chose, by input.
 
     Raises:
         UsageError: a chosen shape is of no input, has another rank, lies outside of the ranges, or
             gives one symbol two sizes; or a symbol's range has no end.
     """
     _require_ends(inputs, ranges)
-    least = {name: low for name, (low, _) in ranges.items()}
-    greatest = {name: high for name, (_, high) in ranges.items()}
-    optimal = greatest | _chosen_sizes(inputs, ranges, options.optimal)
+    varying = [one for one in inputs if any(isinstance(size, str) for size in one.shape)]
+    if not varying:
+        return ()
+    if options.profiles:
+        sizes = [_given_sizes(inputs, ranges, each) for each in options.profiles]
+    elif options.optimal:
+        chosen = _chosen_sizes(inputs, ranges, options.optimal, "--target-option opt-shape=")
+        sizes = [_whole(ranges, chosen)]
+    else:
+        sizes = default_profiles(varying, ranges)
     return tuple(
-        ShapeRange(
-            name=one.name,
-            least=_shape(one, least),
-            optimal=_shape(one, optimal),
-            greatest=_shape(one, greatest),
+        tuple(
+            ShapeRange(
+                name=one.name,
+                profile=number,
+                **dict(zip(("least", "optimal", "greatest"), _shapes(one, each), strict=True)),
+            )
+            for one in varying
         )
-        for one in inputs
-        if any(isinstance(size, str) for size in one.shape)
+        for number, each in enumerate(sizes)
+    )
+
+
+def default_profiles(inputs: Sequence[Input], ranges: Ranges) -> list[Sizes]:
+    """One short row, one row of any length, and a batch; the last one takes every shape.
+
+    A batch is the symbol that is first in all inputs; short is a quarter of the greatest size.
+    """
+    used = dict.fromkeys(size for one in inputs for size in one.shape if isinstance(size, str))
+    first = {one.shape[0] for one in inputs}
+    batch = first if len(first) == 1 else set[int | str]()
+    short: Sizes = {}
+    for name in used:
+        low, high = ranges[name]
+        most = high // SHORT // low * low  # a multiple of the least size, as of any step
+        short[name] = (low, low, low) if name in batch else (low, max(low, most), max(low, most))
+    long = {n: short[n] if n in batch else (low, high, high) for n, (low, high) in ranges.items()}
+    best = {n: high if n in batch else short[n][1] for n, (_, high) in ranges.items() if n in used}
+    several = [short, long, _whole(ranges, best)]
+    kept: list[Sizes] = []
+    for each in several:
+        each = {name: each[name] for name in used}
+        if each not in kept:
+            kept.append(each)
+    return kept
+
+
+def _whole(ranges: Ranges, optimal: Mapping[str, int]) -> Sizes:
+    return {name: (low, optimal.get(name, high), high) for name, (low, high) in ranges.items()}
+
+
+def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile) -> Sizes:
+    """The sizes of a profile that a user wrote: by input, least, optimal and greatest shape."""
+    found = [
+        _chosen_sizes(
+            inputs, ranges, {n: shapes[i] for n, shapes in profile.items()}, f"{PROFILE} "
+        )
+        for i in range(3)
+    ]
+    sizes: Sizes = _whole(ranges, {})
+    for name in found[0]:
+        three = tuple(each[name] for each in found)
+        if list(three) != sorted(three):
+            raise UsageError(
+                f"{PROFILE} {shown(profile)}: expected least, optimal and greatest in this order,"
+                f" got {name} {', '.join(map(str, three))}"
+            )
+        sizes[name] = three  # type: ignore[assignment]  # of three
+    return sizes
+
+
+def shown(profile: Profile) -> str:
+    """A profile as a user writes it."""
+    return ";".join(
+        f"{name}={','.join('x'.join(map(str, shape)) for shape in shapes)}"
+        for name, shapes in profile.items()
     )
 
 
 def _chosen_sizes(
-    inputs: Sequence[Input], ranges: Ranges, optimal: Mapping[str, Sequence[int]]
+    inputs: Sequence[Input], ranges: Ranges, shapes: Mapping[str, Sequence[int]], said: str
 ) -> dict[str, int]:
-    """The size to tune for, of each symbol that the user chose a shape for."""
+    """The size of each symbol that the user chose a shape for.
+
+    Args:
+        said: how the user's option begins, for messages.
+    """
     by_name = {one.name: one for one in inputs}
     chosen: dict[str, tuple[int, str]] = {}
-    for name, shape in optimal.items():
-        option = f"--target-option opt-shape={name}={'x'.join(map(str, shape))}"
+    for name, shape in shapes.items():
+        option = f"{said}{name}={'x'.join(map(str, shape))}"
         if name not in by_name:
             raise UsageError(f"{option}: expected one of the inputs {', '.join(by_name)}")
         declared = by_name[name].shape
@@ -89,5 +161,6 @@ def _require_ends(inputs: Sequence[Input], ranges: Ranges) -> None:
                 )
 
 
-def _shape(one: Input, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[size] if isinstance(size, str) else size for size in one.shape)
+def _shapes(one: Input, sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    for index in range(3):
+        yield tuple(sizes[size][index] if isinstance(size, str) else size for size in one.shape)

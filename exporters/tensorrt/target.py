@@ -1,20 +1,39 @@
-"""The TensorRT target."""
+"""The targets of TensorRT and TensorRT-RTX, which build engines from the same network."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
 
 from enginecast.errors import MissingError, UsageError
+from enginecast.exporters.onnx.fp32_twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, Target
-from enginecast.exporters.tensorrt.lower import lower_to_tensorrt, lowering, require_tensorrt
-from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.build import built_for
+from enginecast.exporters.tensorrt.lower import (
+    NETWORK_FILE,
+    lower_to_tensorrt,
+    lowering,
+    require_library,
+)
+from enginecast.exporters.tensorrt.options import (
+    NetworkOptions,
+    TensorRTOptions,
+    TensorRTRTXOptions,
+)
 from enginecast.passes.presets import QUANTIZED
+from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.tensorrt.library import RTX, TENSORRT, Library, import_tensorrt
 
 
 class TensorRT(Target):
     """An engine for one GPU model, made on it."""
 
-    name = "tensorrt"
+    name = TENSORRT.name
+    library: ClassVar[Library] = TENSORRT
     arithmetic = "tensorrt"
-    options = TensorRTOptions
+    has_skip_norm = False
+    options: ClassVar[type[NetworkOptions]] = TensorRTOptions
     products = "tensorrt"
     copies = 2  # in the engine, and in the network that it is built from
     accepts_second = True
@@ -24,8 +43,8 @@ class TensorRT(Target):
     def check_precision(self, precision: str) -> None:
         if precision in QUANTIZED and QUANTIZED[precision].format != "fp8":
             raise UsageError(
-                f"--precision {precision} does not fit --target tensorrt: it needs dynamic scales"
-                " for each row, or packed blocks of integers, and TensorRT has neither",
+                f"--precision {precision} does not fit --target {self.name}: it needs dynamic"
+                " scales for each row, or packed blocks of integers, and TensorRT has neither",
                 hint="Use --precision fp8, fp8-storage, fp16, bf16 or fp32.",
             )
 
@@ -33,7 +52,16 @@ class TensorRT(Target):
         return "fp16"  # as on ONNX Runtime, so that one program makes an engine for both
 
     def require(self, options: Any) -> None:
-        require_tensorrt(options or TensorRTOptions())
+        require_library(self.library, options or self.options())
+
+    def require_arch(self, arch: str, options: Any) -> None:
+        here = gpus.Gpu(torch).arch
+        if arch != here:
+            raise MissingError(
+                f"--arch {arch}: the GPU here is {here}, and TensorRT measures kernels on the GPU"
+                " that they are for",
+                hint=f"Export on a machine with {arch}, or use --target tensorrt-rtx.",
+            )
 
     def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:
         try:
@@ -43,7 +71,25 @@ class TensorRT(Target):
         return True
 
     def lowering(self, device: str, *, arch: str | None = None, options: Any = None) -> str:
-        return lowering((options or TensorRTOptions()).route)
+        return lowering(getattr(options, "route", "onnx"))
 
     def lower(self, request: LoweringRequest) -> Artifact:
-        return lower_to_tensorrt(request)
+        return lower_to_tensorrt(request, self.library)
+
+
+class TensorRTRTX(TensorRT):
+    """An engine for any GPU of several kinds, made on any machine."""
+
+    name = RTX.name
+    library = RTX
+    options = TensorRTRTXOptions
+
+    def require_arch(self, arch: str, options: Any) -> None:
+        trt = import_tensorrt(f"--target {self.name}", self.library)
+        built_for(trt, options or self.options(), arch)
+
+    def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:
+        return torch.cuda.is_available() and super().runs_here(precision, device, asked=asked)
+
+    def open_twin(self, path: Path, threads: int | None) -> Session:
+        return open_twin(path.with_name(NETWORK_FILE), threads)

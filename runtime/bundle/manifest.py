@@ -338,6 +338,8 @@ class ShapeRange(Record, frozen=True, kw_only=True):
     """The shapes of an input that a TensorRT engine was built for."""
 
     name: str
+    profile: Count = 0
+    """Number of the optimization profile that has them."""
     least: tuple[int, ...]
     optimal: tuple[int, ...]
     """What it was tuned for."""
@@ -366,7 +368,10 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     regions: dict[str, Count] = {}
     """How many equal modules the machine code of one stands for, by the path of the first."""
     profile: tuple[ShapeRange, ...] = ()
-    """Of a TensorRT engine."""
+    """Of a TensorRT engine: of all its optimization profiles."""
+    built_by: Word = ""
+    """What built machine code that did not run where it was built, such as
+    "TensorRT-RTX 1.7.1.116"."""
     network: str | None = None
     """The ONNX file that a TensorRT engine without weights is filled from; its weights are in the
     file that `weights` names."""

@@ -37,6 +37,12 @@ class Gpu:
         return arch_of(self._torch, self._device)
 
     @property
+    def capability(self) -> str:
+        """Compute capability, such as "9.0"."""
+        major, minor = self._torch.cuda.get_device_capability(self._device)
+        return f"{major}.{minor}"
+
+    @property
     def driver(self) -> str:
         """Version of NVIDIA's driver, such as "580.95.05"."""
         return driver_version()

@@ -6,6 +6,7 @@ from enginecast.runtime.sessions.session import Session
 
 SESSIONS = {
     "tensorrt": "enginecast.runtime.sessions.tensorrt.session:TensorRTSession",
+    "tensorrt-rtx": "enginecast.runtime.sessions.tensorrt.session:TensorRTRTXSession",
     "onnxruntime": "enginecast.runtime.sessions.onnxruntime:OrtSession",
     "aotinductor": "enginecast.runtime.sessions.aotinductor:AOTInductorSession",
     "openvino": "enginecast.runtime.sessions.openvino:OpenVINOSession",

@@ -195,7 +195,9 @@ def _config(command: Any) -> Schema:
             one = SWITCH if renamed.is_flag else {"type": ["string", "number"]}
             value = {"anyOf": [one, {"type": "array", "items": one}]}
             value = value if "anyOf" in made[renamed.now] else one
-            made[name] = {**value, "description": f"Now {renamed}.", "deprecated": True}
+            said = {"description": f"Now {renamed}.", "deprecated": True}
+            said = {"description": f"Short for {renamed}."} if renamed.is_short else said
+            made[name] = {**value, **said}
     return {"type": "object", "properties": made, "additionalProperties": False}
 
 

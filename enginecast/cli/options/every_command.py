@@ -30,7 +30,8 @@ def _with_new_names(
         if name in known or old is None or old.now not in known:
             joined.setdefault(name, []).append(value)
             continue
-        say(errors(), f"warning: --config {path}: {name} is now {old}")
+        if not old.is_short:
+            say(errors(), f"warning: --config {path}: {name} is now {old}")
         many = value if isinstance(value, list) else [value]
         joined.setdefault(old.now, []).extend(old.takes(name, one) for one in many)
     for name, values in joined.items():

@@ -153,7 +153,7 @@ class ReadsOptions:
                 elif not equals and _takes_value(known.get(name)):
                     yield from itertools.islice(words, 1)
                 continue
-            if tell and name not in told:
+            if tell and not old.is_short and name not in told:
                 say(errors(), f"warning: {name} is now {old}")
             told.add(name)
             if old.is_flag and equals:

@@ -40,17 +40,23 @@ _OPS = {RMS_NORM: _NORM_OPS, SKIP_NORM: _SKIP_OPS, ATTENTION: _ATTENTION_OPS}
 _PASSES = {RMS_NORM: "fuse-rms-norm", SKIP_NORM: "fuse-skip-norm", ATTENTION: "fuse-attention"}
 
 
-def expect_fusions(captured: ExportedProgram) -> dict[str, tuple[str, ...]]:
+def expect_fusions(
+    captured: ExportedProgram, *, skip_norms: bool = True
+) -> dict[str, tuple[str, ...]]:
     """The sites of a captured program by kind, each as "module file:line"; of what is computed, and
     nothing reads, there are none.
+
+    Args:
+        skip_norms: whether the engine has an op for a residual sum and its norm.
     """
     live = structural_copy(captured)
     erase_dead(live.graph)
     norms = [n for n in all_nodes(live) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
     cores = [node for node in all_nodes(live) if is_attention_core(node)]
+    skips = [node for node in norms if skip_norms and _reads_residual_sum(node)]
     return {
         RMS_NORM: tuple(map(_place, norms)),
-        SKIP_NORM: tuple(_place(node) for node in norms if _reads_residual_sum(node)),
+        SKIP_NORM: tuple(map(_place, skips)),
         ATTENTION: tuple(map(_place, cores)),
     }
 
@@ -80,7 +86,9 @@ def count_fusions(
     of_torch = any(op.startswith("aten::") for op in engine_ops)
     found = []
     for kind, places in expected.items():
-        nodes = [node for node in all_nodes(program) if is_call(node, *fused[kind])]
+        nodes = (
+            [node for node in all_nodes(program) if is_call(node, *fused[kind])] if places else []
+        )
         in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
         in_program = in_engine if of_torch else len(nodes)
         in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)

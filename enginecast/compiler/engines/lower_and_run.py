@@ -121,7 +121,11 @@ def run_engine(
     """Run the engine if this machine can, else its fp32 twin, and judge it."""
     if not config.runs_here:
         twin = run_twin(bundle, record, config, criteria, threads, checks)
-        return EngineRun(criteria.judge(twin=twin), in_turn=twin.in_turn)
+        verdict = criteria.judge(twin=twin)
+        if record.built_by and verdict.outcome != "rejected":
+            reasons = (*verdict.reasons, f"parsed and built by {record.built_by}")
+            verdict = msgspec.structs.replace(verdict, reasons=reasons)
+        return EngineRun(verdict, in_turn=twin.in_turn)
     try:
         opened = session_class(config.target).open(
             bundle, record, config.providers, threads, counts_ops=counts_ops

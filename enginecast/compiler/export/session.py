@@ -94,7 +94,10 @@ def export(
     """
     config, steps = request.resolve(), steps or Steps()
     for engine in config.engines:
-        target_of(engine.target).require(engine.options)  # before the work, and not after it
+        target = target_of(engine.target)
+        target.require(engine.options)  # before the work, and not after it
+        if engine.arch is not None:
+            target.require_arch(engine.arch, engine.options)
     with (
         stage(request.output, overwrite=request.overwrite) as staging,
         steps.listening(),
@@ -233,6 +236,8 @@ class ExportSession:
             with self.steps(self._step("lower", config)):
                 artifacts.append(target_of(config.target).lower(request))
             self.steps.log(f"lowered: {artifacts[-1].nodes} nodes, {dict(artifacts[-1].ops)}")
+            for line in artifacts[-1].log:
+                self.steps.log(line)
             for note in engine.notes:
                 self.steps.say(note)
         task = task_of(self.source)
@@ -271,8 +276,10 @@ class ExportSession:
             criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
             with self.steps(self._step("verify", config)):
                 runs.append(run_engine(bundle, record, config, criteria, threads, checks))
+        for name in [name for artifact in artifacts for name in artifact.only_here]:
+            (folder / name).unlink()
         fusions = count_fusions(
-            expect_fusions(model.captured.program),
+            expect_fusions(model.captured.program, skip_norms=target_of(target).has_skip_norm),
             rewritten.program,
             artifacts[0].ops,
             runs[0].executed,

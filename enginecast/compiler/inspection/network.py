@@ -20,7 +20,7 @@ from enginecast.exporters.tensorrt.gate.operators import table as known
 from enginecast.exporters.tensorrt.gate.operators import unsupported
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
 from enginecast.exporters.tensorrt.lower import lowering, tensorrt_onnx
-from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -86,7 +86,8 @@ def check_network(
     lowered = structural_copy(program)
     with tempfile.TemporaryDirectory() as folder:
         request = lowering_request(prepared, config, lowered, Path(folder))
-        profile = profile_of(request.inputs, request.ranges, request.options)
+        profiles = profiles_of(request.inputs, request.ranges, request.options)
+        profile = tuple(one for each in profiles for one in each)
         try:
             run_pipeline(build(lowering("onnx")), lowered, prepared.context)
             model = tensorrt_onnx(request)

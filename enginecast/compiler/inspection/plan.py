@@ -103,6 +103,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
             get_profile(arithmetic),
             masks=[mask_of(case, prepared.mask_input) for case in cases],
         )
+    skips = target_of(config.target).has_skip_norm
     return Inspection(
         model=prepared.source.name,
         inputs=tuple(

@@ -1,9 +1,13 @@
 """Record TensorRT's messages about a failure, for the error that the user sees.
 
-Its calls answer None or False; the reason goes to an error recorder, and to the logger.
+Its calls answer None or False; the reason goes to the logger.
 """
 
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 _KEPT = 20
@@ -14,22 +18,22 @@ class Messages:
     """Messages reported since they were last taken; several threads may report."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[Any, str]] = []
+        self.warnings: deque[str] = deque(maxlen=_KEPT)
+        self._found: list[str] = []
         self._dropped = False
         self._lock = threading.Lock()
 
-    def add(self, code: Any, text: str) -> None:
+    def add(self, text: str) -> None:
         with self._lock:
             if len(self._found) < _KEPT:
-                self._found.append((code, text))
+                self._found.append(text.strip())
             else:
                 self._dropped = True
 
     def take(self) -> str:
         """All of them as one line, which are forgotten then."""
         with self._lock:
-            texts = [text.strip() for _, text in self._found]
-            found = "; ".join(dict.fromkeys(texts)) or "it gave no reason"
+            found = "; ".join(dict.fromkeys(self._found)) or "it gave no reason"
             found += "; and more" if self._dropped else ""
             self._found, self._dropped = [], False
             return " ".join(found.split())
@@ -38,60 +42,52 @@ class Messages:
         with self._lock:
             self._found, self._dropped = [], False
 
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __getitem__(self, index: int) -> tuple[Any, str]:
-        return self._found[index]
-
-    @property
-    def overflowed(self) -> bool:
-        return self._dropped
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
 
-def error_recorder(trt: Any, messages: Messages) -> Any:
-    """A recorder for a Builder, Runtime, Refitter or IExecutionContext; keep a reference to it."""
+_thread = threading.local()
 
-    class Recorder(trt.IErrorRecorder):  # type: ignore[misc]  # known when it runs
-        def __init__(self) -> None:
-            trt.IErrorRecorder.__init__(self)
 
-        def report_error(self, code: Any, text: str) -> bool:
-            messages.add(code, text)
-            return False  # not known to be fatal: TensorRT decides what goes on
-
-        def num_errors(self) -> int:
-            return len(messages)
-
-        def get_num_errors(self) -> int:
-            # The bindings look for this name in Python, and document the other one: without it
-            # TensorRT 10.15 and 11.0 print "Tried to call pure virtual function".
-            return len(messages)
-
-        def get_error_code(self, index: int) -> Any:
-            return messages[index][0]
-
-        def get_error_desc(self, index: int) -> str:
-            return messages[index][1]
-
-        def has_overflowed(self) -> bool:
-            return messages.overflowed
-
-        def clear(self) -> None:
-            messages.clear()
-
-    return Recorder()
+@contextmanager
+def heard_by(messages: Messages) -> Iterator[None]:
+    """A context in which this thread's errors go there."""
+    before = getattr(_thread, "messages", None)
+    _thread.messages = messages
+    try:
+        yield
+    finally:
+        _thread.messages = before
 
 
 def error_logger(trt: Any, messages: Messages) -> Any:
-    """A logger that prints nothing; keep a reference to it."""
+    """The logger of this process, which prints nothing.
 
+    A library keeps the first logger that it is given, for as long as anything made with it lives,
+    and ignores all others with a warning.  There is no error recorder beside it: with one, the
+    process ends in a segmentation fault when its network is freed.  (Both: TensorRT-RTX 1.7.1.)
+
+    Args:
+        messages: gets what threads of the library's own report from now on.
+    """
+    logger = _logger(trt)
+    logger.messages = messages
+    return logger
+
+
+@cache
+def _logger(trt: Any) -> Any:
     class Logger(trt.ILogger):  # type: ignore[misc]  # known when it runs
+        messages: Messages
+
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:
+            messages = getattr(_thread, "messages", None) or self.messages
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                messages.add(trt.ErrorCodeTRT.UNSPECIFIED_ERROR, msg)
+                messages.add(msg)
+            elif severity == trt.ILogger.WARNING:
+                messages.warnings.append(msg)
 
     return Logger()

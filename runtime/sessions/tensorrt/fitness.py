@@ -11,14 +11,19 @@ Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/a
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginecast.runtime.device.fitness import Needs, platform_here, refuse_misfit
 from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.device.versions import numbers
+from enginecast.runtime.sessions.tensorrt.library import RTX
 
 AMPERE = 80
+DEFAULT_COMPUTE = "8.0 8.6 8.9 12.0+"
+"""What TensorRT-RTX builds for unless it is told
+(https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html)."""
+_COMPUTE = re.compile(r"\d+\.\d\+?( \d+\.\d\+?)*")
 _VERSION = re.compile(r"\d+(\.\d+)*(\+.*)?")
 _KEYS: Mapping[str, Callable[[str], object]] = {
     "tensorrt": _VERSION.fullmatch,
@@ -51,6 +56,43 @@ def machine(trt: Any, gpu: Gpu) -> dict[str, str]:
     }
 
 
+def portable_requirements(trt: Any, capabilities: Sequence[str]) -> dict[str, str]:
+    """The requirements of an engine of TensorRT-RTX.
+
+    Args:
+        capabilities: compute capabilities that it was built for; empty: the library's own choice.
+    """
+    return {RTX.name: str(trt.__version__), "compute": " ".join(capabilities) or DEFAULT_COMPUTE}
+
+
+def require_portable_fit(trt: Any, gpu: Gpu, needs: Needs, name: str, instead: str) -> None:
+    """Refuse an engine of TensorRT-RTX that was built with another version, or for other GPUs.
+
+    Raises:
+        MissingError: with both values, or for a requirement that is missing or not known.
+    """
+    known = {RTX.name: _VERSION.fullmatch, "compute": _COMPUTE.fullmatch}
+    problems = list(_unclear(needs, known))
+    if not problems and needs[RTX.name] != trt.__version__:
+        problems.append(
+            f"built with TensorRT-RTX {needs[RTX.name]}, and here is {trt.__version__}: a plan"
+            " loads in the release that built it alone"
+        )
+    if not problems and not _is_built_for(numbers(gpu.capability), needs["compute"]):
+        built = ", ".join(needs["compute"].split()).replace("+", " and newer")
+        problems.append(
+            f"built for compute capability {built}, and the {gpu.name} here has {gpu.capability}"
+        )
+    refuse_misfit(name, problems, instead)
+
+
+def _is_built_for(here: tuple[int, ...], compute: str) -> bool:
+    return any(
+        here >= numbers(each.rstrip("+")) if each.endswith("+") else here == numbers(each)
+        for each in compute.split()
+    )
+
+
 def require_fit(needs: Needs, here: Needs, name: str, instead: str) -> None:
     """Refuse an engine that was built for another machine.
 
@@ -59,14 +101,14 @@ def require_fit(needs: Needs, here: Needs, name: str, instead: str) -> None:
         here: what `machine` gives.
         instead: what would load here, as a sentence.
     """
-    refuse_misfit(name, list(_unclear(needs)) or _differences(needs, here), instead)
+    refuse_misfit(name, list(_unclear(needs, _KEYS)) or _differences(needs, here), instead)
 
 
-def _unclear(needs: Needs) -> Iterator[str]:
+def _unclear(needs: Needs, known: Mapping[str, Callable[[str], object]]) -> Iterator[str]:
     for key in needs:
-        if key not in _KEYS:
+        if key not in known:
             yield f"asks for {key} {needs[key]}, which this enginecast does not know"
-    for key, is_readable in _KEYS.items():
+    for key, is_readable in known.items():
         if key not in needs:
             yield f"does not say for which {key} it was built"
         elif not is_readable(needs[key]):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from enginecast.errors import InputError, MissingError
+from enginecast.errors import MissingError
 from enginecast.runtime.device.cuda_graphs import GraphCache, Run, Tensors
 from enginecast.runtime.device.gpu import Gpu
-from enginecast.runtime.sessions.tensorrt.errors import Messages, error_recorder
+from enginecast.runtime.sessions.tensorrt.errors import Messages, heard_by
 from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine
 
 LANES = 4
@@ -39,15 +39,16 @@ class Context:
         self._messages = Messages()
         with loaded.lock:
             loaded.messages.clear()
-            self._context = loaded.engine.create_execution_context()
+            with heard_by(loaded.messages):
+                self._context = loaded.engine.create_execution_context()
         if self._context is None:
             raise MissingError(
                 f"{loaded.file}: TensorRT cannot create an execution context:"
                 f" {loaded.messages.take()}",
                 hint="GPU memory has usually run out: close other engines, or use a smaller batch.",
             )
-        self._recorder = error_recorder(loaded.trt, self._messages)
-        self._context.error_recorder = self._recorder
+        # A context begins with the only profile; of several, one has to be chosen.
+        self._profile = 0 if len(loaded.profiles) < 2 else None
         self._given: list[tuple[int, ...]] = []
         self._found: list[tuple[int, ...]] = []
 
@@ -61,6 +62,10 @@ class Context:
             InputError: the engine was not built for these shapes.
             ExecutionError: TensorRT cannot enqueue it.
         """
+        with heard_by(self._messages):
+            return self._run(inputs)
+
+    def _run(self, inputs: Tensors) -> list[Any]:
         shapes = self._shapes([tuple(one.shape) for one in inputs])
         outputs = [
             self._gpu.empty(shape, tensor.dtype)
@@ -81,13 +86,16 @@ class Context:
         if list(given) == self._given and self._found:
             return self._found
         self._given = []
+        profile = self._loaded.profile_for(given)
+        if profile != self._profile:
+            stream = self._gpu.current_stream()
+            if not self._context.set_optimization_profile_async(profile, stream):
+                raise ExecutionError(f"profile {profile}: {self._messages.take()}")
+            self._profile = profile
         for tensor, shape in zip(self._loaded.inputs, given, strict=True):
             if not self._context.set_input_shape(tensor.binding, shape):
-                wanted = self._loaded.range_of(tensor.name)
-                raise InputError(
-                    f"input {tensor.name!r}: expected a shape in {wanted}, got {list(shape)}:"
-                    f" {self._messages.take()}",
-                    hint="The engine was built for those; export it with the range that you need.",
+                raise ExecutionError(
+                    f"input {tensor.name!r} of shape {list(shape)}: {self._messages.take()}"
                 )
         try:
             lacking = self._context.infer_shapes()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from enginecast.errors import BundleError, MissingError
+from enginecast.errors import BundleError, InputError, MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
-from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger, error_recorder
+from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger
+from enginecast.runtime.sessions.tensorrt.library import RTX, library_of
 
 _DTYPES = {
     "BOOL": "bool",
@@ -22,6 +23,16 @@ _DTYPES = {
     "FLOAT": "float32",
 }
 """tensorrt.DataType -> the manifest's name; others are not at the border of an engine."""
+_INVALID = {
+    "VERSION_MISMATCH": "it was built with another version",
+    "UNSUPPORTED_CC": "it was not built for this GPU's compute capability",
+    "OLD_CUDA_DRIVER": "the driver is too old",
+    "OLD_CUDA_RUNTIME": "CUDA is too old",
+    "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory",
+    "MALFORMED_ENGINE": "it is no plan",
+    "CUDA_ERROR": "CUDA fails",
+}
+"""TensorRT-RTX's reasons (EngineInvalidityDiagnostics)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,8 @@ class LoadedEngine:
     inputs: tuple[Tensor, ...]
     """In the manifest's order."""
     outputs: tuple[Tensor, ...]
-    profile: Mapping[str, ShapeRange]
+    profiles: tuple[Mapping[str, ShapeRange], ...]
+    """Each by name of the input; empty: every shape is fixed."""
     messages: Messages
     """What the engine reports outside of runs."""
     keep: tuple[Any, ...]
@@ -57,12 +69,38 @@ class LoadedEngine:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what is asked of the engine itself."""
 
-    def range_of(self, name: str) -> str:
-        """The shapes that an input may have, for messages: "[1, 1]..[8, 512]"."""
-        if name in self.profile:
-            found = self.profile[name]
-            return f"{list(found.least)}..{list(found.greatest)}"
-        return str(next([*one.shape] for one in self.inputs if one.name == name))
+    def profile_for(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """The number of the first profile that has these shapes, in the order of the inputs.
+
+        Raises:
+            InputError: none has; names the profiles.
+        """
+        given = {one.name: shape for one, shape in zip(self.inputs, shapes, strict=True)}
+        for number, profile in enumerate(self.profiles or ({},)):
+            if all(_has(profile.get(name), shape) for name, shape in given.items()):
+                return number
+        varying = self.profiles[0]
+        shown = "; ".join(
+            ", ".join(f"{one.name} {_range(one)}" for one in profile.values())
+            for profile in self.profiles
+        )
+        got = ", ".join(f"{name} {list(given[name])}" for name in varying)
+        several = "shapes of one profile" if len(self.profiles) > 1 else "shapes"
+        raise InputError(
+            f"{self.file}: expected {several}: {shown}; got {got}",
+            hint="The engine was built for those; export it with the range that you need.",
+        )
+
+
+def _has(built: ShapeRange | None, shape: Sequence[int]) -> bool:
+    return built is None or all(
+        low <= size <= high
+        for low, size, high in zip(built.least, shape, built.greatest, strict=True)
+    )
+
+
+def _range(built: ShapeRange) -> str:
+    return f"{list(built.least)}..{list(built.greatest)}"
 
 
 def load_engine(
@@ -81,18 +119,19 @@ def load_engine(
         MissingError: TensorRT does not start here.
     """
     messages = Messages()
-    logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
+    logger = error_logger(trt, messages)
     try:
         runtime = trt.Runtime(logger)
     except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
-        said = messages.take() if len(messages) else str(error)
+        said = messages.take() if messages else str(error)
         raise MissingError(
-            f"TensorRT {trt.__version__} cannot create a runtime: {said}",
+            f"{library_of(trt).version(trt)} cannot create a runtime: {said}",
             hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
         ) from error
-    runtime.error_recorder = recorder
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
+    if library_of(trt) is RTX:
+        _require_valid(trt, runtime, path, record)
     engine = None
     if path.stat().st_size:  # it can take gigabytes: it is mapped, not read
         with (
@@ -106,7 +145,7 @@ def load_engine(
             hint="Export the model again on this machine.",
         )
     if network is not None:
-        _refit(trt, engine, logger, record, network)
+        _refit(trt, engine, record, network)
     elif engine.get_engine_stat(trt.EngineStat.STRIPPED_WEIGHTS_SIZE) > 0:
         raise BundleError(
             f"{record.file}: the plan holds no weights, and the manifest names no network to fill"
@@ -123,13 +162,42 @@ def load_engine(
     if bindings == by_number.keys() and bindings != set(by_number.values()):
         given = [replace(one, name=by_number[one.binding]) for one in given]
     outputs = _agreed(record.file, "outputs", declared, given)
-    profile = {one.name: one for one in record.profile}
-    _require_profile(engine, record.file, inputs, profile)
-    keep = (runtime, recorder, logger)
-    return LoadedEngine(trt, engine, record.file, inputs, outputs, profile, messages, keep)
+    profiles = profiles_of(record)
+    _require_profiles(engine, record.file, inputs, profiles)
+    keep = (runtime, logger)
+    return LoadedEngine(trt, engine, record.file, inputs, outputs, profiles, messages, keep)
 
 
-def _refit(trt: Any, engine: Any, logger: Any, record: EngineRecord, network: Path) -> None:
+def profiles_of(record: EngineRecord) -> tuple[Mapping[str, ShapeRange], ...]:
+    """The profiles of an engine, by number."""
+    count = 1 + max((one.profile for one in record.profile), default=-1)
+    return tuple(
+        {one.name: one for one in record.profile if one.profile == number}
+        for number in range(count)
+    )
+
+
+def _require_valid(trt: Any, runtime: Any, path: Path, record: EngineRecord) -> None:
+    """Ask TensorRT-RTX whether a plan would load, by its header alone.
+
+    Raises:
+        MissingError: it would not; with all of the library's reasons.
+    """
+    with path.open("rb") as file:
+        header = file.read(runtime.engine_header_size)
+    validity, reasons = runtime.get_engine_validity(header)
+    if validity != trt.EngineValidity.INVALID:
+        return
+    known = trt.EngineInvalidityDiagnostics.__members__.items()
+    named = [_INVALID.get(name, name) for name, value in known if int(reasons) & int(value)]
+    raise MissingError(
+        f"{record.file}: {library_of(trt).version(trt)} cannot load it here:"
+        f" {', '.join(named) or 'it gave no reason'}",
+        hint="Update NVIDIA's driver, or export the model for this GPU and version.",
+    )
+
+
+def _refit(trt: Any, engine: Any, record: EngineRecord, network: Path) -> None:
     """Fill in the weights of the ONNX file, whose own are in the file beside it."""
     if not engine.refittable:
         raise BundleError(
@@ -138,10 +206,8 @@ def _refit(trt: Any, engine: Any, logger: Any, record: EngineRecord, network: Pa
             hint="Export the model again.",
         )
     messages = Messages()
-    recorder = error_recorder(trt, messages)
-    refitter = trt.Refitter(engine, logger)
-    refitter.error_recorder = recorder
-    parser = trt.OnnxParserRefitter(refitter, logger)
+    refitter = trt.Refitter(engine, error_logger(trt, messages))
+    parser = trt.OnnxParserRefitter(refitter, error_logger(trt, messages))
     read = parser.refit_from_file(str(network))
     missing = [name or "one without a name" for name in refitter.get_missing_weights()]
     if read and not missing and refitter.refit_cuda_engine():
@@ -203,33 +269,38 @@ def _agreed(
     return tuple(by_name[one.name] for one in declared)
 
 
-def _require_profile(
-    engine: Any, file: str, inputs: Sequence[Tensor], profile: Mapping[str, ShapeRange]
+def _require_profiles(
+    engine: Any,
+    file: str,
+    inputs: Sequence[Tensor],
+    profiles: Sequence[Mapping[str, ShapeRange]],
 ) -> None:
-    """The one profile of the engine must be what the manifest says."""
-    if engine.num_optimization_profiles != 1:
+    """The profiles of the engine must be what the manifest says."""
+    if engine.num_optimization_profiles != max(1, len(profiles)):
         raise BundleError(
-            f"{file}: expected a plan of one profile, got {engine.num_optimization_profiles}"
+            f"{file}: the manifest says {max(1, len(profiles))} profiles, the plan has"
+            f" {engine.num_optimization_profiles}"
         )
-    unknown = sorted(profile.keys() - {one.name for one in inputs})
-    if unknown:
-        raise BundleError(
-            f"{file}: the manifest has a profile of {unknown[0]!r}, which is not an input"
-        )
-    for tensor in inputs:
-        if -1 in tensor.shape:
-            built = engine.get_tensor_profile_shape(tensor.binding, 0)
-            found = tuple(tuple(shape) for shape in built)
-        else:
-            found = (tensor.shape,) * 3
-        said = profile.get(tensor.name)
-        # A shape that never varies needs no range.
-        wanted = (said.least, said.optimal, said.greatest) if said else (tensor.shape,) * 3
-        if found != wanted:
+    for number, profile in enumerate(profiles or ({},)):
+        unknown = sorted(profile.keys() - {one.name for one in inputs})
+        if unknown:
             raise BundleError(
-                f"{file}: input {tensor.name!r}: the manifest says shapes {_three(wanted)}, the"
-                f" plan was built for {_three(found)}"
+                f"{file}: the manifest has a profile of {unknown[0]!r}, which is not an input"
             )
+        for tensor in inputs:
+            if -1 in tensor.shape:
+                built = engine.get_tensor_profile_shape(tensor.binding, number)
+                found = tuple(tuple(shape) for shape in built)
+            else:
+                found = (tensor.shape,) * 3
+            said = profile.get(tensor.name)
+            # A shape that never varies needs no range.
+            wanted = (said.least, said.optimal, said.greatest) if said else (tensor.shape,) * 3
+            if found != wanted:
+                raise BundleError(
+                    f"{file}: input {tensor.name!r}: the manifest says shapes {_three(wanted)} in"
+                    f" profile {number}, the plan was built for {_three(found)}"
+                )
 
 
 def _three(shapes: Sequence[Sequence[int]]) -> str:

@@ -1,7 +1,7 @@
-"""Run a TensorRT engine.
+"""Run an engine of TensorRT or TensorRT-RTX.
 
-tensorrt and torch are imported when such an engine is opened: torch holds the tensors, and speaks
-DLPack to others.
+Their library and torch are imported when such an engine is opened: torch holds the tensors, and
+speaks DLPack to others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +16,20 @@ from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit
+from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit, require_portable_fit
 from enginecast.runtime.sessions.tensorrt.lanes import ExecutionError, Lane, Lanes
 from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
-from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
+from enginecast.runtime.sessions.tensorrt.library import (
+    RTX,
+    TENSORRT,
+    Library,
+    import_tensorrt,
+)
 from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine, load_engine
 from enginecast.runtime.sessions.torch_session import require_torch
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 
-PROVIDER = "tensorrt"
 ALIGNED = 256
 """Bytes; where TensorRT wants a tensor to begin (NvInferRuntime.h, setTensorAddress)."""
 
@@ -33,9 +37,12 @@ ALIGNED = 256
 class TensorRTSession(Session):
     """One engine.  Runs from several threads at once have a context each, up to `lanes.LANES`."""
 
-    name = PROVIDER
-    providers: ClassVar = {"CUDAExecutionProvider": PROVIDER}
-    packages = ("torch", PROVIDER)
+    name = TENSORRT.name
+    library: ClassVar[Library] = TENSORRT
+    providers: ClassVar = {"CUDAExecutionProvider": TENSORRT.name}
+    packages = ("torch", TENSORRT.name)
+    records_graphs: ClassVar[bool] = True
+    """Whether runs of equal shapes are recorded as CUDA graphs."""
 
     def __init__(self, loaded: LoadedEngine, gpu: Gpu, *, cuda_graphs: bool) -> None:
         """A MissingError where TensorRT makes no context."""
@@ -55,29 +62,38 @@ class TensorRTSession(Session):
         counts_ops: bool = False,
         settings: Settings = DEFAULT,
     ) -> Self:
-        if providers[0] != PROVIDER and providers[0] not in cls.providers:
+        library = cls.library
+        if providers[0] != library.name and providers[0] not in cls.providers:
             raise UsageError(
-                f"{record.file}: {providers[0]}: TensorRT engines run on a GPU",
+                f"{record.file}: {providers[0]}: {library.title} engines run on a GPU",
                 hint="Use device='cuda' (--device cuda), or prefer=['onnxruntime-cpu'] (--prefer).",
             )
         instead = _what_else(bundle, record)
-        torch = require_torch(record, "TensorRT")
+        torch = require_torch(record, library.title)
         with _saying(record.file, instead):
+            trt = import_tensorrt(f"a {library.title} engine", library)
             gpu = gpus.Gpu(torch)
-            trt = import_tensorrt("a TensorRT engine")
-            here = machine(trt, gpu)
-        require_fit(record.requires, here, record.file, instead)
+            cls.require_fit(trt, gpu, record, instead)
         network = None if record.network is None else bundle.folder / record.network
         if record.network is not None:
             weights = weight_files(bundle, record.weights)
             check_onnx(bundle.read(record.network), record.network, weights)
         with _saying(record.file, instead):
             loaded = load_engine(trt, bundle.folder / record.file, record, bundle.manifest, network)
-        return cls(loaded, gpu, cuda_graphs=cuda_graphs)
+        return cls(loaded, gpu, cuda_graphs=cuda_graphs and cls.records_graphs)
+
+    @classmethod
+    def require_fit(cls, trt: Any, gpu: Gpu, record: EngineRecord, instead: str) -> None:
+        """Refuse an engine that was built for another machine.
+
+        Raises:
+            MissingError: says what is needed and what is here, each in one sentence.
+        """
+        require_fit(record.requires, machine(trt, gpu), record.file, instead)
 
     @property
     def provider(self) -> str:
-        return PROVIDER
+        return self.name
 
     @property
     def lanes(self) -> Lanes:
@@ -110,7 +126,7 @@ class TensorRTSession(Session):
 
     def versions(self) -> dict[str, str]:
         # Its package has a name for each version of CUDA.
-        return {**super().versions(), PROVIDER: str(self._loaded.trt.__version__)}
+        return {**super().versions(), self.name: str(self._loaded.trt.__version__)}
 
     def layers(self) -> tuple[str, ...]:
         """What the builder made of the network, in a few lines."""
@@ -131,13 +147,30 @@ class TensorRTSession(Session):
         return feed.aligned(ALIGNED).tensor
 
 
+class TensorRTRTXSession(TensorRTSession):
+    """One engine of TensorRT-RTX, which compiles kernels for this GPU while it runs.
+
+    It swaps kernels in for shapes that it meets again, which a recorded graph would never see.
+    """
+
+    name = RTX.name
+    library = RTX
+    providers: ClassVar = {"CUDAExecutionProvider": RTX.name}
+    packages = ("torch",)
+    records_graphs = False
+
+    @classmethod
+    def require_fit(cls, trt: Any, gpu: Gpu, record: EngineRecord, instead: str) -> None:
+        require_portable_fit(trt, gpu, record.requires, record.file, instead)
+
+
 def _what_else(bundle: Bundle, record: EngineRecord) -> str:
     """What of a bundle loads where its TensorRT engine does not, as a sentence."""
     for other in bundle.manifest.engines:
         if other.target != record.target and other.verdict.outcome != "rejected":
             return (
                 f"{other.file} of this bundle is for ONNX Runtime and loads without TensorRT:"
-                " prefer=['tensorrt', 'onnxruntime-cuda', 'onnxruntime-cpu'] (--prefer)."
+                f" prefer=['{record.target}', 'onnxruntime-cuda', 'onnxruntime-cpu'] (--prefer)."
             )
     return (
         "Nothing else is in this bundle: export with `--also onnxruntime` for one that loads"
