@@ -142,7 +142,7 @@ def within_profiles(
     kept, edges = (tuple(filter(is_taken, cases)) for cases in (reference.cases, reference.edges))
     names = frozenset(case.name for case in kept)
     others = [case.name for case in reference.cases if case.name not in names]
-    if not kept or not others and len(edges) == len(reference.edges):
+    if not kept or (not others and len(edges) == len(reference.edges)):
         return reference, ()
     note = f"not compared: {', '.join(others)}, whose shapes no profile of the engine has"
     floor = reference.floor.only(names)
