@@ -10,7 +10,14 @@ from enginecast.passes.ir.quantization_plan import Format
 Mode = Literal["w8a8", "storage"]
 Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
 BEFORE = frozenset(
-    {"rescale-residual", "unify-dtype", "canonicalize", "fuse-gelu", "fuse-rms-norm"}
+    {
+        "rescale-streams",
+        "rescale-residual",
+        "unify-dtype",
+        "canonicalize",
+        "fuse-gelu",
+        "fuse-rms-norm",
+    }
     | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers", "fold-batch-norm"}
 )
 """Passes that replace or merge linears, or change their weights."""

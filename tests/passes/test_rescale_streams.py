@@ -1,4 +1,4 @@
-"""rescale-residual: every bit kept in every family, the smallest powers, and a reason where not."""
+"""rescale-streams: every bit kept in every family, the smallest powers, and a reason where not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "gemma2": (Gemma2Model, lambda: Gemma2Config(**DECODER, **GEMMA)),
     "gemma3": (Gemma3TextModel, lambda: Gemma3TextConfig(**DECODER, **GEMMA)),
 }
-GIVEN = "rescale-residual{k=3 j=2}"
+GIVEN = "rescale-streams{k=3 j=2}"
 
 
 def model_program(name: str) -> ExportedProgram:
@@ -103,7 +103,7 @@ class Named:
 
 
 def copied(program: ExportedProgram) -> ExportedProgram:
-    return rewritten(program, "rescale-residual{k=0 j=0}", calibrated(program))[0]
+    return rewritten(program, "rescale-streams{k=0 j=0}", calibrated(program))[0]
 
 
 class Net(nn.Module):
@@ -146,8 +146,8 @@ def last_norm(module: Any, x: Tensor) -> Tensor:
 
 def test_the_ir_before_and_after() -> None:
     before = net(last_norm)
-    after, _ = rewritten(before, "rescale-residual", calibrated(before))
-    golden.check("rescale_residual.diff", ir_diff(before, after))
+    after, _ = rewritten(before, "rescale-streams", calibrated(before))
+    golden.check("rescale_streams.diff", ir_diff(before, after))
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 def test_readers_that_are_not_scale_free(case: str) -> None:
     head, reason = REFUSED[case]
     before = net(head)
-    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    after, sites = rewritten(before, "rescale-streams", calibrated(before))
     assert targets(after) == targets(before)
     assert reason in " ".join(reasons(sites)), reasons(sites)
 
@@ -177,7 +177,7 @@ def test_readers_that_are_not_scale_free(case: str) -> None:
 )
 def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
     before = net(head)
-    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    after, sites = rewritten(before, "rescale-streams", calibrated(before))
     assert notes(sites), reasons(sites)
     assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
 
@@ -185,13 +185,13 @@ def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
 def test_bad_input() -> None:
     before = net(last_norm)
     with pytest.raises(PassError, match="no calibration inputs") as caught:
-        rewritten(before, "rescale-residual")
+        rewritten(before, "rescale-streams")
     assert "k=3 j=0" in caught.value.hint
     with pytest.raises(PassError, match=r"reach \d.*e\+05 .* is known to reach 1e\+06") as caught:
-        rewritten(before, "rescale-residual{reach=1e6}", calibrated(before))
+        rewritten(before, "rescale-streams{reach=1e6}", calibrated(before))
     assert "--prompts" in caught.value.hint
     with pytest.raises(SpecError, match="headroom: expected 0 to 63, got -1"):
-        build("rescale-residual{headroom=-1}")
+        build("rescale-streams{headroom=-1}")
     before.state_dict["down.weight"].data[0, 0] = float("inf")
     with pytest.raises(PassError, match="already non-finite in fp32"):
-        rewritten(before, "rescale-residual", calibrated(before))
+        rewritten(before, "rescale-streams", calibrated(before))
