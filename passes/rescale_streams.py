@@ -138,7 +138,7 @@ class _Rescaling:
                 f"{self._options.name} has no calibration inputs to choose its powers of two by",
                 hint=f"Give both powers: {self._options.name}{{k=3 j=0}}.",
             )
-        watched = {node for region in regions for node in region.members}
+        watched = {node for region in regions for node in _held(region)}
         watched |= {source for region in regions for _, source in region.entries} - self._weights
         watched |= {node for node in self._program.graph.nodes if has(node, Trait.HEAVY)}
         self._sizes = largest_values(self._program, self._cases, watched - self._weights)
@@ -155,7 +155,7 @@ class _Rescaling:
         return max((self._sizes.get(node, 0.0) for node in nodes), default=0.0)
 
     def _rescale(self, region: Region) -> None:
-        site, largest = region.site, self._largest(region.members)
+        site, largest = region.site, self._largest(_held(region))
         power = self._options.power(largest)
         if region.is_residual and self._options.k is not None:
             power = self._options.k
@@ -228,12 +228,7 @@ class _Rescaling:
         self._scaled.update(region.members)
 
     def _scale_norm(self, norm: Norm, power: int) -> None:
-        node, epsilon = norm.node, norm.epsilon * 4.0**-power
-        if is_call(node, aten.add.Tensor):
-            left, right = node.args[:2]
-            node.args = (left, epsilon) if isinstance(left, Node) else (epsilon, right)
-        else:
-            set_epsilon(node, epsilon)
+        set_epsilon(norm.node, norm.epsilon * 2.0 ** (-power * norm.degree))
         for inner, times in norm.inner.items():
             mark_scaled(inner, -power * times)
 
@@ -248,6 +243,13 @@ class _Rescaling:
         graph = self._program.graph
         with graph.inserting_before(before):
             return insert(graph, aten.mul.Tensor, (source, 2.0**power), like=like)
+
+
+def _held(region: Region) -> list[Node]:
+    """What fp16 has to hold of a region: its members, and their lengths where a norm divides by
+    them."""
+    lengths = [node for norm in region.norms if norm.degree == 1 for node in norm.inner]
+    return [*region.members, *lengths]
 
 
 def _holds_product(region: Region) -> bool:

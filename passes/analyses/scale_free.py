@@ -110,10 +110,12 @@ class Norm:
     """A norm that reads a region."""
 
     node: Node
-    """The node that adds epsilon, or the norm's own op."""
+    """The node that adds epsilon, or cuts at it, or the norm's own op."""
     epsilon: float
     inner: Mapping[Node, int] = field(default_factory=dict)
     """Inner values that scale with the region -> multiple of its exponent."""
+    degree: int = 2
+    """Multiple of the region's exponent that epsilon takes."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ class _Regions:
                 self._add_norm(node)
             elif is_statistic(node):
                 self._add_spelled_out(node)
+            elif is_call(node, aten.div.Tensor):
+                self._add_normalize(node)
         self._layers: dict[Node, Layer] = {}
         self._carried: dict[Node, tuple[Node, ...]] = {}
         """What a node's result is proportional to if all of it is scaled alike."""
@@ -213,6 +217,22 @@ class _Regions:
             return
         self._apart.update(norm.inner, (match.root,))
         self._norms[square] = self._norms[match.root] = norm
+
+    def _add_normalize(self, quotient: Node) -> None:
+        """x / max(|x|, eps), as `torch.nn.functional.normalize` divides."""
+        source, divisor = quotient.args
+        inner = {}
+        while has(divisor, Trait.MOVES):
+            inner[divisor] = 1
+            divisor = divisor.args[0]
+        if not is_call(divisor, aten.clamp_min.default):
+            return
+        length, epsilon = divisor.args
+        is_norm = is_call(length, aten.linalg_vector_norm.default) and length.args[0] is source
+        inner |= {divisor: 1, length: 1}
+        if is_norm and all(len(real_users(node)) == 1 for node in inner):
+            self._norms[length] = self._norms[quotient] = Norm(divisor, float(epsilon), inner, 1)
+            self._apart.update(inner, (quotient,))
 
     def find(self) -> Iterator[Region]:
         nodes = [n for n in self._program.graph.nodes if self._can_scale(n)]
@@ -376,8 +396,12 @@ def _inner(norm: Match) -> dict[Node, int]:
 
 
 def set_epsilon(norm: Node, epsilon: float) -> None:
-    """Change the epsilon of a norm's own op."""
-    index, _ = _EPSILON[norm.target]
-    args = [*norm.args, *(None for _ in range(index + 1 - len(norm.args)))]
+    """Change the epsilon of `Norm.node`."""
+    if norm.target in _EPSILON:
+        index, _ = _EPSILON[norm.target]
+        args = [*norm.args, *(None for _ in range(index + 1 - len(norm.args)))]
+    else:  # a sum with it, or a cut at it
+        args = list(norm.args)
+        index = 0 if isinstance(args[1], Node) else 1
     args[index] = epsilon
     norm.args = tuple(args)
