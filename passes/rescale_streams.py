@@ -132,7 +132,8 @@ class _Rescaling:
 
     def _measure(self, regions: Iterable[Region]) -> None:
         if not self._cases:
-            if self._options.k is not None and self._options.j is not None:
+            given = self._options.k is not None and self._options.j is not None
+            if given or not any(region.is_residual for region in regions):
                 return
             raise PassError(
                 f"{self._options.name} has no calibration inputs to choose its powers of two by",
