@@ -66,9 +66,9 @@ def examine(name: str, folder: Path) -> Row:
         tiny_components.save(name, quiet)
     options = ModelOptions()
     prepared = prepare(open_model(str(quiet), options), options, Steps())
-    assert prepared.source.model_class is not None
-    row.kind = prepared.source.model_class.__name__
-    module: Any = prepared.source.model_class.from_pretrained(quiet).eval()
+    kind: Any = prepared.source.model_class
+    row.kind = kind.__name__
+    module: Any = kind.from_pretrained(quiet).eval()
     row.planted = plant(module, prepared)
     module.save_pretrained(loud)
     for file in quiet.iterdir():

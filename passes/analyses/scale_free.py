@@ -168,15 +168,14 @@ def layer_of(node: Node, weights: set[Node]) -> Layer | None:
     found = _LAYERS.get(node.target)
     if found is None or node.kwargs:  # addmm has factors
         return None
-    data, times, plus = found
+    index, *places = found
     if is_call(node, aten.matmul.default) and args[0] in weights:
-        data, times = 1, (0,)
-    sides = [
-        tuple(args[i] for i in s if i < len(args) and args[i] is not None) for s in (times, plus)
-    ]
-    if not sides[0] or not weights.issuperset((*sides[0], *sides[1])):
+        index, places = 1, [(0,), ()]
+    given = [[args[i] for i in side if i < len(args)] for side in places]
+    times, plus = (tuple(one for one in side if one is not None) for side in given)
+    if not times or not weights.issuperset((*times, *plus)):
         return None
-    return Layer(None if data is None else args[data], *sides)
+    return Layer(None if index is None else args[index], times, plus)
 
 
 class _Regions:
@@ -221,16 +220,17 @@ class _Regions:
     def _add_normalize(self, quotient: Node) -> None:
         """x / max(|x|, eps), as `torch.nn.functional.normalize` divides."""
         source, divisor = quotient.args
-        inner = {}
+        inner: dict[Node, int] = {}
         while has(divisor, Trait.MOVES):
             inner[divisor] = 1
             divisor = divisor.args[0]
         if not is_call(divisor, aten.clamp_min.default):
             return
-        length, epsilon = divisor.args
-        is_norm = is_call(length, aten.linalg_vector_norm.default) and length.args[0] is source
+        length, epsilon = arguments(divisor)
+        if not is_call(length, aten.linalg_vector_norm.default) or length.args[0] is not source:
+            return
         inner |= {divisor: 1, length: 1}
-        if is_norm and all(len(real_users(node)) == 1 for node in inner):
+        if all(len(real_users(node)) == 1 for node in inner):
             self._norms[length] = self._norms[quotient] = Norm(divisor, float(epsilon), inner, 1)
             self._apart.update(inner, (quotient,))
 

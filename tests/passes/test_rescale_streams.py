@@ -178,7 +178,7 @@ class Block(nn.Module):
         self.time, self.shortcut = nn.Linear(6, out), nn.Conv2d(channels, out, 1)
         self.gate = nn.Linear(6, out)
         with torch.no_grad():
-            self.conv1.bias[1] += 3e5
+            nn.init.constant_(self.conv1.bias[1:2], 3e5)  # type: ignore[index]
             self.shortcut.weight[2] *= 4e6
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
