@@ -82,7 +82,7 @@ def examine(name: str, folder: Path) -> Row:
     heavy = {n for n in program.graph.nodes if has(n, Trait.HEAVY) or n.target in SUMS}
     row.largest = max(largest_values(program, cases, heavy).values())
     powers = [site.note.split()[2] for site in rescaled(again) if site.rewritten]
-    row.plain = plainly(program.module(), cases[0])  # changes the weights of the program
+    row.plain = plainly(kind.from_pretrained(loud).eval(), cases[0])
     row.regions = f"{len(powers)}: {', '.join(sorted(set(powers)))}" if powers else "0"
     code, reported = export(str(loud), folder / "out", ["--precision", "fp16"])
     row.outcome = reported.get("verdict", {}).get("outcome", "refused") if reported else "refused"
@@ -128,7 +128,7 @@ def plainly(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     try:
         with torch.no_grad():
             found = name_result(module.half()(**half), inputs=half).tensors.values()
-    except RuntimeError as error:
+    except Exception as error:  # of the model
         return one_line(str(error), 80)
     lost = sum(int((~tensor.isfinite()).sum()) for tensor in found)
     return f"{lost} values not finite" if lost else "finite"
