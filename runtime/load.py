@@ -91,7 +91,7 @@ def load(
             "onnxruntime-cpu"]: the first that the bundle has and that runs here is loaded.  None:
             the one for `providers` or `device`, or another if this CPU would compute that wrong.
         providers: ONNX Runtime execution providers in order of preference; None: those of `device`.
-        device: "cpu" or "cuda"; None: "cpu".
+        device: "cpu" or "cuda"; None: "cpu", or "cuda" where every engine is compiled for a GPU.
         require: the least verdict to accept.  "verified" refuses engines that were judged by
             emulation or on another provider, or that have errors accepted by `--accept`; "accepted"
             takes such errors without a warning, and "verified-by-emulation" emulation, too.
@@ -156,13 +156,12 @@ def load(
         bundle = _opened(path, asked)
         engine, doubt = _first(bundle, backends, asked)
     else:
-        device = device or "cpu"
-        if device not in PROVIDERS:
+        if device not in (None, *PROVIDERS):
             raise UsageError(f"device: expected {' or '.join(PROVIDERS)}, got {device!r}")
         if isinstance(providers, str) or (providers is not None and not providers):
             raise UsageError(f"providers: expected a list of provider names, got {providers!r}")
-        wanted = PROVIDERS[device] if providers is None else tuple(providers)
         bundle = _opened(path, asked, beside=True)
+        wanted = PROVIDERS[device or _device_of(bundle)] if providers is None else tuple(providers)
         engine, doubt = _open(bundle, _fitting(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
         message = f"{engine.folder}: {engine.record.file}: {doubt}"
@@ -348,6 +347,15 @@ def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
             names = ", ".join(dict.fromkeys(made_for))
             raise BundleError(f"the {target} engine was made for {names}, not {provider}")
     return max(found, key=lambda one: (not _doubt(one, provider), provider in one.providers))
+
+
+def _device_of(bundle: Bundle) -> str:
+    """The device where nobody names one."""
+    kinds = [_session(record) for record in bundle.manifest.engines]
+    on_gpu = all(
+        kind and kind.providers and PROVIDERS["cpu"][0] not in kind.providers for kind in kinds
+    )
+    return "cuda" if kinds and on_gpu else "cpu"
 
 
 def _fitting(bundle: Bundle, provider: str) -> EngineRecord:

@@ -131,7 +131,10 @@ def show(report: Report, console: Console) -> None:
         say(console, f"GPU: {seen}")
     if report.tensorrt is not None:
         installed = [one for one in report.tensorrt.libraries if one.installed]
-        versions = [f"{one.name} {one.version or 'does not import'}" for one in installed]
+        versions = [
+            f"{one.name.removesuffix('_bindings')} {one.version or 'does not import'}"
+            for one in installed
+        ]
         say(console, f"TensorRT: {', '.join(versions) or 'not installed'}")
         say(console, f"NVIDIA driver: {report.tensorrt.driver or 'none'}")
     for problem in report.problems:

@@ -17,9 +17,10 @@ from typing import Any
 
 from enginecast.doctor.imports import broken_libraries
 from enginecast.errors import MissingError
-from enginecast.installation import unimportable
+from enginecast.installation import install_command, unimportable
 from enginecast.runtime.device.gpu import driver_version
 from enginecast.runtime.device.versions import installed, numbers, short_version
+from enginecast.runtime.sessions.tensorrt.library import RTX
 from enginecast.runtime.sessions.tensorrt.versions import Pair, check_pair, known_pairs
 from enginecast.version import __version__
 
@@ -40,7 +41,7 @@ _DEVELOPMENT = {"bench", "dev", "docs", "release"}
 """Extras for work on this package itself."""
 _SCRIPT = ("script", "trace", "load")
 """What TorchScript is used for."""
-MODULES = ("tensorrt", "torch_tensorrt")
+MODULES = ("tensorrt", "torch_tensorrt", RTX.module)
 _SECONDS = 120.0
 _PRINT_VERSION = "import {0}, sys; sys.stdout.write('\\n' + {0}.__version__)"
 _CUDA_WHEELS = "https://download.pytorch.org/whl/cu{}0"
@@ -293,7 +294,7 @@ def _has(found: dict[str, Package], name: str) -> bool:
 def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> TensorRT:
     """Import each module in a process of its own, so that no crash of theirs is one of ours."""
     libraries = tuple(_library(name) for name in MODULES)
-    tensorrt, torch_tensorrt = (one.version for one in libraries)
+    tensorrt, torch_tensorrt, _ = (one.version for one in libraries)
     wrong: list[str] = []
     if torch_version is not None and (tensorrt or torch_tensorrt):
         wrong = check_pair(torch_version, torch_tensorrt, tensorrt, cuda=torch_cuda)
@@ -304,16 +305,17 @@ def tensorrt_problems(
     found: TensorRT, torch_version: str | None, torch_cuda: str | None
 ) -> list[Problem]:
     """What does not work of what is installed; that nothing is, is not a problem."""
-    if not any(one.installed for one in found.libraries):
-        return []
     pair = _pair(torch_version)
     problems = [
         Problem(
-            f"{one.name} is installed but does not import: {one.reason}", _install(pair, force=True)
+            f"{one.name} is installed but does not import: {one.reason}",
+            install_command(RTX.name) if one.name == RTX.module else _install(pair, force=True),
         )
         for one in found.libraries
         if one.installed and one.version is None
     ]
+    if not any(one.installed for one in found.libraries if one.name != RTX.module):
+        return problems  # TensorRT-RTX builds without a GPU
     for sentence in found.wrong:
         repair = _torch_for(pair) if pair and "for CUDA" in sentence else _install(pair)
         problems.append(Problem(sentence, repair))

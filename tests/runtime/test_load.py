@@ -12,7 +12,7 @@ import pytest
 from bundles import CPU
 from onnx import TensorProto
 
-from enginecast.errors import BundleError, EnginecastWarning, InputError, UsageError
+from enginecast.errors import BundleError, EnginecastWarning, InputError, MissingError, UsageError
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
@@ -68,11 +68,14 @@ def test_engines_that_are_code_need_consent(tmp_path: Path, target: str) -> None
     assert "--allow-code" in caught.value.hint
 
 
-def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path) -> None:
-    root = bundle(tmp_path, bundles.engine(target="tensorrt"))
-    with pytest.raises(UsageError, match=f"{CPU}: TensorRT engines run on a GPU") as caught:
-        load(root, allow_code=True)
+@pytest.mark.parametrize(("target", "title"), [("tensorrt", ""), ("tensorrt-rtx", "-RTX")])
+def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path, target: str, title: str) -> None:
+    root = bundle(tmp_path, bundles.engine(target=target))
+    with pytest.raises(UsageError, match=f"{CPU}: TensorRT{title} engines run on a GPU") as caught:
+        load(root, device="cpu", allow_code=True)
     assert "device='cuda'" in caught.value.hint
+    with pytest.raises(MissingError):  # the device that nobody named is a GPU
+        load(root, allow_code=True)
 
 
 def test_damage_is_found_before_the_runtime_sees_a_byte(

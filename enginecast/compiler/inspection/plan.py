@@ -118,7 +118,10 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
         attempts=(str(Tried(FIRST, "taken")), *(f"    {rung}" for rung in captured.rungs)),
         control_flow=tuple(flow_of(prepared)),
         advice=advise(prepared, arithmetic),
-        expected={kind: len(sites) for kind, sites in expect_fusions(captured.program).items()},
+        expected={
+            kind: len(sites)
+            for kind, sites in expect_fusions(captured.program, skip_norms=skips).items()
+        },
         passes=tuple(
             PassPlan(
                 run.pass_.name,

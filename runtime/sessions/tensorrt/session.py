@@ -40,7 +40,7 @@ class TensorRTSession(Session):
     name = TENSORRT.name
     library: ClassVar[Library] = TENSORRT
     providers: ClassVar = {"CUDAExecutionProvider": TENSORRT.name}
-    packages = ("torch", TENSORRT.name)
+    packages: ClassVar[tuple[str, ...]] = ("torch", TENSORRT.name)
     records_graphs: ClassVar[bool] = True
     """Whether runs of equal shapes are recorded as CUDA graphs."""
 
