@@ -35,6 +35,7 @@ from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.sessions.tensorrt.errors import causes
 from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
 from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
@@ -277,10 +278,12 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
 
 
 def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
-    text = " ".join(str(error.desc()).split())
+    text = " ".join(" ".join(causes(str(error.desc()).splitlines())).split())
     name, op = error.node_name(), error.node_operator()
     if not op:
         return text
+    if text == "false":  # all that the parser says of an operator that it does not have
+        text = error.code().name.lower().replace("_", " ")
     node = nodes.get(name)
     known = {} if node is None else node.metadata_props
     module, line = known.get(MODULE, ""), known.get(LINE, "")
