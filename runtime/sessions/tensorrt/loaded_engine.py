@@ -29,7 +29,6 @@ _INVALID = {
     "OLD_CUDA_DRIVER": "the driver is too old",
     "OLD_CUDA_RUNTIME": "CUDA is too old",
     "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory",
-    "MALFORMED_ENGINE": "it is no plan",
     "CUDA_ERROR": "CUDA fails",
 }
 """TensorRT-RTX's reasons (EngineInvalidityDiagnostics)."""
@@ -131,7 +130,7 @@ def load_engine(
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
     if library_of(trt) is RTX:
-        _require_valid(trt, runtime, path, record)
+        _require_valid(trt, runtime, path, record, messages)
     engine = None
     if path.stat().st_size:  # it can take gigabytes: it is mapped, not read
         with (
@@ -177,10 +176,13 @@ def profiles_of(record: EngineRecord) -> tuple[Mapping[str, ShapeRange], ...]:
     )
 
 
-def _require_valid(trt: Any, runtime: Any, path: Path, record: EngineRecord) -> None:
+def _require_valid(
+    trt: Any, runtime: Any, path: Path, record: EngineRecord, messages: Messages
+) -> None:
     """Ask TensorRT-RTX whether a plan would load, by its header alone.
 
     Raises:
+        BundleError: it is no plan.
         MissingError: it would not; with all of the library's reasons.
     """
     with path.open("rb") as file:
@@ -188,11 +190,16 @@ def _require_valid(trt: Any, runtime: Any, path: Path, record: EngineRecord) -> 
     validity, reasons = runtime.get_engine_validity(header)
     if validity != trt.EngineValidity.INVALID:
         return
+    if int(reasons) & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE):
+        raise BundleError(
+            f"{record.file}: expected a plan of {library_of(trt).title}, got another file",
+            hint="Export the model again.",
+        )
     known = trt.EngineInvalidityDiagnostics.__members__.items()
     named = [_INVALID.get(name, name) for name, value in known if int(reasons) & int(value)]
     raise MissingError(
         f"{record.file}: {library_of(trt).version(trt)} cannot load it here:"
-        f" {', '.join(named) or 'it gave no reason'}",
+        f" {', '.join(named) or messages.take()}",
         hint="Update NVIDIA's driver, or export the model for this GPU and version.",
     )
 
