@@ -55,7 +55,7 @@ class Job:
     profiles: tuple[tuple[ShapeRange, ...], ...]
     """Each of all dynamic inputs; empty: every shape is fixed."""
     needs: Mapping[str, str]
-    """What the plan will ask of a machine."""
+    """What the plan will ask of a machine; empty: what was written for it decides that."""
 
     @property
     def library(self) -> Library:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
@@ -95,9 +95,8 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     options = order.options
     trt = require_library(library, options)
     profiles = profiles_of(order.inputs, order.ranges, options)
-    if library.builds_without_gpu:
-        needs = portable_requirements(trt, built_for(trt, options, order.arch))
-    else:
+    needs: Mapping[str, str] = {}
+    if not library.builds_without_gpu:
         compatible = options.version_compatible
         needs = requirements(
             trt, gpus.Gpu(torch), hardware=options.hardware, version_compatible=compatible
@@ -303,13 +302,20 @@ def _place(job: Job, built: Built, scratch: Path) -> Artifact:
             (scratch / name).rename(order.folder / name)
     version = job.trt.__version__
     newer = isinstance(options, TensorRTOptions) and options.version_compatible
+    # TensorRT gets no other quantized values than fp8.
+    quantized: Literal["", "fp8"] = (
+        "fp8" if any("quantize" in op.lower() for op in built.ops) else ""
+    )
+    needs = job.needs
+    if library.builds_without_gpu:
+        capabilities = built_for(job.trt, options, order.arch)
+        needs = portable_requirements(job.trt, capabilities, quantized)
     return Artifact(
         files,
         dict(sorted(built.ops.items())),
         minimum_runtime=f"{library.name}{'>=' if newer else '=='}{version}",
-        # TensorRT gets no other quantized values than fp8.
-        quantized="fp8" if any("quantize" in op.lower() for op in built.ops) else "",
-        requires=job.needs,
+        quantized=quantized,
+        requires=needs,
         record={
             "profile": tuple(one for profile in job.profiles for one in profile),
             # A network that lies beside a plan with weights is for those who change them.
