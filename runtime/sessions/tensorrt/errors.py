@@ -92,7 +92,8 @@ def _logger(trt: Any) -> Any:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:
-            messages = getattr(_thread, "messages", None) or self.messages
+            of_thread = getattr(_thread, "messages", None)
+            messages = self.messages if of_thread is None else of_thread
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 messages.add(msg)
             elif severity == trt.ILogger.WARNING:

@@ -162,7 +162,7 @@ def load_engine(
         given = [replace(one, name=by_number[one.binding]) for one in given]
     outputs = _agreed(record.file, "outputs", declared, given)
     profiles = profiles_of(record)
-    _require_profiles(engine, record.file, inputs, profiles)
+    _require_profiles(record.file, inputs, profiles, _built_for(engine, inputs))
     keep = (runtime, logger)
     return LoadedEngine(trt, engine, record.file, inputs, outputs, profiles, messages, keep)
 
@@ -276,17 +276,29 @@ def _agreed(
     return tuple(by_name[one.name] for one in declared)
 
 
+def _built_for(engine: Any, inputs: Sequence[Tensor]) -> list[dict[str, tuple[Any, ...]]]:
+    """Of each profile of an engine, the least, optimal and greatest shape of each input."""
+    return [
+        {
+            one.name: tuple(map(tuple, engine.get_tensor_profile_shape(one.binding, number)))
+            if -1 in one.shape
+            else (one.shape,) * 3
+            for one in inputs
+        }
+        for number in range(engine.num_optimization_profiles)
+    ]
+
+
 def _require_profiles(
-    engine: Any,
     file: str,
     inputs: Sequence[Tensor],
     profiles: Sequence[Mapping[str, ShapeRange]],
+    built: Sequence[Mapping[str, tuple[Any, ...]]],
 ) -> None:
     """The profiles of the engine must be what the manifest says."""
-    if engine.num_optimization_profiles != max(1, len(profiles)):
+    if len(built) != max(1, len(profiles)):
         raise BundleError(
-            f"{file}: the manifest says {max(1, len(profiles))} profiles, the plan has"
-            f" {engine.num_optimization_profiles}"
+            f"{file}: the manifest says {max(1, len(profiles))} profiles, the plan has {len(built)}"
         )
     for number, profile in enumerate(profiles or ({},)):
         unknown = sorted(profile.keys() - {one.name for one in inputs})
@@ -295,11 +307,7 @@ def _require_profiles(
                 f"{file}: the manifest has a profile of {unknown[0]!r}, which is not an input"
             )
         for tensor in inputs:
-            if -1 in tensor.shape:
-                built = engine.get_tensor_profile_shape(tensor.binding, number)
-                found = tuple(tuple(shape) for shape in built)
-            else:
-                found = (tensor.shape,) * 3
+            found = built[number][tensor.name]
             said = profile.get(tensor.name)
             # A shape that never varies needs no range.
             wanted = (said.least, said.optimal, said.greatest) if said else (tensor.shape,) * 3
