@@ -98,6 +98,8 @@ LATER = "built for compute capability 8.0, 8.6, 8.9, 12.0 and newer, and the RTX
 def test_what_a_portable_plan_requires() -> None:
     assert portable_requirements(TRT, (), "") == PORTABLE
     assert portable_requirements(TRT, (), "fp8") == PORTABLE | {"compute": "8.9 12.0+"}
+    assert portable_requirements(TRT, (), "nvfp4")["compute"] == "12.0+"
+    assert portable_requirements(TRT, (), "int4") == PORTABLE
     assert portable_requirements(TRT, ("8.6", "12.0"), "")["compute"] == "8.6 12.0"
 
 

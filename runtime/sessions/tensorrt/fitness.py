@@ -23,8 +23,8 @@ AMPERE = 80
 DEFAULT_COMPUTE = "8.0 8.6 8.9 12.0+"
 """What TensorRT-RTX builds for unless it is told
 (https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html)."""
-_OLDEST = {"": "8.0", "fp8": "8.9"}
-"""Compute capability of the oldest GPUs that have a quantized format; older ones are left out of
+_OLDEST = {"fp8": "8.9", "nvfp4": "12.0", "mxfp8": "12.0"}
+"""Compute capability of the oldest GPUs that have a format; older ones are left out of
 the library's own choice without a word, and are refused where they are asked for (1.7.1)
 (https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html)."""
 _COMPUTE = re.compile(r"\d+\.\d\+?( \d+\.\d\+?)*")
@@ -67,7 +67,7 @@ def portable_requirements(trt: Any, capabilities: Sequence[str], quantized: str)
         capabilities: compute capabilities that it was built for; empty: the library's own choice.
         quantized: the format of its quantized values, such as "fp8"; empty: it has none.
     """
-    oldest = numbers(_OLDEST[quantized])
+    oldest = numbers(_OLDEST.get(quantized, "0.0"))
     own = [each for each in DEFAULT_COMPUTE.split() if numbers(each.rstrip("+")) >= oldest]
     return {RTX.name: str(trt.__version__), "compute": " ".join(capabilities or own)}
 
