@@ -72,6 +72,7 @@ def test_a_plain_build(lowered: tuple[Path, Artifact]) -> None:
 def test_its_network_computes_what_eager_does(lowered: tuple[Path, Artifact]) -> None:
     """In the engine's place, which nothing runs here."""
     session = target_of("tensorrt-rtx").open_twin(lowered[0] / PLAN_FILE, 1)
+    assert session is not None
     x = torch.randn(2, 9, rtx.WIDTH)
     with torch.no_grad():
         wanted = rtx.program()[0](x)
@@ -222,7 +223,7 @@ def test_compute_capabilities(compute: tuple[str, ...], arch: str | None, found:
     ("options", "named"),
     [({"strip_weights": True}, "--strip-weights"), ({"refit": True}, "--target-option refit=true")],
 )
-def test_weights_that_come_later_need_a_gpu(options: dict[str, bool], named: str) -> None:
+def test_weights_that_come_later_need_a_gpu(options: dict[str, Any], named: str) -> None:
     said = f"{named}: {VERSION} compiles what fills the weights in on a GPU"
     with pytest.raises(MissingError, match=said) as caught:
         require_library(RTX, TensorRTRTXOptions(**options))
