@@ -24,12 +24,18 @@ from enginecast.exporters.tensorrt.lower import (
 )
 from enginecast.exporters.tensorrt.options import TensorRTRTXOptions
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger
 from enginecast.runtime.sessions.tensorrt.library import RTX
 
 trt: Any = pytest.importorskip(
     "tensorrt_rtx_bindings", reason="TensorRT-RTX has wheels for Linux on x86-64 alone"
 )
 WIDTH, HEADS = 16, 2
+FLOATS = {
+    torch.float32: trt.float32,
+    torch.float16: trt.float16,
+    torch.bfloat16: trt.bfloat16,
+}
 RANGES = {"batch": (1, 8), "sequence": (2, 32)}
 X = Input(name="x", kind="tensor", dtype="float32", shape=("batch", "sequence", WIDTH))
 
@@ -48,6 +54,13 @@ class Small(nn.Module):
         mixed = torch.ops.enginecast.attention(q, k, v, None, HEADS, HEADS, 0.3, False)
         found: Tensor = self.narrow(mixed)
         return found
+
+
+def network() -> tuple[Any, Any]:
+    """A builder, and an empty network of it."""
+    builder = trt.Builder(error_logger(trt, Messages()))
+    typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    return builder, builder.create_network(typed)
 
 
 @functools.cache

@@ -42,33 +42,28 @@ def test_a_text_encoder_of_two_profiles(exports: Exports, tmp_path: Path, capsys
     assert "engine.plan" in names
     assert not {"network.onnx", "network.safetensors", "engine.onnx"} & names
     made = engine_of(bundle)
-    assert (made["target"], made["file"], made["built_by"]) == (
-        "tensorrt-rtx",
-        "engine.plan",
-        VERSION,
-    )
-    assert (made["network"], made["weights"], made["providers"]) == (None, None, ["tensorrt-rtx"])
-    assert made["minimum_runtime"] == f"tensorrt-rtx=={trt.__version__}"
-    assert made["requires"] == {"tensorrt-rtx": trt.__version__, "compute": "8.6 8.9"}
+    assert made == made | {
+        "target": "tensorrt-rtx",
+        "built_by": VERSION,
+        "minimum_runtime": f"tensorrt-rtx=={trt.__version__}",
+        "requires": {"tensorrt-rtx": trt.__version__, "compute": "8.6 8.9"},
+        "network": None,
+        "weights": None,
+    }
     assert [(row["name"], row["profile"], row["greatest"]) for row in made["profile"]] == [
         ("input_ids", 0, [1, 16]),
         ("attention_mask", 0, [1, 16]),
         ("input_ids", 1, [4, 32]),
         ("attention_mask", 1, [4, 32]),
     ]
-    verdict = made["verdict"]
-    assert verdict["engine"] == "not run on target"
-    assert f"parsed and built by {VERSION}" in verdict["reasons"]
-    assert "the engine file ran on CPUExecutionProvider with its 16-bit values in fp32" in str(
-        verdict["reasons"]
-    )
+    assert made["verdict"]["engine"] == "not run on target"
+    assert {
+        "the engine file ran on CPUExecutionProvider with its 16-bit values in fp32",
+        f"parsed and built by {VERSION}",
+    } <= {*made["verdict"]["reasons"]}
     log = (bundle / "build.log").read_text("utf-8")
-    assert re.search(
-        rf"^{VERSION}: \d+ layers, 2 profiles, built in \d+\.\d\d s$", log, re.MULTILINE
-    )
-    assert re.search(
-        r"^layers of encoder\.block\.0\.layer\.0\.SelfAttention\.q: 1$", log, re.MULTILINE
-    )
+    assert re.search(rf"\n{VERSION}: \d+ layers, 2 profiles, built in \d+\.\d\d s\n", log)
+    assert "\nlayers of encoder.block.0.layer.0.SelfAttention.q: 1\n" in log
 
     shown = cast(capsys, "inspect", bundle).out
     assert f"asks for compute 8.6 8.9, tensorrt-rtx {trt.__version__}" in shown
