@@ -119,6 +119,7 @@ def test_fp8_weights_of_a_clip_encoder(exports: Exports, tmp_path: Path, capsys:
         (("--strip-weights",), 3, f"--strip-weights: {VERSION} compiles what fills the weights in"),
         (("--target-option", "refit=true"), 3, "--target-option refit=true: TensorRT-RTX"),
         (("--profile", "input_ids=1x1"), 2, "expected NAME=1x16,4x64,8x256"),
+        (("--profile", "input_ids=1x8,1x4,2x9"), 2, "of which none has a greater size than the"),
         (("--target-option", "level=3"), 2, "level=3: --target tensorrt-rtx has no option 'level'"),
     ],
 )

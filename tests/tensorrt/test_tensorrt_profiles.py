@@ -68,7 +68,8 @@ PROFILE, OPTIMAL = "--profile ", "--target-option opt-shape="
         ("ids=1,1,1", "ids=1: expected 2 sizes, as of batchxsequence, got 1"),
         ("ids=1x2,1x2,9x2", f"{PROFILE}ids=9x2: expected batch from 1 to 8, got 9"),
         ("ids=1x1,1x2,1x3", "ids=1x1: expected sequence from 2 to 512, got 1"),
-        ("ids=1x4,1x2,1x9", f"{PROFILE}ids=1x4,1x2,1x9: expected least, optimal and greatest in"),
+        ("ids=1x4,1x2,1x9", f"{PROFILE}ids=1x4,1x2,1x9: expected three shapes of one rank, of wh"),
+        ("ids=1x4,1x4,4", "1x4,1x4,4: expected three shapes of one rank, of which none has a gre"),
         (
             "ids=1x2,1x2,2x2;pixels=1x3x16x16,1x3x16x16,1x3x16x16",
             f"{PROFILE}pixels=1x3x16x16: batch is 1 here and 2 in {PROFILE}ids=2x2",
