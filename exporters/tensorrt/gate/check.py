@@ -16,7 +16,12 @@ from enginecast.exporters.tensorrt.gate.shape_rules import (
     check_ranges,
     check_volumes,
 )
-from enginecast.exporters.tensorrt.gate.type_rules import check_borders, check_node, check_quantized
+from enginecast.exporters.tensorrt.gate.type_rules import (
+    MX,
+    check_borders,
+    check_node,
+    check_quantized,
+)
 from enginecast.exporters.tensorrt.gate.violations import Violation, at
 from enginecast.runtime.bundle.manifest import Input
 
@@ -79,6 +84,8 @@ def _check_nodes(model: ir.Model, version: str) -> Iterator[Violation]:
     """Branches and bodies of loops included, and functions of the model."""
     functions = [node for function in model.functions.values() for node in function.all_nodes()]
     for node in (*model.graph.all_nodes(), *functions):
+        if (node.domain, node.op_type) == MX:
+            continue
         reason = unsupported(node.domain, node.op_type, version)
         if reason:
             if node.domain not in ONNX:
