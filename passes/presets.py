@@ -13,8 +13,17 @@ CAPTURED = "drop-idle-draws,bind-weights,functionalize,lift-constants"
 """What every capture ends with.  `keep-outputs` and `widen-halves` follow where they are needed."""
 
 PrecisionName = Literal[
-    *("fp32", "fp16", "bf16", "mixed", "int8", "fp8", "int8-storage", "int4-storage"),
-    *("fp8-storage", "nvfp4-storage", "mxfp8-storage"),
+    "fp32",
+    "fp16",
+    "bf16",
+    "mixed",
+    "int8",
+    "fp8",
+    "int8-storage",
+    "int4-storage",
+    "fp8-storage",
+    "nvfp4-storage",
+    "mxfp8-storage",
 ]
 """What a preset is called."""
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"

@@ -81,9 +81,13 @@ def dequantize_blocks(q: Tensor, scale: Tensor, axis: int, bits: int, dtype: tor
     Returns:
         Shape of q, `dtype`.
     """
-    blocks = (scale.shape[axis], -1)
-    wide = q.float().unflatten(axis, blocks) * scale.float().unsqueeze(axis + 1)
-    return wide.flatten(axis, axis + 1).to(dtype)
+    return _whole(q, scale, axis).to(dtype)
+
+
+def _whole(q: Tensor, scale: Tensor, axis: int) -> Tensor:
+    wide = q.float().unflatten(axis, (scale.shape[axis], -1))
+    found: Tensor = (wide * scale.float().unsqueeze(axis + 1)).flatten(axis, axis + 1)
+    return found
 
 
 @operator(
@@ -104,10 +108,7 @@ def dequantize_mx(q: Tensor, exponents: Tensor, axis: int, dtype: torch.dtype) -
     Returns:
         Shape of q, `dtype`.
     """
-    scale = exponents.view(E8M0).float()
-    blocks = (scale.shape[axis], -1)
-    wide = q.float().unflatten(axis, blocks) * scale.unsqueeze(axis + 1)
-    return wide.flatten(axis, axis + 1).to(dtype)
+    return _whole(q, exponents.view(E8M0), axis).to(dtype)
 
 
 def _packed_fake(weight: Tensor, block: int, bits: int) -> Tensor:

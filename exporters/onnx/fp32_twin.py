@@ -102,7 +102,7 @@ def _unpacked(graph: GraphProto, tensor: TensorProto) -> list[NodeProto]:
     tensor.name, tensor.data_type = f"{name}.stored", TensorProto.UINT8
     tensor.ClearField("dims")
     tensor.dims.append(-(-math.prod(dims) // 2))
-    given = {f"{name}.table": halves.astype(np.float32), f"{name}.sizes": np.int64([*dims])}
+    given = {f"{name}.table": halves.astype(np.float32), f"{name}.sizes": np.array(dims, np.int64)}
     graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in given.items())
     make = onnx.helper.make_node
     return [

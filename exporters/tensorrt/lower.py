@@ -247,9 +247,11 @@ _FORMATS: Mapping[ir.DataType, QuantizedFormat] = {
 def quantized_format(model: ir.Model) -> QuantizedFormat:
     """What a network's weights are quantized to, of several formats the narrowest."""
     held = {value.dtype for value in model.graph.initializers.values()}
-    found = next((name for dtype, name in _FORMATS.items() if dtype in held), "")
-    is_mx = found == "fp8" and any((n.domain, n.op_type) == MX for n in model.graph)
-    return "mxfp8" if is_mx else found
+    for dtype, name in _FORMATS.items():
+        if dtype in held:
+            is_mx = name == "fp8" and any((n.domain, n.op_type) == MX for n in model.graph)
+            return "mxfp8" if is_mx else name
+    return ""
 
 
 def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:

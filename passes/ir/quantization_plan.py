@@ -109,6 +109,13 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
             return "nvfp4" if layer.bits == 4 else "mxfp8"
         return "int4" if layer.bits == 4 else self.format
 
+    @property
+    def rounding(self) -> str:
+        """The formats that weights are rounded to, the narrowest first: "nvfp4+fp8"."""
+        found = {self.format_of(layer) for layer in self.layers if layer.choice != "keep"}
+        order = ("nvfp4", "int4", "mxfp8", "fp8", "int8")
+        return "+".join(name for name in order if name in found) or self.format
+
 
 def plan_of(program: ExportedProgram) -> QuantizationPlan | None:
     """The plan that is attached to a program."""

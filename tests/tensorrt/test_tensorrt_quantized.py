@@ -299,10 +299,10 @@ def _hard_weight() -> np.ndarray[Any, Any]:
     weight[1, 5] = 700.0  # an outlier, beside which all else in its block is nothing
     weight[2] *= 1e-6  # scales that e4m3 does not hold
     weight[3, :64] *= 1e-9
-    ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     weight[4] = np.tile(np.concatenate([ties, -ties]), 8) * 2.0  # every one of E2M1
-    weight[5] = np.tile(np.float32([448.0, 464.0, 479.0, 480.0, 511.0, 512.0, 1.0, 2.0**-10]), 16)
-    weight[6] = 2.0 ** -np.arange(128, dtype=np.float32)
+    weight[5] = np.tile(np.array([448.0, 464.0, 479.0, 480.0, 511.0, 512.0, 1.0, 2.0**-10]), 16)
+    weight[6] = 2.0 ** -np.arange(128.0)
     weight[7] = np.float32(700.0)
     return weight
 

@@ -139,7 +139,12 @@ def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
     """A quantization plan in one sentence, and how it was found; nothing without one."""
     if found is None:
         return ()
-    choices = Counter(layer.choice for layer in found.layers)
+    choices = Counter(
+        layer.choice
+        if found.format_of(layer) == found.format
+        else f"{found.format_of(layer)}-{layer.choice}"
+        for layer in found.layers
+    )
     counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
     predicted = found.predicted_error
     error = "" if predicted is None else f"predicted error {predicted:.2g}, "

@@ -16,8 +16,16 @@ from enginecast.errors import PassError
 
 FILE = "architectures.json"
 Column = Literal[
-    *("storage", "tensorwise", "rowwise", "blockwise", "tensorrt", "onnxruntime"),
-    *("tensorrt_int8", "tensorrt_int4", "tensorrt_nvfp4", "tensorrt_mxfp8"),
+    "storage",
+    "tensorwise",
+    "rowwise",
+    "blockwise",
+    "tensorrt",
+    "onnxruntime",
+    "tensorrt_int8",
+    "tensorrt_int4",
+    "tensorrt_nvfp4",
+    "tensorrt_mxfp8",
 ]
 COLUMNS: tuple[Column, ...] = get_args(Column)
 Supported = Literal["yes", "no", "emulated", "unverified"]

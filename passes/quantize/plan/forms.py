@@ -115,7 +115,8 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
                 few = [replace(stored, weights="block", block=own, bits=options.bits)]
         elif options.bits == 4 and block:
             few = [replace(stored, bits=4)]  # 4 bits are for blocks
-        found = [*few, stored]
+        # Rows in fp8 lose no less than blocks in it.
+        found = few if few and options.block else [*few, stored]
         return [_with_gain(f) for f in found] if options.arch == CPU and block else found, ""
     if options.format == "fp8":
         return _fp8(layer, options)
