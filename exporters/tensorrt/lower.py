@@ -25,7 +25,7 @@ from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Job, Plan, build_plan, built_for
 from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
-from enginecast.exporters.tensorrt.gate.type_rules import MX
+from enginecast.exporters.tensorrt.gate.operators import MX
 from enginecast.exporters.tensorrt.options import (
     PROFILE,
     NetworkOptions,

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx.lower import save_model
 from enginecast.exporters.target import LoweringRequest
-from enginecast.exporters.tensorrt.gate.type_rules import MX
+from enginecast.exporters.tensorrt.gate.operators import MX
 from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
     NETWORK_WEIGHTS_FILE,

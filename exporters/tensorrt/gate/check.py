@@ -10,18 +10,13 @@ import onnx_ir as ir
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.tensorrt.gate.operator_rules import check_form, check_opset
-from enginecast.exporters.tensorrt.gate.operators import ONNX, table, unsupported
+from enginecast.exporters.tensorrt.gate.operators import MX, ONNX, table, unsupported
 from enginecast.exporters.tensorrt.gate.shape_rules import (
     check_inputs,
     check_ranges,
     check_volumes,
 )
-from enginecast.exporters.tensorrt.gate.type_rules import (
-    MX,
-    check_borders,
-    check_node,
-    check_quantized,
-)
+from enginecast.exporters.tensorrt.gate.type_rules import check_borders, check_node, check_quantized
 from enginecast.exporters.tensorrt.gate.violations import Violation, at
 from enginecast.runtime.bundle.manifest import Input
 

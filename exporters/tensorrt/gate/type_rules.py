@@ -39,9 +39,6 @@ OTHER_FP8 = frozenset(
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _QUANTIZED = frozenset({FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
-MX = ("trt", "TRT_MXFP8DequantizeLinear")
-"""An operator of the parser's own, domain and name: fp8 in blocks of 32, scaled by uint8 that are
-exponents."""
 BLOCKS: Mapping[ir.DataType | None, tuple[int, ...]] = {
     ir.DataType.INT4: (64, 128),
     ir.DataType.FLOAT4E2M1: (16,),
