@@ -74,7 +74,7 @@ PROFILE, OPTIMAL = "--profile ", "--target-option opt-shape="
             "ids=1x2,1x2,2x2;pixels=1x3x16x16,1x3x16x16,1x3x16x16",
             f"{PROFILE}pixels=1x3x16x16: batch is 1 here and 2 in {PROFILE}ids=2x2",
         ),
-        ("pixels=1x3x16x17,1x3x16x16,1x3x16x16", "1x3x16x17: expected 16, which is fixed, got 17"),
+        ("pixels=1x3x16x17,1x3x16x17,1x3x16x17", "1x3x16x17: expected 16, which is fixed, got 17"),
         ("ids=1x2,1x2", f"{PROFILE}ids=1x2,1x2: expected NAME=1x16,4x64,8x256, the least"),
         ("ids=1x2,1x2,1x2;ids=1x2,1x2,1x2", "ids occurs twice; give each profile its own"),
         (["ids=1x1"], f"{OPTIMAL}ids=1x1: expected sequence from 2 to 512, got 1"),

@@ -21,7 +21,7 @@ from enginecast.runtime.sessions.tensorrt.library import RTX
 
 AMPERE = 80
 DEFAULT_COMPUTE = "8.0 8.6 8.9 12.0+"
-"""What TensorRT-RTX builds for unless it is told
+"""What TensorRT-RTX builds for by default
 (https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html)."""
 _OLDEST = {"fp8": "8.9", "nvfp4": "12.0", "mxfp8": "12.0"}
 """Compute capability of the oldest GPUs that have a format; older ones are left out of
