@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
-from tensorrt_graphs import DOUBLE, E4M3, FLOAT, HALF, INT64
+from tensorrt_graphs import DOUBLE, E4M3, FLOAT, HALF, INT4, INT64
 
 Constants = dict[str, tuple[Any, ir.DataType]]
 HALVES = "(float16[batch, 4] x) => (float16[batch, 4] y)"
@@ -17,6 +17,10 @@ PRODUCT = """(float16[batch, 4] x) => (float16[batch, 2] y) {
     a = DequantizeLinear(q, s)
     b = DequantizeLinear <axis = 1> (w, t)
     y = MatMul(a, b)
+}"""
+BLOCKS = """(float16[batch, 128] x) => (float16[batch, 2] y) {
+    b = DequantizeLinear <axis = 0, block_size = 64> (w, t)
+    y = MatMul(x, b)
 }"""
 ATTENTION = """(float16[batch, 4, sequence, 8] q, float16[batch, 4, sequence, 8] k,
     MASK m) => (float16[batch, 4, sequence, 8] y) { y = Attention ATTRIBUTES (q, k, k, m) }"""
@@ -233,6 +237,22 @@ QUANTIZED = [
         "got 4",
         {**SCALE, **WEIGHT, "t": ([1, 2], HALF)},
         {**SCALE, **WEIGHT, "t": ([1, 2, 3, 4], HALF)},
+    ),
+    Case(
+        "block-size",
+        BLOCKS,
+        BLOCKS.replace("64", "32"),
+        "blocks of 32 of INT4",
+        {"w": ([[1, 2]] * 128, INT4), "t": ([[1, 2]] * 2, HALF)},
+        {"w": ([[1, 2]] * 128, INT4), "t": ([[1, 2]] * 4, HALF)},
+    ),
+    Case(
+        "scale-shape",
+        BLOCKS,
+        BLOCKS,
+        "got scales [4, 2]",
+        {"w": ([[1, 2]] * 128, INT4), "t": ([[1, 2]] * 2, HALF)},
+        {"w": ([[1, 2]] * 128, INT4), "t": ([[1, 2]] * 4, HALF)},
     ),
     Case(
         "zero-point",

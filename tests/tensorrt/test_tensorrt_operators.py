@@ -51,5 +51,6 @@ def test_support_by_version() -> None:
     assert unsupported("", "Compress", "11.0") == "documented as not taken"
     assert unsupported("", "BitCast", "11.0") == "not documented"
     assert unsupported("trt", "TRT_Attention", "11.0") == "an operator of the domain trt"
+    assert unsupported("trt", "TRT_MXFP8DequantizeLinear", "11.0") == ""
     with pytest.raises(UsageError, match="expected a version such as 11"):
         numbers("11")

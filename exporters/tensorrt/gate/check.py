@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.tensorrt.gate.operator_rules import check_form, check_opset
-from enginecast.exporters.tensorrt.gate.operators import ONNX, table, unsupported
+from enginecast.exporters.tensorrt.gate.operators import MX, ONNX, table, unsupported
 from enginecast.exporters.tensorrt.gate.shape_rules import (
     check_inputs,
     check_ranges,
@@ -79,6 +79,8 @@ def _check_nodes(model: ir.Model, version: str) -> Iterator[Violation]:
     """Branches and bodies of loops included, and functions of the model."""
     functions = [node for function in model.functions.values() for node in function.all_nodes()]
     for node in (*model.graph.all_nodes(), *functions):
+        if (node.domain, node.op_type) == MX:
+            continue
         reason = unsupported(node.domain, node.op_type, version)
         if reason:
             if node.domain not in ONNX:

@@ -29,6 +29,9 @@ TYPES: Mapping[ir.DataType, str] = {
 """TensorRT's names of the element types that it has; it narrows float64, and has no others."""
 ONNX = ("", "ai.onnx")
 """Names of ONNX's own domain."""
+MX = ("trt", "TRT_MXFP8DequantizeLinear")
+"""An operator of the parser's own, domain and name: fp8 in blocks of 32, scaled by uint8 that are
+exponents (onnxOpImporters.cpp of onnx/onnx-tensorrt)."""
 
 
 class Version(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,6 +123,8 @@ def opsets(version: str) -> tuple[int, int]:
 
 def unsupported(domain: str, op: str, version: str) -> str:
     """Why this version's parser does not accept an operator; empty if it does."""
+    if (domain, op) == MX:
+        return ""
     if domain not in ONNX:
         return f"an operator of the domain {domain}"
     found = table().operators.get(op)

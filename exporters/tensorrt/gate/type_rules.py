@@ -10,7 +10,7 @@ https://docs.nvidia.com/deeplearning/tensorrt/11.0.0/inference-library/work-quan
 and onnxOpImporters.cpp of onnx/onnx-tensorrt (positive scales, one per channel, no cast to fp8).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -39,6 +39,11 @@ OTHER_FP8 = frozenset(
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _QUANTIZED = frozenset({FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
+BLOCKS: Mapping[ir.DataType | None, tuple[int, ...]] = {
+    ir.DataType.INT4: (64, 128),
+    ir.DataType.FLOAT4E2M1: (16,),
+}
+"""Sizes of the blocks that share a scale, by what they are of."""
 _INT32 = np.iinfo(np.int32)
 _READ = 1 << 16
 """Elements up to which a constant is read: what indexes or sizes a tensor is short."""
@@ -161,6 +166,12 @@ def _check_scale(node: ir.Node) -> Iterator[Violation]:
     if scale.dtype is not wide.dtype:
         got = f"{type_name(scale.dtype)} for {type_name(wide.dtype)}"
         yield at(node, "scale-type", "a scale in the type of the value", got)
+    producer = scale.producer()
+    is_quantized = producer is not None and producer.op_type == DEQUANTIZE
+    if is_quantized and scale.shape is not None and constant_of(producer.inputs[0]) is not None:
+        # What scales these scales is looked at where it is read.
+        yield from _check_axis(node, value, tuple(int(size) for size in scale.shape))
+        return
     tensor = constant_of(scale)
     if tensor is None:
         expected = "a scale that is known when the engine is built"
@@ -174,7 +185,11 @@ def _check_scale(node: ir.Node) -> Iterator[Violation]:
 
 
 def _check_axis(node: ir.Node, value: ir.Value, sizes: tuple[int, ...]) -> Iterator[Violation]:
-    """One scale for all, or one for each slice of a weight."""
+    """One scale for all, one for each slice of a weight, or one for each block along one axis."""
+    block = node.attributes.get_int("block_size", 0)
+    if block:
+        yield from _check_blocks(node, value, sizes, block)
+        return
     if int(np.prod(sizes)) == 1:
         return
     if len(sizes) != 1:
@@ -188,6 +203,31 @@ def _check_axis(node: ir.Node, value: ir.Value, sizes: tuple[int, ...]) -> Itera
     if shape is not None and -len(shape) <= axis < len(shape) and shape[axis] != sizes[0]:
         expected = f"{shape[axis]} scales, one for each slice along axis {axis}"
         yield at(node, "scale-shape", expected, str(sizes[0]))
+
+
+def _check_blocks(
+    node: ir.Node, value: ir.Value, sizes: tuple[int, ...], block: int
+) -> Iterator[Violation]:
+    if constant_of(_moved_from(value)) is None:
+        expected = "one scale for values that are computed"
+        yield at(node, "scale-axis", expected, f"blocks of {value.name}")
+    allowed = BLOCKS.get(value.dtype, ())
+    if block not in allowed:
+        expected = f"blocks of {' or '.join(map(str, allowed))}" if allowed else "no blocks"
+        got = f"blocks of {block} of {type_name(value.dtype)}"
+        yield at(node, "block-size", f"{expected} for {type_name(value.dtype)}", got)
+    if value.shape is None:
+        return
+    axis = node.attributes.get_int("axis", 1) % len(value.shape)
+    wanted = [int(size) for size in value.shape]
+    wanted[axis], rest = divmod(wanted[axis], block)
+    if rest or wanted != list(sizes):
+        expected = f"a scale for each {block} along axis {axis} of {_sizes(value.shape)}"
+        yield at(node, "scale-shape", expected, f"scales {list(sizes)}")
+
+
+def _sizes(shape: ir.Shape) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _check_zero_point(node: ir.Node) -> Iterator[Violation]:
