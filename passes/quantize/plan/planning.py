@@ -269,7 +269,7 @@ def _searched(
         reason = _reason_of(known[:place], readings.get(layer.node))
         if place == len(known):
             return planned(layer, "keep", gain=1.0, reason=reason)
-        return replace(known[place], reason=reason)
+        return replace(known[place], reason=reason or known[place].reason)
 
     def plan_of(chosen: Mapping[Node, int]) -> QuantizationPlan:
         return QuantizationPlan(
