@@ -37,6 +37,7 @@ from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import QuantizedFormat
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.sessions.tensorrt.errors import causes
 from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
 from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
@@ -97,9 +98,8 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     options = order.options
     trt = require_library(library, options)
     profiles = profiles_of(order.inputs, order.ranges, options)
-    if library.builds_without_gpu:
-        needs = portable_requirements(trt, built_for(trt, options, order.arch))
-    else:
+    needs: Mapping[str, str] = {}
+    if not library.builds_without_gpu:
         compatible = options.version_compatible
         needs = requirements(
             trt, gpus.Gpu(torch), hardware=options.hardware, version_compatible=compatible
@@ -304,10 +304,12 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
 
 
 def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
-    text = " ".join(str(error.desc()).split())
+    text = " ".join(" ".join(causes(str(error.desc()).splitlines())).split())
     name, op = error.node_name(), error.node_operator()
     if not op:
         return text
+    if text == "false":  # all that the parser says of an operator that it does not have
+        text = error.code().name.lower().replace("_", " ")
     node = nodes.get(name)
     known = {} if node is None else node.metadata_props
     module, line = known.get(MODULE, ""), known.get(LINE, "")
@@ -327,12 +329,16 @@ def _place(job: Job, built: Built, scratch: Path) -> Artifact:
             (scratch / name).rename(order.folder / name)
     version = job.trt.__version__
     newer = isinstance(options, TensorRTOptions) and options.version_compatible
+    needs = job.needs
+    if library.builds_without_gpu:
+        capabilities = built_for(job.trt, options, order.arch)
+        needs = portable_requirements(job.trt, capabilities, built.quantized)
     return Artifact(
         files,
         dict(sorted(built.ops.items())),
         minimum_runtime=f"{library.name}{'>=' if newer else '=='}{version}",
         quantized=built.quantized,
-        requires=job.needs,
+        requires=needs,
         record={
             "profile": tuple(one for profile in job.profiles for one in profile),
             # A network that lies beside a plan with weights is for those who change them.

@@ -31,9 +31,10 @@ def test_what_needs_passes_does_not_fit_torchscript() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", *QUANTIZED])
-def test_tensorrt_is_for_gpus_and_quantizes_on_fp16(precision: str, device: str) -> None:
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx"])
+def test_tensorrt_is_for_gpus_and_quantizes_on_fp16(name: str, precision: str, device: str) -> None:
     arch = "sm90" if precision in QUANTIZED else None
-    target = target_of("tensorrt")
+    target = target_of(name)
     text = target.pipeline(precision, device=device, arch=arch)
     assert render(parse(text)) == text
     assert text == target.pipeline(precision, device="cuda", arch=arch)

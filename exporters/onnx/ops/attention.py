@@ -19,7 +19,7 @@ from enginecast.exporters.onnx.ops.registry import (
     torch_form,
     trace,
 )
-from enginecast.exporters.onnx.ops.values import ints
+from enginecast.exporters.onnx.ops.values import ints, like
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import (
     arguments,
@@ -392,9 +392,13 @@ def _attention_of_heads(
     10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).
     """
     is_flat = len(query.shape) == 3
+    # TensorRT-RTX 1.7.1 ends in a segmentation fault where a query is its key.
+    zero = like(query, 0.0) if query is key else None
     if is_flat:
         query = _heads_first(query, heads)
         key, value = (_heads_first(found, kv_heads) for found in (key, value))
+    if zero is not None:
+        query = op.Add(query, zero)
     found = _attend(query, key, value, bias, scale=scale, is_causal=int(causal))
     if not is_flat:
         return found
