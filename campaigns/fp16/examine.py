@@ -21,7 +21,13 @@ from enginecast.compiler.steps import Steps
 from enginecast.passes.analyses.scale_free import find_regions
 from enginecast.passes.analyses.value_bounds import largest_values
 from enginecast.passes.ir.base import Site
-from enginecast.passes.ir.edit import aten, structural_copy, weight_expressions, weight_specs
+from enginecast.passes.ir.edit import (
+    aten,
+    is_float,
+    structural_copy,
+    weight_expressions,
+    weight_specs,
+)
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.registry import build
@@ -79,7 +85,8 @@ def examine(name: str, folder: Path) -> Row:
     again = prepare(open_model(str(loud), options), options, Steps())
     program = again.captured.program
     cases = [case.inputs for case in again.cases]
-    heavy = {n for n in program.graph.nodes if has(n, Trait.HEAVY) or n.target in SUMS}
+    nodes = filter(is_float, program.graph.nodes)
+    heavy = {n for n in nodes if has(n, Trait.HEAVY) or n.target in SUMS}
     row.largest = max(largest_values(program, cases, heavy).values())
     powers = [site.note.split()[2] for site in rescaled(again) if site.rewritten]
     row.plain = plainly(kind.from_pretrained(loud).eval(), cases[0])

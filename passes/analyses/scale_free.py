@@ -137,7 +137,7 @@ class Region:
 
     @property
     def site(self) -> Node:
-        """The node that stands for the region in a report: its first norm, or else its first reader."""
+        """Where a report places the region: at its first norm, or else at its first reader."""
         others = (user for users in self.readers.values() for user in users if user.op != "output")
         for found in ([n.node for n in self.norms], [n for n, _ in self.through], others):
             if nodes := sorted(found):

@@ -69,8 +69,8 @@ def support(name: str, version: str) -> str:
     reason = unsupported(domain, op, version)
     if reason:
         return reason
-    since = known().operators[op].since
-    return f"since {since}" if since else "yes"
+    found = known().operators.get(op)  # None: one of the parser's own
+    return f"since {found.since}" if found and found.since else "yes"
 
 
 def check_network(
