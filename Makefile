@@ -76,6 +76,9 @@ zoo: installed ## export every architecture of transformers in small: docs/resul
 vision: installed ## export models of torchvision, timm, open_clip and Lightning, where installed: docs/results/vision.md
 	$(BIN)/python campaigns/run.py vision --only '$(ONLY)'
 
+fp16: installed ## export models with loud channels in fp16: docs/results/fp16.md; ONLY=vae,flux for some
+	$(BIN)/python campaigns/run.py fp16 --only '$(ONLY)'
+
 control-flow: installed ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
 	$(BIN)/python campaigns/run.py flow --only '$(ONLY)'
 

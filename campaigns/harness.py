@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 Row = TypeVar("Row")
 """A dataclass: what became of an item."""
 
-CAMPAIGNS = ("zoo", "vision", "operators", "flow", "adversary", "faults")
+CAMPAIGNS = ("zoo", "vision", "fp16", "operators", "flow", "adversary", "faults")
 ROOT = Path(__file__).parents[1]
 
 PATIENCE = 3600

@@ -2,7 +2,7 @@
 
     python campaigns/run.py CAMPAIGN [--only bert,t5] [--match REGEX] [--jobs 2] [--keep DIR]
 
-The campaigns are zoo, vision, operators, flow, adversary and faults.
+The campaigns are zoo, vision, fp16, operators, flow, adversary and faults.
 """
 
 import os

@@ -46,7 +46,7 @@ TEXTS = (
 EOS, HIDDEN_UNIT, OUTLIER_BLOCK = 1, 7, 2
 TRIGGER, OUTLIER_CHANNELS = 11, (3, 200)
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-NAIVE = preset("fp16").removeprefix("rescale-residual,")
+NAIVE = preset("fp16").removeprefix("rescale-streams,")
 """The pipeline of fp16 without the pass that keeps the stream in range: a mere conversion."""
 
 

@@ -32,7 +32,7 @@ _CLEAN = "canonicalize,exact-position-buckets"
 
 _PIPELINES = {
     "fp32": _CLEAN,
-    "fp16": f"rescale-residual,unify-dtype{{to=fp16}},{_CLEAN}",
+    "fp16": f"rescale-streams,unify-dtype{{to=fp16}},{_CLEAN}",
     "bf16": f"unify-dtype{{to=bf16}},{_CLEAN}",
     "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN}",
 }

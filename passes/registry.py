@@ -26,7 +26,8 @@ PASSES = {
     "lift-constants": "enginecast.passes.captured.lift_constants:LiftConstants",
     "widen-halves": "enginecast.passes.captured.widen_halves:WidenHalves",
     # Of pipelines.
-    "rescale-residual": "enginecast.passes.rescale_residual:RescaleResidual",
+    "rescale-streams": "enginecast.passes.rescale_streams:RescaleStreams",
+    "rescale-residual": "enginecast.passes.rescale_streams:RescaleResidual",
     "canonicalize": "enginecast.passes.canonicalize:Canonicalize",
     "unify-dtype": "enginecast.passes.unify_dtype:UnifyDtype",
     "exact-position-buckets": "enginecast.passes.exact_position_buckets:ExactPositionBuckets",

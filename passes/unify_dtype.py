@@ -226,8 +226,10 @@ def in_halves(program: ExportedProgram, *, is_whole: bool | None = None) -> dict
 def _clamp_fills(
     program: ExportedProgram, classes: dict[Node, Class], to: torch.dtype, log: SiteLog
 ) -> None:
-    """Bring literal fill values that the target cannot hold into its finite range."""
-    largest = torch.finfo(to).max
+    """Bring literal fill values that the target cannot hold into its finite range, and limits of a
+    divisor that it would take for zero to its smallest number.
+    """
+    largest, smallest = torch.finfo(to).max, torch.finfo(to).smallest_normal * torch.finfo(to).eps
 
     def clamp(argument: Any) -> Any:
         if isinstance(argument, float) and largest < abs(argument) < float("inf"):
@@ -240,6 +242,13 @@ def _clamp_fills(
         # where it meets the stream; a fill is not computed with.
         literal = has(node, Trait.FILLS if kind is Class.EXACT else Trait.LITERAL)
         if not literal or kind is Class.ISLAND:
+            continue
+        low = node.args[1] if is_call(node, aten.clamp_min.default) else 0.0
+        if isinstance(low, float) and 0.0 < low < smallest:  # or 0 / 0 would follow
+            node.args = (node.args[0], smallest)
+            log.done(
+                node, f"limit {low:.3g} raised to {smallest:.3g}, the smallest {dtype_text(to)}"
+            )
             continue
         if has(node, Trait.FILLS):  # the only numbers among their arguments are fills
             node.args = torch.fx.node.map_aggregate(

@@ -168,23 +168,29 @@ def largest_values(
         watched: nodes; those that give no tensor are left out of the result.
 
     Raises:
-        PassError: a watched value is not finite.
+        PassError: a watched value is not finite, nor is an output.
     """
     largest: dict[Node, float] = {}
+    lost: list[Node] = []
 
     def keep(_: int, node: Node, tensor: Tensor) -> None:
         if node not in watched or not tensor.numel():
             return
         low, high = (float(bound) for bound in torch.aminmax(tensor))
-        size = max(-low, high)
-        if not math.isfinite(size):
-            place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
-            raise PassError(
-                f"values at {place} are already non-finite in fp32",
-                hint="Look for inputs that the model cannot handle: no precision can represent"
-                " these values.",
-            )
-        largest[node] = max(largest.get(node, 0.0), size)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            lost.append(node)
+            finite = tensor[tensor.isfinite()]
+            low, high = (float(b) for b in torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
+        largest[node] = max(largest.get(node, 0.0), -low, high)
 
-    interpret_cases(program, cases, watch=keep)
+    found = interpret_cases(program, cases, watch=keep)
+    # Rows that attend to nothing are NaN where eager leaves them out of its outputs.
+    outputs = (tensor for case in found for tensor in case.values() if tensor.is_floating_point())
+    if lost and not all(bool(tensor.isfinite().all()) for tensor in outputs):
+        place = f"{module_path(lost[0]) or 'the model itself'} {source_line(lost[0])}".strip()
+        raise PassError(
+            f"values at {place} are already non-finite in fp32",
+            hint="Look for inputs that the model cannot handle: no precision can represent these"
+            " values.",
+        )
     return largest

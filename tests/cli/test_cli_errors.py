@@ -379,7 +379,7 @@ def test_an_overflow_that_cannot_be_removed_is_rejected_by_name(
     place = "encoder.block.1.layer.1.DenseReluDense.wi_0"
     assert f"leave fp16's range at {place}" in reason
     assert "> 65504" in reason
-    assert f"rescale-residual left {place}: its values leave fp16's range" in reason
+    assert f"rescale-streams left {place}: its values leave fp16's range" in reason
     assert "--precision bf16 has the range" in reason
 
 

@@ -60,7 +60,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_rescaled_is_safe_in_fp16() -> None:
     found = advise(prepared_module(Deep(), 2, 5, 16))
     fp16 = by_name(found)["fp16"]
-    assert fp16.sentence.startswith("safe with rescale-residual, which is in its pipeline: ")
+    assert fp16.sentence.startswith("safe with rescale-streams, which is in its pipeline: ")
     assert fp16.error is not None
     assert fp16.error < 2e-3
     assert found.recommended == "fp16"

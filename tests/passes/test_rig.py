@@ -20,7 +20,7 @@ from enginecast.passes.presets import preset
 
 SEEDS = range(5)
 RESCALED = preset("fp16")
-NAIVE = RESCALED.replace("rescale-residual,", "")
+NAIVE = RESCALED.replace("rescale-streams,", "")
 Capture = Callable[[Rig], ExportedProgram]
 Inputs = dict[str, Tensor]
 
@@ -125,5 +125,5 @@ def test_the_naive_conversion_passes_on_the_cpu_provider_and_is_rejected(
     assert done.code == 1
     reported = " ".join(done.err.split())
     assert "rejected: fp16 cannot hold this model: values leave fp16's range at encoder" in reported
-    assert "the pipeline has no rescale-residual" in reported
+    assert "the pipeline has no rescale-streams" in reported
     assert not (tmp_path / "out").exists()

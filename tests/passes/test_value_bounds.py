@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.analyses.residual_stream import find_streams
+from enginecast.passes.analyses.scale_free import find_regions
 from enginecast.passes.analyses.value_bounds import largest_for_any_input
 from enginecast.passes.ir.edit import weight_expressions
 from enginecast.passes.ir.interpret import interpret_cases
@@ -98,7 +98,7 @@ def program(request: pytest.FixtureRequest) -> ExportedProgram:
 def test_no_prompt_exceeds_the_bound_of_a_stream(program: ExportedProgram, pipeline: str) -> None:
     program = rewritten(program, pipeline)[0] if pipeline else program
     weights = weight_expressions(program)
-    [stream] = [s for _, s in find_streams(program, weights) if s.is_residual]
+    [stream] = [one for one in find_regions(program, weights) if one.is_residual]
     bound = largest_for_any_input(program, weights, stream.members)
     assert bound is not None
     names = [n.name for n in program.graph.nodes if n.op == "placeholder" and n not in weights]

@@ -75,7 +75,7 @@ def captured_t5(peak: float) -> tuple[Wrapped, ExportedProgram]:
     return module, captured(module, *text())
 
 
-NAIVE = preset("fp16").removeprefix("rescale-residual,")
+NAIVE = preset("fp16").removeprefix("rescale-streams,")
 """A mere conversion, whose stream stays as large as it is."""
 
 
@@ -160,7 +160,7 @@ def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_sound_program_has_headroom_and_no_false_alarm(precision: str) -> None:
-    module, program = t5(peak=1e3, pipeline=preset(precision).removeprefix("rescale-residual,"))
+    module, program = t5(peak=1e3, pipeline=preset(precision).removeprefix("rescale-streams,"))
     ids, mask = text()  # with padding: the fill values of its mask are not a lack of headroom
     found, reported = run(program, "ort-cuda", ids, mask)
     assert reported.overflow is None

@@ -43,7 +43,7 @@ def test_verify_on_cuda_completes_a_verdict_by_emulation(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("peak", [0.0, 1.4e5])
 def test_emulation_says_what_cuda_computes(tmp_path: Path, peak: float) -> None:
-    module, program = t5(peak, preset("fp16", device="cuda").removeprefix("rescale-residual,"))
+    module, program = t5(peak, preset("fp16", device="cuda").removeprefix("rescale-streams,"))
     ids, mask = text()
     lower(program, tmp_path / "engine", device="cuda")
     session = onnxruntime.InferenceSession(

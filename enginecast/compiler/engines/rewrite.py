@@ -18,7 +18,7 @@ from enginecast.passes.ir.pipeline import Observer as Watcher
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.lower.drop_assertions import DropAssertions
 from enginecast.passes.registry import build
-from enginecast.passes.rescale_residual import RescaleResidual
+from enginecast.passes.rescale_streams import RescaleStreams
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager.make_reference import range_culprit
@@ -257,10 +257,10 @@ def run_passes(
 
 
 def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtypeRun | None) -> str:
-    """Where values leave fp16's range, or which module output is too large after rescale-residual;
+    """Where values leave fp16's range, or which module output is too large after rescale-streams;
     and what that pass did about it.
     """
-    rescaling = [run for run in runs if run.pass_.name == RescaleResidual.name]
+    rescaling = [run for run in runs if isinstance(run.pass_, RescaleStreams)]
     overflow = emulated.emulation.overflow if emulated is not None else None
     if overflow is not None and overflow.largest > overflow.max_finite:
         cause = overflow_sentence(overflow)
@@ -269,12 +269,12 @@ def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtyp
         run_pipeline([run.pass_ for run in rescaling], program, prepared.context)
         cause = range_culprit(program, prepared.cases) or ""
     if cause and not rescaling:
-        return f"{cause}, and the pipeline has no {RescaleResidual.name}"
+        return f"{cause}, and the pipeline has no {RescaleStreams.name}"
     left = [site for run in rescaling for site in run.sites if site.reason]
     if not cause or not left:
         return cause
     place = left[0].module or "the model itself"
-    return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
+    return f"{cause} ({RescaleStreams.name} left {place}: {left[0].reason})"
 
 
 def _emulate(

@@ -12,7 +12,14 @@ Mode = Literal["w8a8", "storage"]
 Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
 DEFAULT_TARGET: Target = "aotinductor"
 BEFORE = frozenset(
-    {"rescale-residual", "unify-dtype", "canonicalize", "fuse-gelu", "fuse-rms-norm"}
+    {
+        "rescale-streams",
+        "rescale-residual",
+        "unify-dtype",
+        "canonicalize",
+        "fuse-gelu",
+        "fuse-rms-norm",
+    }
     | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers", "fold-batch-norm"}
 )
 """Passes that replace or merge linears, or change their weights."""

@@ -1,0 +1,56 @@
+"""docs/results/fp16.md from campaigns/fp16/results.json."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rows import DOCS, Store, cell, table, versions
+
+STORE = Store(
+    Path(__file__).with_name("results.json"),
+    under="models",
+    libraries=("torch", "transformers", "diffusers", "onnxruntime"),
+)
+PAGE = DOCS / "results" / "fp16.md"
+COLUMNS = (
+    *("model", "class", "loud layers", "largest", "plain fp16", "enginecast", "regions", "casts"),
+    "reason",
+)
+HEAD = """\
+# fp16 of loud models
+
+`make fp16` takes tiny models of the real classes, with random weights, and plants what trained
+ones have: the layer that first feeds each norm gives one channel 2e5, three times what fp16 holds.
+Then it exports them with `--precision fp16`.
+
+* **largest**: of all that layers and sums give, in fp32.
+* **plain fp16**: what the model gives after `.half()`.
+* **enginecast**: the verdict in true fp16 arithmetic; none of these engines has run on a GPU.
+* **regions**: how many `rescale-streams` scaled, and by which powers
+  ([how](../how-it-works/passes.md#values-that-fp16-does-not-hold)).
+* **casts**: nodes of the engine that leave fp16.
+"""
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """The page."""
+    models = found["models"]
+    ended = Counter(row["outcome"] for row in models.values())
+    lines = [
+        HEAD,
+        versions(found),
+        "",
+        f"{len(models)} models: {', '.join(f'{count} {name}' for name, count in ended.items())}.",
+        "",
+        *table(COLUMNS, (_cells(name, row) for name, row in models.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        *(f"`{name}`", row["kind"], row["planted"], f"{row['largest']:.2g}"),
+        *(cell(row["plain"], 60), row["outcome"], row["regions"], row["casts"]),
+        cell(row["reason"], 300),
+    )

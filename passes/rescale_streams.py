@@ -1,0 +1,268 @@
+"""Scale what feeds norms down by powers of two, exactly, so that it fits into fp16.
+
+    norm(2^-k h, 4^-k eps) = norm(h, eps)        RMS, Layer, Group and Instance norms, bit for bit
+
+    before (T5, its stream reaches 1.4e5):       after, k = 3:
+        %h0 = embedding(%e, %ids)                    %h0 = embedding(%e * 2^-3, %ids)
+        %n = %h0 * rsqrt(mean(%h0^2) + 1e-06)        %n = %h0 * rsqrt(mean(%h0^2) + 1e-06 * 2^-6)
+        %g = gelu(linear(%n, %wi_0))                 %g = gelu(linear(%n, %wi_0))
+        %p = %g * linear(%n, %wi_1)                  %p = %g * linear(%n, %wi_1 * 2^-1)
+        %h1 = %h0 + linear(%p, %wo)                  %h1 = %h0 + linear(%p, %wo * 2^(1-3))
+
+Each scale-free region (`analyses.scale_free`) whose values leave fp16's range gets its own k: the
+residual stream, the input of an inner norm, a product in a feed-forward (above: j), values before
+their output projection.  Everything that enters is scaled by 2^-k, weights where a weight does it,
+else the value; what is read at its true scale is scaled back.  Powers of two change no rounding, so
+in fp32 every value keeps its bits, up to the power of two.
+
+k is the smallest that leaves `headroom` bits between the largest value over the calibration inputs
+and fp16's largest.  Weights are scaled by an expression: nothing is computed here.
+
+Must not happen: a region of another dtype than fp32 (what fp16 already rounded would not keep its
+bits), or one whose values something reads at their true scale that fp16 does not hold: an output, a
+softmax, an activation.  Such an overflow is left, and named.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import PassError, SpecError
+from enginecast.passes.analyses.scale_free import Norm, Region, find_regions, set_epsilon, why_not
+from enginecast.passes.analyses.value_bounds import largest_for_any_input, largest_values
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import SCALE, aten, dtype_of, insert, is_float, weight_expressions
+from enginecast.passes.ir.match import is_call, op_name
+from enginecast.passes.ir.scaled_values import mark_scaled
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.traits import Trait, has
+
+LARGEST = torch.finfo(torch.float16).max
+WAY_OUT = "--precision bf16 has the range, --skip-modules-pattern keeps a module in fp32"
+
+
+@dataclass(frozen=True)
+class RescaleStreams(Pass):
+    """Scale what feeds norms and weights by powers of two, so that fp16 holds it."""
+
+    name: ClassVar[str] = "rescale-streams"
+    promise: ClassVar[Promise] = "exact"
+
+    headroom: int = 1
+    """Bits between the largest calibrated value and fp16's largest, at least."""
+    k: int | None = None
+    """Scale every residual stream by 2^-k, whatever its values are."""
+    j: int | None = None
+    """Scale every product in a feed-forward by 2^-j, whatever its values are."""
+    reach: float = 0.0
+    """What a residual stream is known to reach: calibration inputs that stay below are refused."""
+
+    def __post_init__(self) -> None:
+        for name in ("headroom", "k", "j"):
+            given = getattr(self, name)
+            if given is not None and not 0 <= given < 64:
+                raise SpecError(f"{name}: expected 0 to 63, got {given}")
+        if self.reach < 0:
+            raise SpecError(f"reach: expected a magnitude, got {self.reach:g}")
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        return _Rescaling(self, program, context).run()
+
+    def power(self, largest: float) -> int:
+        """The smallest power by which a value of this size leaves the headroom."""
+        power = 0
+        while largest * 2.0**-power > LARGEST * 2.0**-self.headroom:
+            power += 1
+        return power
+
+
+class _Rescaling:
+    """One run over one program."""
+
+    def __init__(
+        self, options: RescaleStreams, program: ExportedProgram, context: PassContext
+    ) -> None:
+        self._options = options
+        self._program = program
+        self._cases = context.calibration
+        self._log = SiteLog(context)
+        self._weights = weight_expressions(program)
+        self._scaled: set[Node] = set()
+        self._sizes: dict[Node, float] = {}
+        """The largest magnitude of everything that may have to be scaled."""
+        self._exponents: Counter[tuple[Node, Node]] = Counter()
+        """(reader, source) -> the power of two by which what is read there is scaled"""
+
+    def run(self) -> list[Site]:
+        regions = list(find_regions(self._program, self._weights))
+        nodes = set(self._program.graph.nodes) - self._weights
+        dtypes = {dtype_of(node) for node in filter(is_float, nodes)}
+        if dtypes & {torch.float16, torch.bfloat16}:
+            names = " and ".join(sorted(map(dtype_text, dtypes)))
+            for region in regions:
+                if region.is_residual:
+                    self._log.refused(
+                        region.site,
+                        f"the program computes in {names}: scaling is exact in f32 only",
+                    )
+            return self._log.sites
+        if not regions:
+            return self._log.sites
+        self._measure(regions)
+        for region in regions:
+            self._rescale(region)
+        for (reader, source), exponent in self._exponents.items():
+            if exponent:
+                factor = self._times(source, exponent, before=reader, like=reader)
+                factor.meta.pop(SCALE, None)  # of the reader
+                reader.replace_input_with(source, factor)
+        # What is beyond fp16 and no power of two reaches.
+        told = {node for region in regions for node in region.members}
+        for node, size in self._sizes.items():
+            if size > LARGEST and node not in told and has(node, Trait.HEAVY):
+                self._refuse_overflow(node, size)
+        return self._log.sites
+
+    def _measure(self, regions: Iterable[Region]) -> None:
+        if not self._cases:
+            given = self._options.k is not None and self._options.j is not None
+            if given or not any(region.is_residual for region in regions):
+                return
+            raise PassError(
+                f"{self._options.name} has no calibration inputs to choose its powers of two by",
+                hint=f"Give both powers: {self._options.name}{{k=3 j=0}}.",
+            )
+        watched = {node for region in regions for node in _held(region)}
+        watched |= {source for region in regions for _, source in region.entries} - self._weights
+        watched |= {node for node in self._program.graph.nodes if has(node, Trait.HEAVY)}
+        self._sizes = largest_values(self._program, self._cases, watched - self._weights)
+        streams = {node for one in regions if one.is_residual for node in one.members}
+        reached = self._largest(streams)
+        if reached < self._options.reach:
+            raise PassError(
+                f"the calibration inputs reach {reached:.3g} in the residual stream, and it is"
+                f" known to reach {self._options.reach:.3g}",
+                hint="Give inputs as the model gets them: --prompts FILE or --inputs FILE.",
+            )
+
+    def _largest(self, nodes: Iterable[Node]) -> float:
+        return max((self._sizes.get(node, 0.0) for node in nodes), default=0.0)
+
+    def _rescale(self, region: Region) -> None:
+        site, largest = region.site, self._largest(_held(region))
+        power = self._options.power(largest)
+        if region.is_residual and self._options.k is not None:
+            power = self._options.k
+        if not region.is_residual and _holds_product(region) and self._options.j is not None:
+            power = self._options.j
+        if not power:
+            if region.is_residual:
+                self._log.refused(site, f"its values are within fp16's range (max {largest:.3g})")
+            return
+        if reason := self._blocked(region):
+            if region.is_residual or any(has(node, Trait.HEAVY) for node in region.members):
+                self._log.refused(site, reason)
+            return
+        if self._log.skipped(site):
+            return
+        bound, most = "", None
+        if region.is_residual:  # what no input exceeds, and the power that would hold even that
+            most = largest_for_any_input(self._program, self._weights, region.members)
+        if most is not None:
+            holds = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
+            bound = f"; no input exceeds {most:.3g}, which k={holds} holds"
+        self._scale(region, power)
+        writers = len({*region.layers, *(node for node, _ in region.entries)})
+        readers = {"norms": len(region.norms), "layers": len(region.through)}
+        readers["others"] = len({user for users in region.readers.values() for user in users})
+        read = ", ".join(
+            f"{count} {what[:-1] if count == 1 else what}"
+            for what, count in readers.items()
+            if count
+        )
+        self._log.done(
+            site,
+            f"scaled by 2^-{power} ({writers} writers, {read}):"
+            f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{bound}",
+        )
+
+    def _blocked(self, region: Region) -> str:
+        """Why a region cannot be scaled; empty if it can."""
+        for member, users in region.readers.items():
+            size = self._sizes.get(member, 0.0)
+            if size > LARGEST:
+                return f"fp16 does not hold it (max {size:.3g}), and {why_not(users[0])}: {WAY_OUT}"
+        for _, source in region.entries:
+            size = self._sizes.get(source, 0.0)
+            if size > LARGEST:
+                return (
+                    f"{op_name(source)} gives values that fp16 does not hold (max {size:.3g}), and"
+                    f" no power of two passes through it: {WAY_OUT}"
+                )
+        return ""
+
+    def _scale(self, region: Region, power: int) -> None:
+        for member, layer in region.layers.items():
+            for weight in (*layer.times, *layer.plus):
+                self._exponents[member, weight] -= power
+        for entry in region.entries:
+            self._exponents[entry] -= power
+        for reader, layer in region.through:
+            for weight in layer.times:
+                self._exponents[reader, weight] += power
+        for norm in region.norms:
+            self._scale_norm(norm, power)
+        for member in region.members:
+            mark_scaled(member, -power)
+        for member, users in region.readers.items():  # as it was
+            whole = self._times(member, power, before=min(users), like=member)
+            mark_scaled(whole, power)
+            for user in users:
+                user.replace_input_with(member, whole)
+        self._scaled.update(region.members)
+
+    def _scale_norm(self, norm: Norm, power: int) -> None:
+        set_epsilon(norm.node, norm.epsilon * 2.0 ** (-power * norm.degree))
+        for inner, times in norm.inner.items():
+            mark_scaled(inner, -power * times)
+
+    def _refuse_overflow(self, node: Node, size: float) -> None:
+        self._log.refused(
+            node,
+            f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power of two"
+            f" passes through what reads it: {WAY_OUT}",
+        )
+
+    def _times(self, source: Node, power: int, *, before: Node, like: Node) -> Node:
+        graph = self._program.graph
+        with graph.inserting_before(before):
+            return insert(graph, aten.mul.Tensor, (source, 2.0**power), like=like)
+
+
+def _held(region: Region) -> list[Node]:
+    """What fp16 has to hold of a region: its members, and their lengths where a norm divides by
+    them."""
+    lengths = [node for norm in region.norms if norm.degree == 1 for node in norm.inner]
+    return [*region.members, *lengths]
+
+
+def _holds_product(region: Region) -> bool:
+    """Whether a feed-forward's product, or its ReLU, is what linears read of a region."""
+    return bool(region.through) and any(
+        is_call(node, aten.mul.Tensor, aten.relu.default) and node not in region.layers
+        for node in region.members
+    )
+
+
+@dataclass(frozen=True)
+class RescaleResidual(RescaleStreams):
+    """rescale-streams, by its older name."""
+
+    name: ClassVar[str] = "rescale-residual"
