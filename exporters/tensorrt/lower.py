@@ -34,7 +34,6 @@ from enginecast.exporters.tensorrt.options import (
 from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.device import gpu as gpus
-from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
 from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
@@ -188,17 +187,22 @@ def _log(job: Job, plan: Plan, model: ir.Model) -> tuple[str, ...]:
 
 
 def write_network(job: Job, folder: Path) -> Network:
-    """The program as an ONNX file that TensorRT is documented to take.
+    """The program as an ONNX file, without what the builder is known to refuse.
 
     Raises:
         LoweringError: an op has no form in ONNX, or none that TensorRT takes.
     """
     order, library = job.order, job.library
-    version = library.like or short_version(job.trt.__version__)
     model = tensorrt_onnx(order)
-    found = check_ready(model, version=version, inputs=order.inputs, ranges=order.ranges)
+    found = check_ready(
+        model,
+        plugins=library.has_plugins,
+        parsed=True,  # it is, next
+        inputs=order.inputs,
+        ranges=order.ranges,
+    )
     if found:
-        raise refusal_of(found, version)
+        raise refusal_of(found, library.version(job.trt))
     files = save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
     return Network(model, files)
 

@@ -98,9 +98,8 @@ def test_its_graph_is_one_that_the_parser_is_documented_to_take(
     graph = graph_of(made, precision, tmp_path)
     ranges = ranges_of(made)
     inputs = describe_inputs(made.captured.inputs)
-    for version in ("10.15", "11.0"):
-        found = check_ready(graph, version=version, inputs=inputs, ranges=ranges)
-        assert found == []
+    for plugins in (False, True):
+        assert check_ready(graph, plugins=plugins, inputs=inputs, ranges=ranges) == []
     assert unknown_sizes(graph.graph, ranges) == 0
     nodes = list(graph.graph.all_nodes())
     types = {value.dtype for node in nodes for value in node.outputs}
