@@ -40,11 +40,13 @@ def cases() -> dict[str, tuple[Inputs, float, bool]]:
         "bias, causal": ((q, q, q, bias), 0.3, True),
         "causal, longer keys": ((q, longer, longer), 0.3, True),
         "negative": ((q, q, q), -0.3, False),
+        "narrow values": ((q, longer, longer[..., :16]), 0.3, False),
+        "wide values": ((torch.randn(2, 5, 16), torch.randn(2, 5, 16), q), 0.3, False),
         "bias of fp32": ((q.half(), q.half(), q.half(), bias), 0.3, False),
     }
 
 
-QUICK = ("bool, causal", "bool of half", "causal, longer keys")
+QUICK = ("bool, causal", "bool of half", "causal, longer keys", "narrow values", "wide values")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """The files of TensorRT's form of ONNX: what they hold, and what only the graph in memory says."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from programs import TOKENS, captured
-from tensorrt_networks import order_of, save_network
+from programs import TOKENS, Function, captured
+from tensorrt_networks import network_of, order_of, run_network, save_network
 from torch import Tensor, nn
+from torch.export import Dim
 
 from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.tensorrt.gate.check import check_ready
 from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
     NETWORK_WEIGHTS_FILE,
@@ -50,3 +54,32 @@ def test_lines_are_in_memory_and_not_in_the_files(
     assert b"test_tensorrt_onnx" not in written
     assert str(tmp_path).encode() not in written
     assert MODULE.encode() in written
+
+
+def routed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two of five experts for each token, sorted as a mixture of experts does."""
+    places = x.topk(2)[1].reshape(-1)
+    found = torch.sort(places)
+    return found[0], places[found[1]] * 1000 + found[1]
+
+
+def mixed(x: Tensor) -> Tensor:
+    return torch.einsum("BI,JI->BJ", x, x.flip(0))
+
+
+@pytest.mark.parametrize("function", [routed, mixed, lambda x: x.cumsum(0)])
+def test_what_tensorrt_lacks_is_written_in_what_it_has(
+    function: Callable[[Tensor], Any], tmp_path: Path
+) -> None:
+    """Orders of more than 3840, capital letters, running sums in float64."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 5)
+    program = captured(Function(function), x, dynamic={0: Dim("batch", min=2, max=5000)})
+    named = {"outputs": ("out", "more")} if function is routed else {}
+    network = network_of(program, tmp_path, **named)
+    model = tensorrt_onnx(order_of(program, tmp_path, **named))
+    ranges = {str(size): (2, 5000) for size in (model.graph.inputs[0].shape or ())}
+    assert check_ready(model, ranges=ranges) == []
+    wanted = function(x)
+    for found, expected in zip(run_network(network, x), wanted if named else [wanted], strict=True):
+        torch.testing.assert_close(found, expected)

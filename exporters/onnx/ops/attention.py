@@ -389,13 +389,22 @@ def _attention_of_heads(
     causal: bool,
 ) -> Any:
     """TensorRT's IAttention takes heads first; so they are split here, as its parser would (since
-    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).
+    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).  Its heads are of one size: zeros make
+    them so, which add nothing to a score, and columns that are left out again.
     """
     is_flat = len(query.shape) == 3
+    size = query.shape[-1] // (heads if is_flat else 1)
+    given = value.shape[-1] // (kv_heads if is_flat else 1)
     if is_flat:
         query = _heads_first(query, heads)
         key, value = (_heads_first(found, kv_heads) for found in (key, value))
+    if size < given:
+        query, key = (_widened(found, given - size) for found in (query, key))
+    elif given < size:
+        value = _widened(value, size - given)
     found = _attend(query, key, value, bias, scale=scale, is_causal=int(causal))
+    if given < size:
+        found = op.Slice(found, ints(0), ints(given), ints(-1))
     if not is_flat:
         return found
     flat = ints(0, 0, -1)
@@ -405,6 +414,11 @@ def _attention_of_heads(
 def _attend(*inputs: Any, **attributes: Any) -> Any:
     results = op.Attention(*inputs, **attributes)
     return results[0] if isinstance(results, tuple | list) else results
+
+
+def _widened(x: Any, columns: int) -> Any:
+    """With so many columns of zeros."""
+    return op.Pad(x, ints(0, columns), None, ints(-1))
 
 
 def _heads_first(x: Any, heads: int) -> Any:
