@@ -21,10 +21,12 @@ from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.lower import lowering as onnx_lowering
 from enginecast.exporters.onnx.lower import onnx_model, op_counts, save_model
 from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.onnx.workarounds import compute_in
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Job, Plan, build_plan, built_for
 from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
+from enginecast.exporters.tensorrt.gate.operators import lacks_bf16
 from enginecast.exporters.tensorrt.options import (
     PROFILE,
     NetworkOptions,
@@ -228,6 +230,9 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
         )
     for domain in [name for name in model.opset_imports if name]:
         del model.opset_imports[domain]
+    for node in list(model.graph.all_nodes()):
+        if lacks_bf16(node.op_type):
+            compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
     return model
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from programs import TOKENS, Function, captured
@@ -65,6 +66,20 @@ def routed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def mixed(x: Tensor) -> Tensor:
     return torch.einsum("BI,JI->BJ", x, x.flip(0))
+
+
+def test_what_tensorrt_does_not_compute_in_bf16_is_computed_in_fp32(tmp_path: Path) -> None:
+    def wider(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.conv_transpose1d(x, weight)
+
+    x, weight = (torch.randn(*sizes).bfloat16() for sizes in ((1, 4, 8), (4, 4, 3)))
+    model = tensorrt_onnx(
+        order_of(captured(Function(wider), x, weight, dynamic=({}, {})), tmp_path)
+    )
+    (node,) = [node for node in model.graph if node.op_type == "ConvTranspose"]
+    assert {value.dtype for value in (*node.inputs, *node.outputs) if value} == {ir.DataType.FLOAT}
+    assert model.graph.outputs[0].dtype is ir.DataType.BFLOAT16
+    assert check_ready(model) == []
 
 
 @pytest.mark.parametrize("function", [routed, mixed, lambda x: x.cumsum(0)])

@@ -111,6 +111,14 @@ def unsupported(domain: str, op: str, *, plugins: bool = False) -> str:
     return "" if found.takes else next(iter(found.refused))
 
 
+@cache
+def lacks_bf16(op: str) -> bool:
+    """Whether an operator is taken in fp32 and not in bf16."""
+    found = table().operators.get(op)
+    first = " ".join(product.partition(";")[0] for product in found.takes) if found else ""
+    return "FP32" in first and "BF16" not in first
+
+
 def check_operator(node: ir.Node, *, parsed: bool = False) -> Iterator[Violation]:
     """Types, attributes, ranks and the like of a node, by the table.
 
