@@ -22,6 +22,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from enginecast.errors import BundleError, InputError
+from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.verification.floor import UNIT_ROUNDOFF, Floor
 from enginecast.verification.metrics import Array, Loss, Metrics, compare, measure, row_mask
@@ -116,6 +117,36 @@ class Reference:
             distance = measure(outputs[name], wanted[name]).error_norm
             measured[name] = replace(measured[name], distance=distance)
         return measured
+
+
+def within_profiles(
+    reference: Reference, profile: Sequence[ShapeRange]
+) -> tuple[Reference, tuple[str, ...]]:
+    """The cases whose shapes one of an engine's profiles has, and a note that names the others.
+
+    Args:
+        profile: of the engine's record; empty: it takes every case.
+    """
+
+    def is_taken(case: ReferenceCase) -> bool:
+        for number in {one.profile for one in profile}:
+            ranges = [one for one in profile if one.profile == number]
+            shapes = ((case.inputs[one.name].shape, one) for one in ranges)
+            if all(
+                all(map(int.__le__, one.least, shape)) and all(map(int.__le__, shape, one.greatest))
+                for shape, one in shapes
+            ):
+                return True
+        return not profile
+
+    kept, edges = (tuple(filter(is_taken, cases)) for cases in (reference.cases, reference.edges))
+    names = frozenset(case.name for case in kept)
+    others = [case.name for case in reference.cases if case.name not in names]
+    if not kept or (not others and len(edges) == len(reference.edges)):
+        return reference, ()
+    note = f"not compared: {', '.join(others)}, whose shapes no profile of the engine has"
+    floor = reference.floor.only(names)
+    return replace(reference, cases=kept, edges=edges, floor=floor), (note,) if others else ()
 
 
 def in_other_orders(

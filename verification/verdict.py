@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from enginecast.runtime.bundle.manifest import Excess, Outcome, OutputVerdict, Verdict, Where
 from enginecast.verification.accepted_excess import (
     ExcessReason,
@@ -111,6 +113,13 @@ class _Judged:
 def limit_of(floor: Floor) -> float:
     """The largest allowed ratio of a pooled error to the floor."""
     return QUANTIZED_LIMIT if floor.rounding else LIMIT
+
+
+def noted(verdict: Verdict, notes: Sequence[str]) -> Verdict:
+    """A verdict with what a reader should know besides; unless it was rejected."""
+    if verdict.outcome == "rejected":
+        return verdict
+    return msgspec.structs.replace(verdict, reasons=(*verdict.reasons, *notes))
 
 
 def judge(

@@ -121,7 +121,7 @@ def test_a_bundle_of_a_target_that_is_not_installed(
     assert cast(capsys, "inspect", bundle).code == 0
     done = cast(capsys, "verify", bundle, "--allow-code")
     assert done.code == 3
-    assert "this build opens tensorrt, onnxruntime" in done.err
+    assert "this build opens tensorrt, tensorrt-rtx, onnxruntime" in done.err
     assert "install the package that brings this one" in done.err
 
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.verification.floor import Floor
 from enginecast.verification.metrics import compare
 from enginecast.verification.reference import (
     Reference,
     ReferenceCase,
     read_reference,
+    within_profiles,
     write_reference,
 )
 
@@ -63,6 +65,24 @@ def test_the_largest_cases_are_left_out_and_their_floors_too(tmp_path: Path) -> 
     assert found.floor.wider is not None
     assert set(found.floor.wider) == {"small", "middle/odd"}
     assert found.left_out == ("large",)
+
+
+def test_cases_in_a_gap_between_profiles_are_left_out() -> None:
+    def ranges(*rows: tuple[int, int]) -> list[ShapeRange]:
+        return [
+            ShapeRange(
+                name="input_ids", least=(low, 8), optimal=(low, 8), greatest=(high, 8), profile=i
+            )
+            for i, (low, high) in enumerate(rows)
+        ]
+
+    whole = reference("fp16")
+    assert within_profiles(whole, []) == (whole, ())
+    assert within_profiles(whole, ranges((1, 16), (17, 64))) == (whole, ())
+    found, notes = within_profiles(whole, ranges((1, 4), (32, 64)))
+    assert [case.name for case in found.cases] == ["small", "large"]
+    assert set(found.floor.cases) == {"small", "large"}
+    assert notes == ("not compared: middle/odd, whose shapes no profile of the engine has",)
 
 
 def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path) -> None:

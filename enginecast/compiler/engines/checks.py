@@ -16,7 +16,7 @@ from enginecast.verification.engine import translation_failures, verify_engine, 
 from enginecast.verification.floor import KERNELS, LIMIT
 from enginecast.verification.metrics import Comparison
 from enginecast.verification.reference import Reference, ReferenceCase
-from enginecast.verification.verdict import judge
+from enginecast.verification.verdict import judge, noted
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Criteria:
                 problems=problems,
                 edges=twin.edges,
             )
-        if twin.note and verdict.outcome != "rejected":
-            verdict = msgspec.structs.replace(verdict, reasons=(*verdict.reasons, twin.note))
+        verdict = noted(verdict, (twin.note,) if twin.note else ())
         if self.emulated is None:
             return verdict
         return msgspec.structs.replace(verdict, arithmetic=self.emulated.emulation.profile)

@@ -41,7 +41,8 @@ from enginecast.verification.engine import (
     measure_engine,
     trimming_failures,
 )
-from enginecast.verification.reference import Reference
+from enginecast.verification.reference import Reference, within_profiles
+from enginecast.verification.verdict import noted
 
 LOW = ("float16", "bfloat16")
 
@@ -121,11 +122,10 @@ def run_engine(
     """Run the engine if this machine can, else its fp32 twin, and judge it."""
     if not config.runs_here:
         twin = run_twin(bundle, record, config, criteria, threads, checks)
-        verdict = criteria.judge(twin=twin)
-        if record.built_by and verdict.outcome != "rejected":
-            reasons = (*verdict.reasons, f"parsed and built by {record.built_by}")
-            verdict = msgspec.structs.replace(verdict, reasons=reasons)
-        return EngineRun(verdict, in_turn=twin.in_turn)
+        built = (f"parsed and built by {record.built_by}",) if record.built_by else ()
+        return EngineRun(noted(criteria.judge(twin=twin), built), in_turn=twin.in_turn)
+    reference, unreached = within_profiles(criteria.reference, record.profile)
+    criteria = replace(criteria, reference=reference)
     try:
         opened = session_class(config.target).open(
             bundle, record, config.providers, threads, counts_ops=counts_ops
@@ -148,7 +148,7 @@ def run_engine(
             f"the lowering made an operator without a kernel: {error.message}",
             hint="Replace the op of torch that it stands for.",
         ) from error
-    executed, verdict = opened.executed_ops(), judged.verdict
+    executed, verdict = opened.executed_ops(), noted(judged.verdict, unreached)
     return EngineRun(verdict, executed, layers, leaks, in_turn, judged.reference)
 
 

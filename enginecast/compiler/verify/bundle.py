@@ -30,7 +30,12 @@ from enginecast.runtime.load import load
 from enginecast.verification.accepted_excess import accepted_before
 from enginecast.verification.engine import runs_natively, verify_engine
 from enginecast.verification.generation import follow, read_continued, read_encoded
-from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verification.reference import (
+    REFERENCE_NAME,
+    Reference,
+    read_reference,
+    within_profiles,
+)
 from enginecast.verification.stepping import step_failures
 from enginecast.verification.verdict import verdict_line
 
@@ -166,7 +171,9 @@ def verify_bundle(
             problems = (*problems, *followed.failures)
         if engine.manifest.stepped is not None:
             problems = (*problems, *step_failures(engine, reference))
+        reference, unreached = within_profiles(reference, engine.record.profile)
         verdict, reference = _judged(engine, reference, problems, checks)
+        notes = (*notes, *unreached)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = not reference.left_out and _complete(engine, verdict, parts)
