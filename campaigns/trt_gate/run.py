@@ -6,7 +6,7 @@ operator, so that a difference between two versions is a diff to be read.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from trt_gate.ask import LIBRARY, ask
 from trt_gate.networks import (
     ASKED,
     Form,
-    Network,
     Signature,
     first_signature,
     forms,
@@ -66,15 +65,14 @@ class Gate(Campaign[str, Row]):
 
     def ended(self, row: Row, child: Ended[str]) -> None:
         if child.status:
-            raise SystemExit(
-                f"{row.op}: {child.reason}"
-            )  # each question is in a process of its own
+            # Each question is in a process of its own: this one is not to die.
+            raise SystemExit(f"{row.op}: {child.reason}")
 
     def said(self, row: Row) -> str:
         return f"{row.op}: {', '.join(row.takes) or 'not taken'}"
 
 
-def examine(op: str, ask: Callable[[Network], str] = ask) -> Row:
+def examine(op: str) -> Row:
     """Ask for all types, then for what else the networks of an operator vary."""
     row = Row(op)
     base, *others = forms()[op]
@@ -88,7 +86,7 @@ def examine(op: str, ask: Callable[[Network], str] = ask) -> Row:
     row.takes = compressed(taken)
     row.refused = {said: compressed(types) for said, types in refused.items()}
     if taken:
-        for key, said in _varied(base, others, _usual(op, taken), ask):
+        for key, said in _varied(base, others, _usual(op, taken)):
             row.refused.setdefault(said, []).append(key)
     return row
 
@@ -102,10 +100,7 @@ def _usual(op: str, taken: Sequence[Signature]) -> list[Signature]:
 
 
 def _varied(
-    base: Form,
-    others: Sequence[Form],
-    usual: Sequence[Signature],
-    ask: Callable[[Network], str],
+    base: Form, others: Sequence[Form], usual: Sequence[Signature]
 ) -> Iterator[tuple[str, str]]:
     """What is not taken besides types, and what is said of it."""
 

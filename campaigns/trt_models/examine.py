@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import onnx_ir as ir
 import torch
 from harness import keep_rows, one_line
 from vision.models import ENTRIES
@@ -18,7 +19,9 @@ from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import EnginecastError
 from enginecast.exporters.registry import target_of
+from enginecast.exporters.tensorrt.gate.check import check_ready
 from enginecast.exporters.tensorrt.gate.parser import shortened
+from enginecast.exporters.tensorrt.lower import NETWORK_FILE
 from enginecast.exporters.tensorrt.profiles import LARGEST
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -92,7 +95,9 @@ def _answers(
         except EnginecastError as error:
             yield precision, reason(error)
             continue
-        yield precision, BUILDS
+        # What answers where the library is not installed must not refuse what it builds.
+        found = check_ready(ir.load(place / NETWORK_FILE), ranges=ends)
+        yield precision, f"builds, but the gate's table refuses {found[0]}" if found else BUILDS
 
 
 def reason(error: EnginecastError) -> str:

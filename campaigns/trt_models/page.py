@@ -18,10 +18,10 @@ GROUPS = {"vision": "[vision](vision.md)", "zoo": "[the zoo](zoo.md)"}
 HEAD = """\
 # TensorRT-RTX
 
-`make trt-models` builds an engine with TensorRT-RTX, as `--target tensorrt-rtx` does, of each
-model that is verified in the zoo or in vision: tiny, with random weights, in three profiles. A
-build needs no GPU. None of these engines has run: this says what the library takes, not what it
-computes. Models that were not asked yet wait for `make trt-models MISSING=1`.
+`make trt-models` has TensorRT-RTX build an engine of the network that `--target tensorrt-rtx` makes
+of each model that is verified in the zoo or in vision: tiny, with random weights. A build needs no
+GPU. None of these engines has run: this says what the library takes, not what it computes. Models
+that were not asked yet wait for `make trt-models MISSING=1`.
 `benchmarks/results/tensorrt-rtx.json` has the rows.
 """
 
