@@ -10,6 +10,7 @@ import torch
 from harness import keep_rows, one_line
 from vision.models import ENTRIES
 from zoo import examine as zoo
+from zoo.entries import ENTRIES as CALLED
 
 from enginecast.capture.sources.base.source import Source
 from enginecast.compiler.engines.lower_and_run import lowering_request
@@ -66,7 +67,7 @@ def _opened(group: str, name: str, folder: Path) -> tuple[str, ModelOptions, Sou
         options = ModelOptions(dynamic=words[1::2])  # the only option that they have
         return f"vision.models:{name}", options, None
     source, _ = zoo.first_that_runs(zoo.Row(name), folder)
-    model = source.name if name in zoo.ENTRIES else str(folder / "model")
+    model = source.name if name in CALLED else str(folder / "model")
     given = folder / zoo.INPUTS
     return model, ModelOptions(inputs=given if given.is_file() else None), source
 

@@ -340,7 +340,7 @@ def _places(node: Node) -> int:
     topk = first_input(source)
     if not is_call(topk, aten.topk.default):
         return 0
-    dim = topk.args[2] if len(topk.args) > 2 else topk.kwargs.get("dim", -1)
+    dim: Any = topk.args[2] if len(topk.args) > 2 else topk.kwargs.get("dim", -1)
     size = shape_of(first_input(topk))[dim]
     return size if isinstance(size, int) else 0
 

@@ -21,7 +21,7 @@ from enginecast.exporters.tensorrt.gate.shape_rules import (
 )
 from enginecast.exporters.tensorrt.gate.type_rules import (
     check_blocks,
-    check_borders,
+    check_values,
     check_quantized,
 )
 from enginecast.exporters.tensorrt.gate.violations import Violation, at
@@ -53,7 +53,7 @@ def check_ready(
     """
     ranges = ranges or {}
     return [
-        *check_borders(model.graph),
+        *check_values(model.graph),
         *(() if plugins and parsed else _check_nodes(model, plugins=plugins, parsed=parsed)),
         *check_inputs(model.graph, inputs),
         *check_ranges(model.graph, ranges),

@@ -21,17 +21,19 @@ from enginecast.exporters.tensorrt.gate.violations import (
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 
-def check_borders(graph: ir.Graph) -> Iterator[Violation]:
-    """Inputs, outputs and weights of element types that TensorRT has.
+def check_values(graph: ir.Graph) -> Iterator[Violation]:
+    """Inputs, outputs and weights of element types that TensorRT has, and float64 nowhere.
 
-    The parser takes float64, and makes float32 of it: the engine would have other inputs and
-    outputs than the bundle says.
+    The parser takes float64, and makes float32 of it: sizes that are computed in it could be others,
+    and the engine would have other inputs and outputs than the bundle says.
     """
     values = {id(v): v for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
-    for value in values.values():
+    inside = {id(v): v for node in graph.all_nodes() for v in node.outputs}
+    for value in (values | inside).values():
         if value.dtype is ir.DataType.DOUBLE:
-            yield of_value(value, "float64", "no float64, which is narrowed", "DOUBLE")
-        elif value.dtype not in TYPES:
+            got = f"DOUBLE of {value.name}"
+            yield of_value(value, "float64", "no float64, which is narrowed", got)
+        elif id(value) in values and value.dtype not in TYPES:
             yield of_value(value, "types", ", ".join(TYPES.values()), type_name(value.dtype))
 
 
