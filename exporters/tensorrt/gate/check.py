@@ -21,8 +21,8 @@ from enginecast.exporters.tensorrt.gate.shape_rules import (
 )
 from enginecast.exporters.tensorrt.gate.type_rules import (
     check_blocks,
-    check_values,
     check_quantized,
+    check_values,
 )
 from enginecast.exporters.tensorrt.gate.violations import Violation, at
 from enginecast.runtime.bundle.manifest import Input

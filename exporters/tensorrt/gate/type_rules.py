@@ -24,7 +24,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 def check_values(graph: ir.Graph) -> Iterator[Violation]:
     """Inputs, outputs and weights of element types that TensorRT has, and float64 nowhere.
 
-    The parser takes float64, and makes float32 of it: sizes that are computed in it could be others,
+    The parser takes it, and makes float32 of it: sizes that are computed in it could be others,
     and the engine would have other inputs and outputs than the bundle says.
     """
     values = {id(v): v for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
