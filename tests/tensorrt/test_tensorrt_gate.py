@@ -82,8 +82,8 @@ def test_the_parser_names_node_module_and_line_without_the_weights() -> None:
     def computed() -> ir.TensorProtocol:
         raise AssertionError("a weight was computed")
 
-    graph = "(float[batch, 512] x) => (float[batch, 512] y) { z = MatMul(x, w) y = OP(z) }"
-    constants = {"w": ([[1.0]], ir.DataType.FLOAT)}
+    graph = "(float[batch, 512] x) => (float[batch, 600] y) { v = MatMul(x, a) z = MatMul(v, b) y = OP(z) }"
+    constants = {name: ([[1.0]], ir.DataType.FLOAT) for name in "ab"}
     for op, wanted in (
         ("Relu", []),
         (
@@ -95,10 +95,12 @@ def test_the_parser_names_node_module_and_line_without_the_weights() -> None:
         ),
     ):
         model = model_of(graph.replace("OP", op), constants)
-        weight = model.graph.initializers["w"]
-        shape = ir.Shape([512, 512])
-        weight.const_value = ir.LazyTensor(computed, dtype=ir.DataType.FLOAT, shape=shape, name="w")
-        weight.shape = shape
+        for name, columns in (("a", 512), ("b", 600)):
+            shape = ir.Shape([512, columns])
+            model.graph.initializers[name].shape = shape
+            model.graph.initializers[name].const_value = ir.LazyTensor(
+                computed, dtype=ir.DataType.FLOAT, shape=shape, name=name
+            )
         assert list(map(str, check_parsed(trt, model) or ())) == wanted
 
 

@@ -15,6 +15,8 @@ from enginecast.runtime.sessions.tensorrt.library import library_of
 LARGE = 1 << 16
 """Bytes of a weight that the parser gets as zeros: it reads the values of scales, axes and sizes,
 which are small."""
+STEP = 64
+"""Bytes from one weight's zeros to the next one's."""
 WEIGHTS = "weights"
 """File that a model without weights names; there is none."""
 _PARTS = (
@@ -47,10 +49,12 @@ def check_parsed(trt: Any, model: ir.Model) -> list[Violation] | None:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     with _without_weights(model) as (proto, sizes):
-        zeros = np.zeros(max(sizes.values(), default=0), np.uint8)  # pages that are never touched
+        # Pages that are never touched.  Weights are told apart by their address.
+        zeros = np.zeros(max(sizes.values(), default=0) + STEP * len(sizes), np.uint8)
         taken = parser.load_model_proto(proto)
-        for name, size in sizes.items():
-            taken = taken and parser.load_initializer(name, zeros.ctypes.data, size)
+        for number, (name, size) in enumerate(sizes.items()):
+            place = zeros.ctypes.data + STEP * number
+            taken = taken and parser.load_initializer(name, place, size)
         if taken and parser.parse_model_proto():
             return []
     nodes = {node.name: node for node in model.graph.all_nodes()}
