@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from harness import keep_rows, one_line
+from trt_gate.ask import trt
 from vision.models import ENTRIES
 from zoo import examine as zoo
 from zoo.entries import ENTRIES as CALLED
@@ -21,7 +22,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import EnginecastError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.tensorrt.gate.check import check_ready
-from enginecast.exporters.tensorrt.gate.parser import shortened
+from enginecast.exporters.tensorrt.gate.parser import check_parsed, shortened
 from enginecast.exporters.tensorrt.lower import NETWORK_FILE
 from enginecast.exporters.tensorrt.profiles import LARGEST
 from enginecast.passes.ir.edit import structural_copy
@@ -96,9 +97,10 @@ def _answers(
         except EnginecastError as error:
             yield precision, reason(error)
             continue
-        # What answers where the library is not installed must not refuse what it builds.
-        found = check_ready(ir.load(place / NETWORK_FILE), ranges=ends)
-        yield precision, f"builds, but the gate's table refuses {found[0]}" if found else BUILDS
+        # What `inspect` says, with the library or without it, must not refuse what is built.
+        network = ir.load(place / NETWORK_FILE)
+        found = [*(check_parsed(trt, network) or ()), *check_ready(network, ranges=ends)]
+        yield precision, f"builds, but `inspect` refuses {found[0]}" if found else BUILDS
 
 
 def reason(error: EnginecastError) -> str:
