@@ -82,7 +82,8 @@ def test_the_parser_names_node_module_and_line_without_the_weights() -> None:
     def computed() -> ir.TensorProtocol:
         raise AssertionError("a weight was computed")
 
-    graph = "(float[batch, 512] x) => (float[batch, 600] y) { v = MatMul(x, a) z = MatMul(v, b) y = OP(z) }"
+    body = "{ v = MatMul(x, a) z = MatMul(v, b) y = OP(z) }"
+    graph = f"(float[batch, 512] x) => (float[batch, 600] y) {body}"
     constants = {name: ([[1.0]], ir.DataType.FLOAT) for name in "ab"}
     for op, wanted in (
         ("Relu", []),
