@@ -104,8 +104,8 @@ trt-gate: installed ## ask the installed TensorRT-RTX for each operator of ONNX,
 trt-models: installed ## build the zoo's and vision's networks with TensorRT-RTX: docs/results/tensorrt.md; ONLY=bert,t5 MISSING=1
 	$(BIN)/python campaigns/run.py trt_models --only '$(ONLY)' $(if $(MISSING),--missing)
 
-trt-acceptance: installed ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
-	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
+gpu: installed ## verify and time engines on the GPU here, in 8 minutes: benchmarks/results/gpu-NAME.json; ONLY=t5,vit ENGINES=tensorrt DRY=1
+	$(BIN)/python benchmarks/gpu.py --only '$(ONLY)' --engines '$(ENGINES)' --minutes $(or $(MINUTES),8) $(if $(DRY),--dry-run)
 
 bench: installed ## time engines on this CPU beside peers, and write the table of docs/results/speed.md; ONLY="minilm 32x64" for some rows
 	$(BIN)/python benchmarks/peers.py --only '$(ONLY)' --minutes $(or $(MINUTES),20)
@@ -136,4 +136,4 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest demo build dist site *.egg-info
 
-.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-gate trt-models trt-acceptance bench lock dist sbom audit clean
+.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-gate trt-models gpu bench lock dist sbom audit clean

@@ -1,11 +1,9 @@
-"""The engines that others make, on one case each: eager, torch.compile, torchao, ONNX Runtime."""
+"""The engines that others make, on one case each: eager, torch.compile, torchao."""
 
 import copy
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +11,13 @@ from gpu_models import Case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
-from enginecast.exporters.onnx.ops.registry import onnxruntime_on
-from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
 
 OUTPUT = "hidden"
+SMOKE = {"backend": "eager"}
+"""Of torch.compile on a CPU, where it only shows that a script works."""
 WARM_RUNS = 3
 """A compiled model records a CUDA graph in its second run, and replays it from the third on."""
 
@@ -59,8 +54,6 @@ class Made:
     """Gives the output where it was computed; the next run may write over it."""
     shared_bytes: int = 0
     """Of weights on the device that it shares with the eager model."""
-    hidden_bytes: int = 0
-    """Of weights on the device that torch's allocator does not count."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """More to write down."""
 
@@ -98,9 +91,14 @@ def eager(bench: Bench) -> Made:
     return Made(run, weight_bytes(bench.encoder))
 
 
-def compiled(bench: Bench) -> Made:
-    """torch.compile with what makes it fastest: its mode also records CUDA graphs."""
-    return _compile(bench, bench.encoder, weight_bytes(bench.encoder))
+def compiled(bench: Bench, mode: str = "max-autotune") -> Made:
+    """torch.compile with what makes it fastest: its mode also records CUDA graphs.
+
+    Args:
+        mode: "reduce-overhead" only does that, and compiles sooner.
+    """
+    torch._dynamo.reset()
+    return _compile(bench, bench.encoder, weight_bytes(bench.encoder), mode)
 
 
 def torchao_fp8(bench: Bench) -> Made:
@@ -117,11 +115,12 @@ def torchao_fp8(bench: Bench) -> Made:
 
     model = copy.deepcopy(bench.encoder)
     quantize_(model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
-    return _compile(bench, model, 0)
+    return _compile(bench, model, 0, "max-autotune")
 
 
-def _compile(bench: Bench, model: nn.Module, shared: int) -> Made:
-    fast = torch.compile(model, mode="max-autotune", dynamic=False)
+def _compile(bench: Bench, model: nn.Module, shared: int, mode: str) -> Made:
+    how: dict[str, Any] = {"mode": mode} if bench.device == "cuda" else SMOKE
+    fast = torch.compile(model, dynamic=False, **how)
 
     def run() -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()
@@ -132,54 +131,3 @@ def _compile(bench: Bench, model: nn.Module, shared: int) -> Made:
     for _ in range(WARM_RUNS):
         run()
     return Made(run, shared)
-
-
-def ort(bench: Bench) -> Made:
-    """Our own graph on ONNX Runtime: fp16 by CUDA's provider, fp32 on a CPU."""
-    import onnxruntime
-
-    provider = "CUDAExecutionProvider" if bench.device == "cuda" else "CPUExecutionProvider"
-    if provider not in onnxruntime.get_available_providers():
-        raise AbsentError("onnxruntime-gpu is not installed")
-    if bench.device == "cuda":
-        onnxruntime.preload_dlls()
-    precision = "fp16" if bench.device == "cuda" else "fp32"
-    pipeline = preset(precision, device=bench.device)
-    if precision == "fp32":
-        pipeline = f"unify-dtype{{to=fp32}},{pipeline}"  # the weights are stored in bf16
-    program = structural_copy(bench.program())
-    context = PassContext(calibration=(_inputs_of(bench),))
-    size = sum(t.numel() for t in program.state_dict.values()) * (2 if precision == "fp16" else 4)
-    reader = onnxruntime_on(bench.device)
-    run_pipeline(build(f"{pipeline},{lowering(reader)}"), program, context)
-    with tempfile.TemporaryDirectory() as folder:
-        lower_to_onnx(LoweringRequest(program, Path(folder), [OUTPUT]), reader)
-        session = onnxruntime.InferenceSession(Path(folder) / GRAPH_FILE, providers=[provider])
-    if session.get_providers()[0] != provider:
-        raise AbsentError(f"ONNX Runtime does not start {provider} here")
-    hidden = size if bench.device == "cuda" else 0
-    return Made(_bound(session, bench), hidden_bytes=hidden, details={"precision": precision})
-
-
-def _inputs_of(bench: Bench) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in bench.case.inputs.items()}
-
-
-def _bound(session: Any, bench: Bench) -> Callable[[], Tensor]:
-    """Run with inputs and output where they are on the device."""
-    import numpy
-
-    binding = session.io_binding()
-    for name, tensor in bench.case.inputs.items():
-        kind = numpy.float32 if tensor.is_floating_point() else numpy.int64
-        shape = tuple(tensor.shape)
-        binding.bind_input(name, bench.device, 0, kind, shape, tensor.data_ptr())
-    binding.bind_output(OUTPUT, bench.device)
-
-    def run() -> Tensor:
-        session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-        (found,) = binding.get_outputs()
-        return torch.from_dlpack(found._ortvalue.to_dlpack())
-
-    return run

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gpu_peers import SMOKE
 from gpu_timing import copies, repeated
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -209,7 +210,8 @@ def _scaled(product: Product, device: str, *, by_row: bool) -> list[Callable[[],
 
 def _quantizing(product: Product, device: str) -> list[Callable[[], object]]:
     torch._dynamo.reset()  # of one function, few sizes are compiled; the rest would run as it is
-    compiled = torch.compile(quantized, dynamic=False)
+    how: dict[str, Any] = {} if device == "cuda" else SMOKE
+    compiled = torch.compile(quantized, dynamic=False, **how)
     return [lambda left=left: compiled(left, by_row=True) for left, _ in _operands(product, device)]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from enginecast.errors import InputError, VerificationError
@@ -24,7 +25,9 @@ from enginecast.verification.reference import (
     other_padding,
     padded_case,
 )
-from enginecast.verification.verdict import judge, limit_of
+from enginecast.verification.rows import RowError, judge_rows
+from enginecast.verification.rows import batches as rows_in_batches
+from enginecast.verification.verdict import judge, limit_of, noted
 
 EXACT: PadRows = "exact"
 ZERO: PadRows = "zero"
@@ -57,15 +60,50 @@ def verify_engine(
     if not found:
         found = padding_leaks(engine, reference)
     found = (*found, *compare_edges(engine, reference))
-    return judge(
+    batches, apart = row_errors(engine, reference)
+    verdict = judge(
         measured,
         reference.floor,
         where=where_it_ran(engine),
         engine_ran=runs_natively(reference.floor.dtype, engine.provider),
         emulated=emulated,
-        problems=(*problems, *found),
-        edges=[case.name for case in edges_of(reference)],
+        problems=(*problems, *(error.reason for error in apart), *found),
+        edges=[*(case.name for case in edges_of(reference)), *batches],
     )
+    if verdict.outcome == "rejected":
+        # The smallest batch says most; of its sizes, the cases may have some.
+        smallest = [] if problems else rows_apart(engine, reference)
+        reasons = dict.fromkeys((*(str(error.reason) for error in smallest), *verdict.reasons))
+        return msgspec.structs.replace(verdict, reasons=tuple(reasons))
+    why = "" if reference.rows is None else reference.rows.why
+    said = f"rows of a batch were not compared with each alone: {why}"
+    return noted(verdict, [said] if why else [])
+
+
+def row_errors(
+    engine: Engine, reference: Reference, *, every: bool = False
+) -> tuple[list[str], list[RowError]]:
+    """Run rows of a case in other batches; return the names of the batches, and the rows of the
+    first wrong one that are not what they are alone.
+
+    Args:
+        every: in all batches, instead of those whose size no case has.
+    """
+    names = list[str]()
+    if reference.rows is None:
+        return names, []
+    for batch, case in rows_in_batches(engine.manifest, engine.record, reference, every=every):
+        outputs = engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT)
+        names.append(case.name)
+        if found := list(judge_rows(reference, batch, case, outputs)):
+            return names, found
+    return names, []
+
+
+def rows_apart(engine: Engine, reference: Reference) -> list[RowError]:
+    """The rows that a rejected engine computes wrongly in a batch, and right alone."""
+    _, found = row_errors(engine, reference, every=True)
+    return [] if any(error.batch == 1 for error in found) else found
 
 
 def compare_edges(engine: Engine, reference: Reference) -> tuple[str, ...]:

@@ -70,6 +70,17 @@ class ReferenceCase:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What of a model has a row for each element of a batch."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """Those whose rows are in any batch what they are alone, in eager."""
+    why: str = ""
+    """Why the others, or all, are not compared so; empty: there are no others."""
+
+
+@dataclass(frozen=True)
 class Reference:
     """All cases of a model."""
 
@@ -81,6 +92,8 @@ class Reference:
     """Outputs whose rows follow the mask."""
     guarded: frozenset[str] = frozenset()
     """Those of them whose valid rows do not depend on the content of padding."""
+    rows: Rows | None = None
+    """None: no input has rows, no case has two of them, or the file is of an earlier version."""
     edges: tuple[ReferenceCase, ...] = ()
     """Edge cases with unusual values, judged one by one (`verification.edges`)."""
     left_out: tuple[str, ...] = ()
@@ -119,6 +132,19 @@ class Reference:
         return measured
 
 
+def profile_of(profile: Sequence[ShapeRange], inputs: Mapping[str, Array]) -> int | None:
+    """The number of the profile that a run takes: the first that has the shapes; None: none has."""
+    for number in sorted({one.profile for one in profile}):
+        ranges = [one for one in profile if one.profile == number]
+        shapes = ((inputs[one.name].shape, one) for one in ranges)
+        if all(
+            all(map(int.__le__, one.least, shape)) and all(map(int.__le__, shape, one.greatest))
+            for shape, one in shapes
+        ):
+            return number
+    return None
+
+
 def within_profiles(
     reference: Reference, profile: Sequence[ShapeRange]
 ) -> tuple[Reference, tuple[str, ...]]:
@@ -129,15 +155,7 @@ def within_profiles(
     """
 
     def is_taken(case: ReferenceCase) -> bool:
-        for number in {one.profile for one in profile}:
-            ranges = [one for one in profile if one.profile == number]
-            shapes = ((case.inputs[one.name].shape, one) for one in ranges)
-            if all(
-                all(map(int.__le__, one.least, shape)) and all(map(int.__le__, shape, one.greatest))
-                for shape, one in shapes
-            ):
-                return True
-        return not profile
+        return not profile or profile_of(profile, case.inputs) is not None
 
     kept, edges = (tuple(filter(is_taken, cases)) for cases in (reference.cases, reference.edges))
     names = frozenset(case.name for case in kept)
@@ -228,6 +246,7 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
         "mask_input": stored.mask_input,
         "masked": sorted(stored.masked),
         "guarded": sorted(stored.guarded),
+        "rows": stored.rows and asdict(stored.rows),
         "left_out": list(stored.left_out),
     }
     text = json.dumps(metadata, sort_keys=True, allow_nan=False)
@@ -280,6 +299,7 @@ def read_reference(path: Path) -> Reference:
             mask_input=metadata["mask_input"],
             masked=frozenset(metadata["masked"]),
             guarded=frozenset(metadata["guarded"]),
+            rows=msgspec.convert(metadata.get("rows"), Rows | None),
             left_out=tuple(metadata["left_out"]),
         )
     except FileNotFoundError as error:

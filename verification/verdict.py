@@ -122,6 +122,12 @@ def noted(verdict: Verdict, notes: Sequence[str]) -> Verdict:
     return msgspec.structs.replace(verdict, reasons=(*verdict.reasons, *notes))
 
 
+def row_limit(floor: Floor, name: str) -> float:
+    """The largest allowed relative error of a row of an output."""
+    largest = math.inf if floor.is_lost(name) else LARGEST_ROW
+    return min(limit_of(floor) * ROW_LAXITY * floor.row_of(name, kernels=True), largest)
+
+
 def judge(
     measured: Comparison | None,
     floor: Floor,
@@ -143,7 +149,7 @@ def judge(
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.
         problems: reasons to reject that were found elsewhere.
-        edges: cases of unusual values that were compared elsewhere.
+        edges: cases that were compared elsewhere, such as those of unusual values.
 
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
@@ -288,9 +294,7 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
         )
 
     # One wrong row among thousands hardly moves a pooled error.
-    of_rows = floor.row_of(name, kernels=True)
-    largest = math.inf if floor.is_lost(name) else LARGEST_ROW
-    allowed = min(limit * ROW_LAXITY * of_rows, largest)
+    of_rows, allowed = floor.row_of(name, kernels=True), row_limit(floor, name)
     for case, found in cases.items():
         worst = found.worst_row
         if found.nonfinite or worst <= allowed:

@@ -184,6 +184,8 @@ class EngineConfig:
     """An instance of the target's own `options`; None: it has none."""
     also: tuple[str, ...] = ()
     """Targets of further engines in the bundle, made from the same program."""
+    keep: tuple[str, ...] = ()
+    """Modules whose outputs the engine file gives, too."""
 
     @property
     def engines(self) -> tuple["EngineConfig", ...]:
@@ -314,6 +316,15 @@ class ExportRequest:
         bool, _exported("Accept engines that lack something that was asked for.")
     ] = False
     drop_guilty: Annotated[bool, _exported("Skip rewrites that lose too much accuracy.")] = False
+    keep_output: Annotated[
+        Sequence[str],
+        _exported(
+            "Let the engine file give what leaves this module, too, so that no kernel computes"
+            " across its end; repeatable.",
+            "MODULE",
+        ),
+    ] = ()
+    """Where a runtime fuses wrongly.  `run` does not return it."""
     accept: Annotated[
         Sequence[str],
         _exported(
@@ -439,6 +450,7 @@ class ExportRequest:
             None if self.plan is None else Path(self.plan),
             self.target_options or (target.options and target.options()),
             tuple(self.also),
+            tuple(self.keep_output),
         )
 
     def _check_engines(self, target: "Target") -> None:
@@ -454,6 +466,8 @@ class ExportRequest:
                         hint=f"They go with --target {owner.name} alone.",
                     )
             raise UsageError(f"--target {target.name} takes no {type(options).__name__}")
+        if self.also and self.keep_output:
+            raise UsageError("--keep-output does not go with --also: it is for one engine")
         if len(set(self.also)) < len(self.also):
             raise UsageError(f"--also {self.also[-1]}: given twice")
         for other in self.also:
@@ -503,6 +517,7 @@ class ExportRequest:
         text = target.pipeline(precision)
         skips = (*self.skip_modules_pattern, *self.skip_modules_classes)
         unfit = "--pipeline" if self.pipeline is not None else "--skip-modules-..." if skips else ""
+        unfit = unfit or ("--keep-output" if self.keep_output else "")
         if unfit:
             raise UsageError(
                 f"{unfit} does not fit --target {target.name}: passes rewrite programs of"

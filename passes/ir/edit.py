@@ -3,8 +3,9 @@
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch.export.graph_signature import (
     ConstantArgument,
     InputKind,
     InputSpec,
+    OutputKind,
+    OutputSpec,
     TensorArgument,
 )
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from enginecast import library_names
 from enginecast.passes.ir.base import ProgramView
@@ -361,3 +365,24 @@ def weight_value(program: ProgramView, node: Node) -> Any:
             return source.target(*args, **kwargs)
 
     return load(node)
+
+
+def add_outputs(program: ExportedProgram, added: Sequence[Node]) -> None:
+    """Return the values of nodes, too, after all that a program returns."""
+    output = program.graph.output_node()
+    values = output.args[0]
+    assert isinstance(values, tuple | list)
+    output.args = ((*values, *added),)
+    program.graph_signature.output_specs += [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in added
+    ]
+    # A lowering that decomposes the program calls it, and takes its outputs apart by this.
+    count = sum(
+        spec.kind is OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs
+    )
+    entry, *modules = program.module_call_graph
+    if entry.signature is not None:
+        spec = pytree.tree_structure(tuple(range(count)))
+        entry = replace(entry, signature=replace(entry.signature, outputs=[], out_spec=spec))
+    program._module_call_graph = [entry, *modules]
+    program.graph_module.recompile()

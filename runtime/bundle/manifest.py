@@ -423,6 +423,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     steps: dict[str, Count] = {}
     """Symbols whose sizes are multiples of a number, and that number."""
     outputs: tuple[Output, ...]
+    kept: tuple[Output, ...] = ()
+    """Values inside that engine files give, too, so that no kernel computes across them; `run` does
+    not."""
     outputs_chosen: bool = False
     """Whether a user chose the outputs; else they are all that the model gives."""
     capture: tuple[Rung, ...] = ()
@@ -477,9 +480,9 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @property
     def engine_outputs(self) -> tuple[Output, ...]:
-        """The outputs of an engine file, including the guards."""
+        """The outputs of an engine file, including the guards and what is kept."""
         guards = [Output(name=guard.output, dtype="bool", shape=()) for guard in self.guards]
-        return (*self.outputs, *guards)
+        return (*self.outputs, *guards, *self.kept)
 
 
 def is_file_name(name: str) -> bool:

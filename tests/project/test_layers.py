@@ -69,7 +69,7 @@ ENGINE_SIDE = [
     "enginecast.verification.report.data",
     "enginecast.verification.emulate.profiles",
     "enginecast.verification.emulate.data",
-    "enginecast.verification.report.files",
+    "enginecast.verification.rows",
 ]
 RUNS_TORCH = {
     "device/torch_threads.py",

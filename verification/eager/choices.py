@@ -29,16 +29,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     InputKind,
     InputSpec,
-    OutputKind,
-    OutputSpec,
     TensorArgument,
 )
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from enginecast.errors import EnginecastError
 from enginecast.library_names import aten
 from enginecast.passes.ir.edit import (
+    add_outputs,
     erase_dead,
     free_name,
     insert,
@@ -144,7 +142,6 @@ def with_choice_outputs(program: ExportedProgram, names: Sequence[str]) -> Expor
     """A copy of the program with the choices of the named nodes as additional outputs."""
     copy = structural_copy(program)
     nodes = {node.name: node for node in copy.graph.nodes}
-    output = copy.graph.output_node()
     added = []
     for name in names:
         node = nodes[name]
@@ -152,7 +149,7 @@ def with_choice_outputs(program: ExportedProgram, names: Sequence[str]) -> Expor
             added.append(
                 insert_item(copy.graph, node, 1, like=node) if node.target in PAIRS else node
             )
-    _add_outputs(copy, output, added)
+    add_outputs(copy, added)
     return copy
 
 
@@ -197,29 +194,10 @@ def with_choice_inputs(program: ExportedProgram, names: Sequence[str]) -> Export
                         if not each.keeps_dim:
                             chosen = insert(graph, aten.squeeze.dim, (chosen, each.dim), like=user)
                 user.replace_all_uses_with(chosen)
-    _add_outputs(copy, graph.output_node(), sources)
+    add_outputs(copy, sources)
     erase_dead(graph)
     copy.graph_module.recompile()
     return copy
-
-
-def _add_outputs(program: ExportedProgram, output: Node, added: Sequence[Node]) -> None:
-    values = output.args[0]
-    assert isinstance(values, tuple | list)
-    output.args = ((*values, *added),)
-    program.graph_signature.output_specs += [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in added
-    ]
-    # A lowering that decomposes the program calls it, and takes its outputs apart by this.
-    count = sum(
-        spec.kind is OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs
-    )
-    entry, *modules = program.module_call_graph
-    if entry.signature is not None:
-        spec = pytree.tree_structure(tuple(range(count)))
-        entry = replace(entry, signature=replace(entry.signature, outputs=[], out_spec=spec))
-    program._module_call_graph = [entry, *modules]
-    program.graph_module.recompile()
 
 
 def tie_reference(

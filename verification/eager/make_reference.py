@@ -1,7 +1,7 @@
 """Make what an engine is judged by: a reference, its noise floor and its edge cases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,8 +23,10 @@ from enginecast.verification.eager.outputs import (
     Eager,
     Forward,
     NamedInputs,
+    as_array,
     as_arrays,
     eager_outputs,
+    mask_of,
     reference_outputs,
     reference_program,
 )
@@ -40,17 +42,23 @@ from enginecast.verification.metrics import (
     measure,
     output_names,
     pool_output,
+    row_mask,
 )
 from enginecast.verification.reference import (
     UNCHANGED,
     Reference,
     ReferenceCase,
+    Rows,
     moved,
     other_padding,
     padded_case,
 )
+from enginecast.verification.rows import base_case
 from enginecast.verification.runs import Runs
 
+MIXED = 1e-9
+"""Relative change of an fp64 output above which its rows depend on each other: kernels for another
+batch size sum in another order."""
 ALIKE = 4.0
 """Largest ratio of eager's error for a batch to its error for one row at which rows count as
 independent."""
@@ -69,6 +77,7 @@ def make_reference(
     singles: Mapping[str, Sequence[Mapping[str, Tensor]]] | None = None,
     work: float = WORK,
     halves: str = "",
+    row_inputs: Sequence[str] = (),
 ) -> Reference:
     """Compute everything an engine is judged by: fp64 reference, eager fp32, and eager in the
     target dtype.
@@ -82,6 +91,7 @@ def make_reference(
             independent.
         work: limit for runs with kernel noise (`kernel_noise.affordable`).
         halves: see `Floor.halves`.
+        row_inputs: the inputs that have a row for each element of a batch.
     """
     singles = singles or {}
     if exact is None:
@@ -94,12 +104,22 @@ def make_reference(
         arrays = other_padding(inputs[padded], mask_input)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         again = [NamedInputs(f"{padded}, padded otherwise", tensors)]
-    exact_outputs = dict(exact([case for case in [*cases, *again] if case.name not in singles]))
+    asked = [case for case in [*cases, *again] if case.name not in singles]
+    probe = _row_probe(cases, row_inputs, mask_input)
+    alone = () if probe is None or probe.case.name in singles else tuple(probe.alone.values())
+    try:
+        exact_outputs = dict(exact([*asked, *alone]))
+    except VerificationError:
+        if not alone:
+            raise
+        probe, exact_outputs = None, dict(exact(asked))  # it takes no such row alone, or no case
     plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
+    joined = set[str]()
     for case in cases:
         if case.name in singles:
-            rows = singles[case.name]
-            stacked = _stacked(exact, case, rows, cases, exact_outputs, plain)
+            each = singles[case.name]
+            if stacked := _stacked(exact, case, each, cases, exact_outputs, plain):
+                joined.add(case.name)
             exact_outputs[case.name] = stacked or exact([case])[case.name]
     masked = masked_outputs(
         ({n: a.shape for n, a in exact_outputs[case].items()} for case in masks), masks.values()
@@ -109,6 +129,9 @@ def make_reference(
         before, after = exact_outputs[padded], exact_outputs[again[0].name]
         changes = moved(before, after, mask, sorted(masked))
         guarded = frozenset(name for name, change in changes.items() if change <= UNCHANGED)
+    rows = None
+    if probe is not None:
+        rows = probe.rows(exact_outputs, is_joined=probe.case.name in joined)
     reference = Reference(
         cases=tuple(
             ReferenceCase(name, found, plain[name], exact_outputs[name])
@@ -118,6 +141,7 @@ def make_reference(
         mask_input=mask_input,
         masked=masked,
         guarded=guarded,
+        rows=rows,
     )
     fixed = frozenset() if program is None else shape_only_outputs(program, names)
 
@@ -179,6 +203,64 @@ def _stacked(
         if not distance(wanted, stacked[name]) <= ALIKE * max(usual, least_floor("fp32")):
             return {}
     return stacked
+
+
+@dataclass(frozen=True)
+class _RowProbe:
+    """The first and the last row of a case alone, to learn whether rows depend on each other."""
+
+    case: Case
+    inputs: tuple[str, ...]
+    """Those with a row for each element of the batch."""
+    mask_input: str | None
+
+    @property
+    def alone(self) -> dict[int, NamedInputs]:
+        """The two rows, each as a case, by its index."""
+        given = self.case.inputs
+        return {
+            row: NamedInputs(
+                f"{self.case.name}, row {row}",
+                {n: t[row : row + 1] if n in self.inputs else t for n, t in given.items()},
+            )
+            for row in (0, len(given[self.inputs[0]]) - 1)
+        }
+
+    def rows(self, outputs: Outputs, *, is_joined: bool) -> Rows:
+        """The outputs whose rows are what they are alone.
+
+        Args:
+            outputs: in fp64, of the case and of its rows.
+            is_joined: whether the case was computed row by row, and near to what eager gives.
+        """
+        whole, count = outputs[self.case.name], len(self.case.inputs[self.inputs[0]])
+        held = [name for name, array in whole.items() if array.shape[:1] == (count,)]
+        mixed = [] if is_joined else [n for n in held if self._is_mixed(n, outputs)]
+        named = ", ".join(map(repr, mixed))
+        why = f"in the model, rows of {named} depend on each other" if mixed else ""
+        return Rows(self.inputs, tuple(n for n in held if n not in mixed), why)
+
+    def _is_mixed(self, name: str, outputs: Outputs) -> bool:
+        mask = mask_of(self.case, self.mask_input)
+        for row, single in self.alone.items():
+            if single.name not in outputs:  # it was tried to join the case of rows, in vain
+                return True
+            place = slice(row, row + 1)
+            together, alone = outputs[self.case.name][name][place], outputs[single.name][name]
+            if together.shape != alone.shape:
+                return True
+            valid = row_mask(alone.shape, None if mask is None else as_array(mask[place]))
+            if measure(alone, together, valid).relative > MIXED:
+                return True
+        return False
+
+
+def _row_probe(
+    cases: Sequence[Case], inputs: Sequence[str], mask_input: str | None
+) -> _RowProbe | None:
+    name = base_case({case.name: as_arrays(case.inputs) for case in cases}, inputs)
+    found = (case for case in cases if case.name == name)
+    return next((_RowProbe(case, tuple(inputs), mask_input) for case in found), None)
 
 
 def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:

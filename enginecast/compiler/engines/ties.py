@@ -1,22 +1,15 @@
 """Find what a rejected engine chose at ties, and compute the reference with these choices."""
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from enginecast.compiler.engines.checks import Check, Judged, Running
-from enginecast.compiler.engines.lower_and_run import lowering_request, unsealed
+from enginecast.compiler.engines.rebuild import Rebuild
 from enginecast.compiler.engines.rewrite import LoweredProgram
-from enginecast.compiler.prepare.program import Prepared
-from enginecast.compiler.request import EngineConfig
 from enginecast.errors import EnginecastError
-from enginecast.exporters.registry import target_of
-from enginecast.runtime.bundle.manifest import EngineRecord, Manifest, Output
-from enginecast.runtime.engine import Engine
-from enginecast.runtime.sessions.registry import session_class
+from enginecast.runtime.bundle.manifest import Output
 from enginecast.verification.eager.choices import (
     TieReference,
     choice_nodes,
@@ -33,14 +26,8 @@ class Ties(Check):
     lowered again with the choices as outputs.
     """
 
-    model: Prepared
+    rebuild: Rebuild
     engine: LoweredProgram
-    config: EngineConfig
-    manifest: Manifest
-    record: EngineRecord
-    folder: Path
-    """Where the engine is lowered again, into a temporary folder."""
-    threads: int | None
 
     def reconsider(self, running: Running, judged: Judged) -> Judged:
         rejected, criteria = judged.verdict, running.criteria
@@ -65,42 +52,35 @@ class Ties(Check):
         Args:
             reference: the one by which the engine was rejected.
         """
-        captured = self.model.captured.program
+        captured = self.rebuild.model.captured.program
         there = choice_nodes(self.engine.program)
         names = [name for name in choice_nodes(captured) if name in there]
         if not names or reference.floor.dtype != "fp32" or reference.floor.rounding:
             return TieReference(None, ())
         stored = {edge.name for edge in reference.edges}
-        edges = [case for case in self.model.edge_cases if case.name in stored]
-        cases = [*self.model.cases, *edges]
+        edges = [case for case in self.rebuild.model.edge_cases if case.name in stored]
+        cases = [*self.rebuild.model.cases, *edges]
         try:
             # Run the engine's program, lowered with its choices as outputs.
             outputs = [f"{name}_chosen" for name in names]
             program = with_choice_outputs(self.engine.program, names)
-            with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
-                folder = Path(temporary)
-                request = lowering_request(self.model, self.config, program, folder)
-                request = replace(request, outputs=(*request.outputs, *outputs))
-                artifact = target_of(self.config.target).lower(request)
-                added = (Output(name=output, dtype="int64", shape=()) for output in outputs)
-                manifest = msgspec.structs.replace(
-                    self.manifest, outputs=(*self.manifest.outputs, *added)
-                )
-                bundle = unsealed(folder, manifest, artifact.files)
-                opened = session_class(self.config.target).open(
-                    bundle, self.record, self.config.providers, self.threads
-                )
-                with Engine(bundle, self.record, opened) as engine:
-                    choices = {}
-                    for case in cases:
-                        feeds = {n: t.numpy() for n, t in case.inputs.items()}
-                        results = opened.run_to_host(as_declared(engine, feeds), outputs)
-                        choices[case.name] = {
-                            name: results[output].astype(np.int64)
-                            for name, output in zip(names, outputs, strict=True)
-                        }
+            added = [Output(name=output, dtype="int64", shape=()) for output in outputs]
+            with self.rebuild.opened(program, added) as (engine, opened):
+                choices = {}
+                for case in cases:
+                    feeds = {n: t.numpy() for n, t in case.inputs.items()}
+                    results = opened.run_to_host(as_declared(engine, feeds), outputs)
+                    choices[case.name] = {
+                        name: results[output].astype(np.int64)
+                        for name, output in zip(names, outputs, strict=True)
+                    }
         except EnginecastError as error:
             return TieReference(None, (f"whether values tie is not known: {error.message}",))
         return tie_reference(
-            captured, self.model.cases, edges, self.model.output_names, choices, reference
+            captured,
+            self.rebuild.model.cases,
+            edges,
+            self.rebuild.model.output_names,
+            choices,
+            reference,
         )

@@ -162,6 +162,7 @@ def reference_of_script(
         mask_input=model.mask_input,
         exact=exact,
         singles={case.name: case.singles for case in model.cases if case.singles},
+        row_inputs=model.row_inputs,
     )
     return replace(reference, edges=swept), (*dict.fromkeys(notes), *run.notes)
 

@@ -32,7 +32,9 @@ from enginecast.compiler.engines.lower_and_run import (
     run_engine,
     unsealed,
 )
+from enginecast.compiler.engines.rebuild import Rebuild, keeping
 from enginecast.compiler.engines.rewrite import rewrite
+from enginecast.compiler.engines.rows_apart import RowsApart, without_fused_attention
 from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
     SCRIPTED,
@@ -232,6 +234,7 @@ class ExportSession:
         artifacts: list[Artifact] = []
         for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
             request = lowering_request(model, config, engine.program, self.staging.folder)
+            request, inside = keeping(request, config.keep)
             request = replace(request, tell=self.steps.tell, say=self.steps.say)
             with self.steps(self._step("lower", config)):
                 artifacts.append(target_of(config.target).lower(request))
@@ -243,7 +246,7 @@ class ExportSession:
         task = task_of(self.source)
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
-            manifest = with_field(manifest, **task.describe(self.source))
+            manifest = with_field(manifest, **task.describe(self.source), kept=inside)
         notes = list[str]()
         if any(artifact.requires.get(SUMS) == EXACT for artifact in artifacts):
             notes.append(
@@ -271,7 +274,10 @@ class ExportSession:
             if len(self.config.engines) == 1:
                 # A bundle has one stored reference, for one engine's choices and kernels.
                 checks.append(OtherKernels(partial(with_kernels, model)))
-                checks.append(Ties(model, engine, config, manifest, record, folder, threads))
+                rebuild = Rebuild(model, config, manifest, record, folder, threads)
+                checks.append(Ties(rebuild, engine))
+                unfused = partial(without_fused_attention, model, config, reference, self.steps)
+                checks.append(RowsApart(rebuild, engine.program, unfused))
             checks.append(PlacesOfLoss(model))
             criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
             with self.steps(self._step("verify", config)):
@@ -402,6 +408,7 @@ class ExportSession:
         request = self.request
         skips = bool(request.skip_modules_pattern or request.skip_modules_classes)
         asked = {"--pipeline": request.pipeline is not None, "--skip-modules-...": skips}
+        asked |= {"--keep-output": bool(request.keep_output)}
         if given := " and ".join(option for option, is_given in asked.items() if is_given):
             text = f"{given} did nothing: no passes run on what is made from the module itself"
             yield Downgraded(text, "passes", SCRIPTED, is_asked=True)

@@ -15,7 +15,7 @@ from enginecast.capture.control_flow.detect.reporters import overlooked
 from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import given_prompts
-from enginecast.capture.inputs.specs import InputSpec, ranges_of, sums
+from enginecast.capture.inputs.specs import BATCH, InputSpec, ranges_of, sums
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.tracing.captured import Captured, Watch, capture
@@ -85,6 +85,16 @@ class OpenedModel:
     def symbols(self) -> Mapping[str, Range]:
         """Least and greatest size of each symbolic dimension."""
         return ranges_of(self.inputs)
+
+    @property
+    def row_inputs(self) -> tuple[str, ...]:
+        """The inputs with a row for each element of a batch, whose size varies from 1 on."""
+        first = [(spec.name, spec.dims[0]) for spec in self.inputs if spec.dims]
+        named = [dim.name for _, dim in first if dim.name and not dim.parts and 1 in dim.sizes]
+        batch = BATCH if BATCH in named else next(iter(named), None)
+        if any(dim.name == batch for spec in self.inputs for dim in spec.dims[1:]):
+            return ()
+        return tuple(name for name, dim in first if dim.name == batch) if batch else ()
 
     @property
     def mask_input(self) -> str | None:

@@ -15,17 +15,18 @@ from enginecast.compiler.prepare.program import OpenedModel, Prepared
 from enginecast.compiler.ranges.eager import Eager
 from enginecast.errors import CaptureError, EnginecastError, VerificationError
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import dtype_of
+from enginecast.passes.ir.edit import dtype_of, is_float
 from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.source import source_line
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.eager import kernel_noise
 from enginecast.verification.eager.captured import aligned_weights, capture_failures
+from enginecast.verification.eager.choices import choice_nodes
 from enginecast.verification.eager.make_reference import edge_reference, make_reference
 from enginecast.verification.eager.other_kernels import with_all_kernels
 from enginecast.verification.eager.outputs import Case, reference_outputs
 from enginecast.verification.metrics import BEYOND, Array
-from enginecast.verification.reference import Reference
+from enginecast.verification.reference import Reference, Rows
 from enginecast.verification.runs import Runs
 
 FP64_LOSS = 1e-3
@@ -58,7 +59,9 @@ def reference_of(
         exact=exact,
         singles={case.name: case.singles for case in prepared.cases if case.singles},
         halves=_halves_of(prepared.captured.in_halves),
+        row_inputs=prepared.row_inputs,
     )
+    reference = replace(reference, rows=_that_never_tie(program, reference.rows))
     _refuse_draws(program)  # where no two calls differed, which name the line
     if notes is not None:
         notes += run.notes
@@ -68,6 +71,19 @@ def reference_of(
     cases = prepared.edge_cases
     found = edge_reference(prepared.source.eager, cases, forward, exact, program, names, dtype)
     return replace(reference, edges=found)
+
+
+def _that_never_tie(program: ExportedProgram, rows: Rows | None) -> Rows | None:
+    """The rows that are the same in every batch: none where the model chooses among floats, whose
+    rounding may decide otherwise in another.
+    """
+    chosen = (each for each in choice_nodes(program).values() if is_float(each.source))
+    node = next((each.node for each in chosen), None)
+    if node is None or rows is None:
+        return rows
+    place = source_line(node) or node.name
+    why = f"the model chooses among floats by {node.target} at {place}, and rounding may decide"
+    return replace(rows, outputs=(), why=why)
 
 
 def in_turn(model: OpenedModel) -> CalledInTurn:

@@ -36,6 +36,7 @@ from enginecast.verification.reference import (
     read_reference,
     within_profiles,
 )
+from enginecast.verification.rows import PARTS
 from enginecast.verification.stepping import step_failures
 from enginecast.verification.verdict import verdict_line
 
@@ -48,6 +49,8 @@ NOT_STORED = (
     "the stored reference does not include: {0}.  With --model they are compared, too, and a"
     " verdict by emulation becomes one of the engine"
 )
+
+NAMES_BLOCK = "with --model MODEL, it names the block in which rows part, and what helps"
 
 SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"
 
@@ -179,6 +182,8 @@ def verify_bundle(
         completed = not reference.left_out and _complete(engine, verdict, parts)
         if _is_signed(engine) and engine.verdict.outcome != verdict.outcome == "verified":
             notes = (*notes, SIGNED)
+        if model is None and any(PARTS in reason for reason in verdict.reasons):
+            notes = (*notes, NAMES_BLOCK)
         if reference.left_out:
             notes = (*notes, NOT_STORED.format(", ".join(reference.left_out)))
         layers, backend = engine.layers(), engine.backend
@@ -200,7 +205,7 @@ def _reference(
 
         made = reference_of_model(model, engine.manifest, engine.folder, **asked)
         reference = _accepting(made.reference, engine)
-        return reference, made.notes, made.problems, made.checks
+        return reference, made.notes, made.problems, made.checks_of(engine)
     stored = engine.folder / REFERENCE_NAME
     if not stored.is_file():
         hint = "Give the model: --model MODEL."

@@ -16,18 +16,22 @@ from enginecast.capture.sources.calls.recording import RECORDED, Recorded
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.compiler.engines.checks import Check, OtherKernels
 from enginecast.compiler.engines.fresh_inputs import with_more_calibration
+from enginecast.compiler.engines.rebuild import Rebuild
+from enginecast.compiler.engines.rows_apart import RowsApart, lowered, without_fused_attention
 from enginecast.compiler.export.scripted import prepare_script, reference_of_script
 from enginecast.compiler.prepare.open_model import open_model
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
-from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
+from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.engine import Engine
 from enginecast.verification.program.quantized_floor import planned_reference
 from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
 
@@ -43,6 +47,30 @@ class Remade:
     """Why it cannot serve as a reference: the captured program differs from the model."""
     checks: tuple[Check, ...] = ()
     """That reconsider a verdict."""
+    prepared: Prepared | None = None
+    """None: the model was scripted."""
+
+    def checks_of(self, engine: Engine) -> tuple[Check, ...]:
+        """What reconsiders the verdict of an engine."""
+        if self.prepared is None or engine.manifest.quantization is not None:
+            return self.checks
+        record, manifest = engine.record, engine.manifest
+        options = target_of(record.target).options
+        config = EngineConfig(
+            record.target,
+            record.precision,
+            manifest.pipeline,
+            "cpu" if "cpu" in engine.provider.lower() else "cuda",
+            runs_here=True,
+            arch=record.arch,
+            options=options and options(),
+        )
+        about = (self.prepared, config, self.reference, Steps())
+        rebuild = Rebuild(self.prepared, config, manifest, record, None, engine.settings.threads)
+        apart = RowsApart(
+            rebuild, partial(lowered, *about), partial(without_fused_attention, *about)
+        )
+        return (*self.checks, apart)
 
 
 def reference_of_model(
@@ -109,7 +137,7 @@ def reference_of_model(
             _calibration(prepared, folder),
         )
     kernels = OtherKernels(partial(with_kernels, prepared))
-    return Remade(reference, same_model(model, source, manifest), problems, (kernels,))
+    return Remade(reference, same_model(model, source, manifest), problems, (kernels,), prepared)
 
 
 def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | None) -> ModelOptions:
