@@ -98,7 +98,7 @@ def _answers(
             yield precision, reason(error)
             continue
         # What `inspect` says, with the library or without it, must not refuse what is built.
-        network = ir.load(place / NETWORK_FILE)
+        network = ir.external_data.load_to_model(ir.load(place / NETWORK_FILE))
         found = [*(check_parsed(trt, network) or ()), *check_ready(network, ranges=ends)]
         yield precision, f"builds, but `inspect` refuses {found[0]}" if found else BUILDS
 
