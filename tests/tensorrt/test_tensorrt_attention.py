@@ -94,3 +94,25 @@ def test_sizes_that_are_not_known_can_be_masked(tmp_path: Path) -> None:
     query, key = torch.randn(3, 9, WIDTH), torch.randn(3, 12, WIDTH)
     (found,) = run_network(network, query, key)
     assert float((found - attend(query, key)).abs().max()) < 1e-5
+
+
+def test_keys_and_values_are_said_to_be_as_many(tmp_path: Path) -> None:
+    """A table of positions fixes the number of keys."""
+    table = torch.randn(7, WIDTH)
+
+    def attend(query: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = attention(query, query + table, value, None, HEADS, HEADS, 0.3, False)
+        return found
+
+    sizes = ({}, {1: torch.export.Dim("tokens", min=2, max=9)})
+    with torch.no_grad():
+        program = torch.export.export(
+            Function(attend), (flat(7), flat(7)), dynamic_shapes=(sizes,), strict=False
+        )
+    network = network_of(program, tmp_path)
+    (node,) = [node for node in network.graph.node if node.op_type == "Attention"]
+    shapes = {value.name: value.type.tensor_type.shape for value in network.graph.value_info}
+    assert [shapes[name].dim[2].dim_value for name in node.input[1:3]] == [7, 7]
+    query, value = flat(7), flat(7)
+    (found,) = run_network(network, query, value)
+    assert float((found - attend(query, value)).abs().max()) < 1e-5

@@ -395,9 +395,15 @@ def _attention_of_heads(
     is_flat = len(query.shape) == 3
     size = query.shape[-1] // (heads if is_flat else 1)
     given = value.shape[-1] // (kv_heads if is_flat else 1)
+    # A table of positions fixes the number of keys that it is added to, and of no values: said of
+    # both, for TensorRT compares what it knows.
+    lengths = {found.shape[1 if is_flat else 2] for found in (key, value)}
+    known = next((size for size in lengths if isinstance(size, int)), 0) if len(lengths) > 1 else 0
     if is_flat:
         query = _heads_first(query, heads)
-        key, value = (_heads_first(found, kv_heads) for found in (key, value))
+        key, value = (_heads_first(found, kv_heads, known) for found in (key, value))
+    elif known:
+        key, value = (op.Reshape(found, ints(0, 0, known, 0)) for found in (key, value))
     if size < given:
         query, key = (_widened(found, given - size) for found in (query, key))
     elif given < size:
@@ -421,7 +427,7 @@ def _widened(x: Any, columns: int) -> Any:
     return op.Pad(x, ints(0, columns), None, ints(-1))
 
 
-def _heads_first(x: Any, heads: int) -> Any:
+def _heads_first(x: Any, heads: int, tokens: int = 0) -> Any:
     """[batch, tokens, heads * size] -> [batch, heads, tokens, size]."""
-    sizes = [0, 0, heads, x.shape[2] // heads]  # 0: as it is
+    sizes = [0, tokens, heads, x.shape[2] // heads]  # 0: as it is
     return op.Transpose(op.Reshape(x, ints(*sizes)), perm=[0, 2, 1, 3])
