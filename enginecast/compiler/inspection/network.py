@@ -101,8 +101,12 @@ def check_network(
         trt = import_tensorrt("inspect", library)
     answering = table().library if trt is None else library.version(trt)
     check = NetworkCheck(
-        short_version(answering.split()[-1]),
-        *(table().library, False, {}, (), ()),
+        version=short_version(answering.split()[-1]),
+        library=table().library,
+        parsed=False,
+        operators={},
+        profile=(),
+        violations=(),
         plugins=library.has_plugins,
     )
     lowered = structural_copy(program)
