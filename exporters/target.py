@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.passes.presets import FUSIONS, QUANTIZED, computed_dtype, preset
 from enginecast.public import listing
-from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.bundle.manifest import Input, QuantizedFormat
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.session import PROVIDERS, Session
 
@@ -94,7 +94,7 @@ class Artifact:
     opset: int = 0
     """0: the engine is not an ONNX graph."""
     domains: Mapping[str, int] = field(default_factory=dict)
-    quantized: Literal["", "fp8", "int8"] = ""
+    quantized: QuantizedFormat = ""
     """As in `EngineRecord`."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
@@ -137,6 +137,9 @@ class Target:
     """The passes of its presets that make one op of several, as text."""
     products: ClassVar[str | None] = None
     """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU."""
+    explicit_quantization: ClassVar[bool] = False
+    """Whether Q/DQ says what is quantized, with scales that are known beforehand, as TensorRT calls
+    it: then plan-int8 asks for its products, too, and there are weights in NVFP4 and MXFP8."""
     multiplies_integers: ClassVar[bool] = False
     """Whether convolutions and LSTMs, too, are faster in int8 on a CPU (`plan-int8{integers}`)."""
     copies: ClassVar[int] = 1
@@ -171,6 +174,21 @@ class Target:
         Raises:
             UsageError: with those that fit.
         """
+        if precision in QUANTIZED and QUANTIZED[precision].explicit > self.explicit_quantization:
+            fitting = [name for name, kind in QUANTIZED.items() if not kind.explicit]
+            raise UsageError(
+                f"--precision {precision} does not fit --target {self.name}: only TensorRT has"
+                " weights whose block scales are quantized",
+                hint=f"Use --precision {', '.join(fitting)}.",
+            )
+
+    def arch_of(self, options: Any) -> str | None:
+        """The oldest GPU architecture that the target's own options ask for; None: they do not.
+
+        Args:
+            options: an instance of `options`, or None.
+        """
+        return None
 
     def quantized_dtype(self, device: str) -> str:
         """What a quantized engine computes in, where it is not quantized: fp32, fp16 or bf16."""
@@ -210,6 +228,7 @@ class Target:
             arch=arch,
             max_error=max_error,
             products=self.products,
+            explicit=self.explicit_quantization,
             integers=self.multiplies_integers,
             scales=dtype if self.scales_as_computed else "fp32",
             fusions=self.fusions,

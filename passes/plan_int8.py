@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from enginecast.passes.ir.quantization_plan import Format
+from enginecast.passes.quantize.plan.options import DEFAULT_TARGET, Target
 from enginecast.passes.quantize.plan.planning import PlanPass
 
 
@@ -17,3 +18,4 @@ class PlanInt8(PlanPass):
     bits: Literal[4, 8] = 8
     integers: bool = False
     any_cpu: bool = True
+    target: Target = DEFAULT_TARGET

@@ -13,7 +13,17 @@ CAPTURED = "drop-idle-draws,bind-weights,functionalize,lift-constants"
 """What every capture ends with.  `keep-outputs` and `widen-halves` follow where they are needed."""
 
 PrecisionName = Literal[
-    "fp32", "fp16", "bf16", "mixed", "int8", "fp8", "int8-storage", "int4-storage", "fp8-storage"
+    "fp32",
+    "fp16",
+    "bf16",
+    "mixed",
+    "int8",
+    "fp8",
+    "int8-storage",
+    "int4-storage",
+    "fp8-storage",
+    "nvfp4-storage",
+    "mxfp8-storage",
 ]
 """What a preset is called."""
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
@@ -38,6 +48,8 @@ class Quantized:
     format: str
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the planning pass."""
+    explicit: bool = False
+    """Whether only a target that Q/DQ says what is quantized has it."""
 
     @property
     def rewrites(self) -> str:
@@ -67,6 +79,8 @@ QUANTIZED: Mapping[str, Quantized] = {
     "int8": Quantized("int8"),
     "int8-storage": Quantized("int8", {"mode": "storage"}),
     "int4-storage": Quantized("int8", {"mode": "storage", "bits": 4}),
+    "nvfp4-storage": Quantized("fp8", {"mode": "storage", "bits": 4}, explicit=True),
+    "mxfp8-storage": Quantized("fp8", {"mode": "storage", "block": 32}, explicit=True),
 }
 """By the name of the precision."""
 
@@ -97,6 +111,7 @@ def preset(
     arch: str | None = None,
     max_error: float | None = None,
     products: str | None = None,
+    explicit: bool = False,
     integers: bool = False,
     scales: str = "fp32",
     fusions: str = FUSIONS,
@@ -113,7 +128,8 @@ def preset(
         arch: GPU architecture, for a precision that plans; None: the CPU.
         max_error: the largest relative L2 error of a row of an output that a plan may have; None:
             its default.
-        products: whose native fp8 products there are on a GPU, as plan-fp8 calls it.
+        products: whose products there are on a GPU, as plan-fp8 calls it.
+        explicit: whether those are of int8, too, convolutions among them.
         integers: whether there are convolutions and LSTMs in int8 on a CPU.
         scales: dtype that holds the scales of a plan exactly.
         fusions: the passes that fuse, as text.
@@ -128,9 +144,9 @@ def preset(
         kind = QUANTIZED[precision]
         if kind.smooths:  # first: powers of two are exact in fp32, and not at the ends of fp16
             passes.insert(0, "smooth-outliers")
-        runs = products if kind.format == "fp8" and device == "cuda" else None
+        runs = products if device == "cuda" and (kind.format == "fp8" or explicit) else None
         more = {"integers": True} if kind.smooths and device == "cpu" and integers else {}
-        if more:
+        if more or (kind.smooths and explicit):
             passes.insert(2, "fold-batch-norm")  # convolutions in int8 have no norm behind them
         planned = kind.passes(scales=scales, arch=arch, target=runs, max_error=max_error, **more)
         passes += map(str, planned)

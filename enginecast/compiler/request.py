@@ -235,7 +235,7 @@ class ExportRequest:
         str | None,
         Option(
             "A preset pipeline: fp32 (default), fp16, bf16, mixed; int8, fp8; int8-storage,"
-            " int4-storage, fp8-storage (weights only).",
+            " int4-storage, fp8-storage, for TensorRT nvfp4-storage, mxfp8-storage (weights only).",
             "NAME",
         ),
     ] = None
@@ -424,7 +424,7 @@ class ExportRequest:
             )
         if quantized and device == "cuda" and not is_own:
             target.pipeline(quantized, device=device)  # what does not go together, on no GPU does
-            arch = arch or _arch_of_this_machine(quantized)
+            arch = arch or target.arch_of(self.target_options) or _arch_of_this_machine(quantized)
         presets = partial(
             target.pipeline,
             device=device,
@@ -616,8 +616,9 @@ def _quantized_by(passes: "Sequence[Pass]") -> str:
     plans = [pass_ for pass_ in passes if isinstance(pass_, PlanPass)]
     fitting = [name for name, kind in QUANTIZED.items() if kind.rewrites in names]
     for name in fitting:
-        options = {"mode": "w8a8", "bits": 8, **QUANTIZED[name].options}
-        if any(all(getattr(p, key, 8) == value for key, value in options.items()) for p in plans):
+        defaults = {"mode": "w8a8", "bits": 8, "block": 0}
+        options = {**defaults, **QUANTIZED[name].options}
+        if any(all(getattr(p, k, defaults[k]) == v for k, v in options.items()) for p in plans):
             return name
     return next(iter(fitting), "")
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from enginecast.ops.quantize import SMALLEST_SCALE
+from enginecast.ops.quantize import E8M0, SMALLEST_SCALE
 from enginecast.ops.traits import Trait, operator
 
 
@@ -41,7 +41,7 @@ def blockwise_linear(
 
     Args:
         x: [..., K], any float dtype.
-        weight: [N, K] int8; for 4 bits within -8..7.
+        weight: [N, K] int8, for 4 bits within -8..7; or e4m3fn, for 4 bits the values of E2M1.
         weight_scale: fp32, [N, K / block size].
         bias: [N], dtype of x.
         bits: 4 or 8: of a stored weight.
@@ -61,6 +61,54 @@ def blockwise_linear(
     if bias is not None:
         found = found + bias.float()
     return found.to(x.dtype)
+
+
+@operator(
+    Trait.UNFOLDABLE,
+    fake=lambda q, scale, axis, bits, dtype: q.new_empty(q.shape, dtype=dtype),
+    form_of="onnx",
+)
+def dequantize_blocks(q: Tensor, scale: Tensor, axis: int, bits: int, dtype: torch.dtype) -> Tensor:
+    """`enginecast.dequantize` with one scale for each block along a dimension of a matrix.
+
+    Args:
+        q: quantized, two dimensions.
+        scale: any float dtype, of q's shape but for `axis`, where it has the number of blocks.
+        axis: the dimension, 0 or 1.
+        bits: of a value in an engine: 4 (int8 within -8..7, or e4m3fn that holds E2M1) or 8.
+        dtype: of the result.
+
+    Returns:
+        Shape of q, `dtype`.
+    """
+    return _whole(q, scale, axis).to(dtype)
+
+
+def _whole(q: Tensor, scale: Tensor, axis: int) -> Tensor:
+    wide = q.float().unflatten(axis, (scale.shape[axis], -1))
+    found: Tensor = (wide * scale.float().unsqueeze(axis + 1)).flatten(axis, axis + 1)
+    return found
+
+
+@operator(
+    Trait.UNFOLDABLE,
+    fake=lambda q, exponents, axis, dtype: q.new_empty(q.shape, dtype=dtype),
+    form_of="onnx",
+)
+def dequantize_mx(q: Tensor, exponents: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+    """`dequantize_blocks` with scales that are powers of two, in E8M0: OCP Microscaling Formats
+    (MX) Specification v1.0, section 5.
+
+    Args:
+        q: e4m3fn, two dimensions.
+        exponents: uint8, the bytes of E8M0.
+        axis: the dimension of the blocks, 0 or 1.
+        dtype: of the result.
+
+    Returns:
+        Shape of q, `dtype`.
+    """
+    return _whole(q, exponents.view(E8M0), axis).to(dtype)
 
 
 def _packed_fake(weight: Tensor, block: int, bits: int) -> Tensor:

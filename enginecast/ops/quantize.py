@@ -16,7 +16,14 @@ from torch import Tensor
 
 from enginecast.ops.traits import Trait, operator
 
+E2M1 = torch.float4_e2m1fn_x2
+"""Names the format, whose values torch has in pairs alone: they are held in e4m3fn, which has each
+of them."""
+E8M0 = torch.float8_e8m0fnu
+"""Powers of two: the scales of OCP's microscaling formats."""
 LIMITS: dict[torch.dtype, float] = {
+    E2M1: 6.0,
+    E8M0: 2.0**127,
     torch.float8_e4m3fn: 448.0,
     torch.float8_e4m3fnuz: 240.0,
     torch.float8_e5m2: 57344.0,
@@ -31,6 +38,11 @@ SMALLEST_SCALE = 2.0**-40
 
 ZERO = 128
 """What stands for 0 in unsigned values."""
+
+
+def held(dtype: torch.dtype) -> torch.dtype:
+    """What holds the values of a quantized dtype, one element for each."""
+    return torch.float8_e4m3fn if dtype == E2M1 else dtype
 
 
 def _scale_fake(x: Tensor, dtype: torch.dtype, per_row: bool) -> Tensor:
@@ -54,7 +66,7 @@ def dynamic_scale(x: Tensor, dtype: torch.dtype, per_row: bool) -> Tensor:
     return (largest.float() / LIMITS.get(dtype, 1.0)).clamp(min=SMALLEST_SCALE)
 
 
-@operator(Trait.FULL_RANGE, fake=lambda x, scale, dtype: x.new_empty(x.shape, dtype=dtype))
+@operator(Trait.FULL_RANGE, fake=lambda x, scale, dtype: x.new_empty(x.shape, dtype=held(dtype)))
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """x / scale, clamped to the dtype's range and rounded to nearest, ties to even.
 
@@ -64,15 +76,40 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: quantized dtype of `LIMITS`; a float dtype: neither clamped nor rounded.
 
     Returns:
-        Shape of x, `dtype`.
+        Shape of x, `dtype`, or what holds it (`held`).
     """
     scaled = x.float() / scale
     limit = LIMITS.get(dtype)
     if limit is None:
         return scaled.to(dtype)
-    if not dtype.is_floating_point:
+    if dtype == E2M1:
+        scaled = _to_e2m1(scaled)
+    elif not dtype.is_floating_point:
         scaled = scaled.round()
-    return scaled.clamp(-limit, limit).to(dtype)
+    return scaled.clamp(-limit, limit).to(held(dtype))
+
+
+def _to_e2m1(x: Tensor) -> Tensor:
+    """The nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and beyond: steps of half a unit below 2, of a unit
+    below 4, of two from there on.  A tie goes to the even multiple of a step, whose last bit is 0.
+    """
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (x / step).round() * step
+
+
+@operator(Trait.FULL_RANGE, fake=torch.empty_like)
+def power_of_two(x: Tensor) -> Tensor:
+    """The smallest power of two that is not below x.
+
+    Args:
+        x: fp32, above 0 and normal.
+
+    Returns:
+        fp32, shape of x.
+    """
+    exponent = 0x7F80_0000
+    return ((x.view(torch.int32) + 0x007F_FFFF) & exponent).view(torch.float32)
 
 
 @operator(Trait.UNFOLDABLE, fake=lambda q, scale, dtype: q.new_empty(q.shape, dtype=dtype))
@@ -109,6 +146,23 @@ def quantize_unsigned(x: Tensor, scale: Tensor, zeros: Tensor | None) -> Tensor:
     """
     rounded = (x.float() / scale).round().clamp(-127, 127)
     return (rounded + ZERO).to(torch.uint8)
+
+
+@operator(
+    Trait.FULL_RANGE, fake=lambda x, scale: x.new_empty(x.shape, dtype=torch.int8), form_of="onnx"
+)
+def quantize_linear(x: Tensor, scale: Tensor) -> Tensor:
+    """int8 as ONNX's QuantizeLinear rounds to it: `quantize`, but for what lies below its range,
+    which becomes -128.
+
+    Args:
+        x: any float dtype.
+        scale: fp32, fp16 or bf16, [].
+
+    Returns:
+        int8, shape of x.
+    """
+    return (x.float() / scale.float()).round().clamp(-128, 127).to(torch.int8)
 
 
 @operator(

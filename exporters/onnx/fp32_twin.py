@@ -4,22 +4,30 @@
     y: bf16 = MatMul      y: f32 = MatMul
     Cast(to=BFLOAT16)     Cast(to=FLOAT)
 
+    init w: e2m1          init w.stored: u8;  w: e4m3 = Cast(Gather(two values of a byte, w.stored))
+    trt::TRT_MXFP8Dequ... DequantizeLinear(w, Gather(powers of two, exponents))
+
 Nothing else is changed, so whatever is wrong in the file is wrong in the twin, and ONNX Runtime's
 CPU provider has kernels for it.  The weights are those in the engine's own file of weights.
 """
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from enginecast.errors import VerificationError
 from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, OrtSession, create_session
 
+MX = "TRT_MXFP8DequantizeLinear"
+"""An operator of TensorRT's parser."""
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _DTYPES = frozenset({"to", "dtype", "output_dtype", "precision", "softmax_precision", "stash_type"})
 """Attributes that hold the number of a dtype."""
@@ -65,7 +73,9 @@ def widen(model: onnx.ModelProto) -> None:
 def _widen_graph(graph: GraphProto) -> None:
     _widen_types(v.type for v in (*graph.input, *graph.output, *graph.value_info))
     casts = []
-    for tensor in graph.initializer:
+    for tensor in list(graph.initializer):
+        if tensor.data_type == TensorProto.FLOAT4E2M1:
+            casts += _unpacked(graph, tensor)
         if tensor.data_type not in _LOW:
             continue
         if tensor.data_location != TensorProto.EXTERNAL:
@@ -76,9 +86,52 @@ def _widen_graph(graph: GraphProto) -> None:
         casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], to=TensorProto.FLOAT))
     for attribute in _attributes(graph.node):
         _widen_attribute(attribute)
-    nodes = [*casts, *graph.node]
+    plain = (_plain_mx(graph, node) if node.op_type == MX else [node] for node in graph.node)
+    nodes = [*casts, *chain.from_iterable(plain)]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _unpacked(graph: GraphProto, tensor: TensorProto) -> list[NodeProto]:
+    """Nodes that give E2M1 values as e4m3, of the bytes that hold two of them each, the earlier one
+    in the low half.
+    """
+    name, dims = tensor.name, list(tensor.dims)
+    bytes_ = np.arange(256, dtype=np.uint8)
+    halves = np.stack([bytes_ & 15, bytes_ >> 4], -1).view(ir.DataType.FLOAT4E2M1.numpy())
+    tensor.name, tensor.data_type = f"{name}.stored", TensorProto.UINT8
+    tensor.ClearField("dims")
+    tensor.dims.append(-(-math.prod(dims) // 2))
+    given = {f"{name}.table": halves.astype(np.float32), f"{name}.sizes": np.array(dims, np.int64)}
+    graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in given.items())
+    make = onnx.helper.make_node
+    return [
+        make("Cast", [tensor.name], [f"{name}.index"], to=TensorProto.INT64),
+        make("Gather", [f"{name}.table", f"{name}.index"], [f"{name}.pairs"]),
+        make("Reshape", [f"{name}.pairs", f"{name}.sizes"], [f"{name}.values"]),
+        make("Cast", [f"{name}.values"], [name], to=TensorProto.FLOAT8E4M3FN),
+    ]
+
+
+def _plain_mx(graph: GraphProto, node: NodeProto) -> list[NodeProto]:
+    """Of ONNX's own ops."""
+    [values, exponents], [result] = node.input, node.output
+    powers = np.arange(256, dtype=np.uint8).view(ir.DataType.FLOAT8E8M0.numpy())
+    table = numpy_helper.from_array(powers.astype(np.float32), f"{result}.powers")
+    graph.initializer.append(table)
+    how = {found.name: found.i for found in node.attribute}
+    make = onnx.helper.make_node
+    return [
+        make("Cast", [exponents], [f"{result}.index"], to=TensorProto.INT64),
+        make("Gather", [table.name, f"{result}.index"], [f"{result}.scale"]),
+        make(
+            "DequantizeLinear",
+            [values, f"{result}.scale"],
+            [result],
+            axis=how["axis"],
+            block_size=how["block_size"],
+        ),
+    ]
 
 
 def _attributes(nodes: Iterable[NodeProto]) -> Iterator[AttributeProto]:
@@ -107,3 +160,5 @@ def _widen_types(types: Iterable[TypeProto]) -> None:
             _widen_types([kind.sequence_type.elem_type])
         elif kind.HasField("tensor_type") and kind.tensor_type.elem_type in _LOW:
             kind.tensor_type.elem_type = TensorProto.FLOAT
+        elif kind.tensor_type.elem_type == TensorProto.FLOAT4E2M1:
+            kind.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN

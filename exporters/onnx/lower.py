@@ -19,7 +19,7 @@ from enginecast.exporters.onnx.convert import convert, quiet
 from enginecast.exporters.onnx.metadata import MODULE, plain_metadata, without_lines
 from enginecast.exporters.onnx.ops.registry import Reader
 from enginecast.exporters.onnx.simplify import simplify
-from enginecast.exporters.onnx.weights import fill_weights, store_weights
+from enginecast.exporters.onnx.weights import fill_weights, narrow_weights, store_weights
 from enginecast.exporters.onnx.workarounds import work_around
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
@@ -99,6 +99,7 @@ def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
     fill_weights(model, weights)
     with quiet():
         simplify(model)
+    narrow_weights(model)
     work_around(model)
     _name_values(model, input_names(program), outputs, request.symbols)
     shapes = {spec.name: spec.shape for spec in request.inputs}

@@ -1,4 +1,8 @@
-"""The weights of an ONNX graph: promised while the graph is optimized, then written beside it."""
+"""The weights of an ONNX graph: promised while the graph is optimized, then written beside it.
+
+A weight that is cast to 4 bits is one of 4 bits, two values in a byte, the earlier one in its low
+half: neither torch nor safetensors has such a dtype, so the file has bytes.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +19,7 @@ from enginecast.passes.ir.deferred_weights import LazyWeight
 
 INLINE = 1024
 """Bytes up to which a weight stays in the graph file, where ONNX tools fold and show it."""
+NARROW = frozenset({ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
 
 
 def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
@@ -38,6 +43,32 @@ def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
             name=weight.name,
         )
         initializers[weight.name] = found
+
+
+def narrow_weights(model: ir.Model) -> None:
+    """Make weights of casts of weights to 4 bits, in place."""
+    for node in list(model.graph):
+        [*given], [*made] = node.inputs, node.outputs
+        if node.op_type != "Cast" or made[0].dtype not in NARROW or not given[0].is_initializer():
+            continue
+        wide, dtype = given[0], made[0].dtype
+        value = ir.Value(
+            name=f"{wide.name}.{dtype.name.lower()}",
+            shape=wide.shape,
+            type=ir.TensorType(dtype),
+            const_value=ir.LazyTensor(
+                partial(_narrowed, wide.const_value, dtype), dtype, wide.shape, name=wide.name
+            ),
+        )
+        model.graph.register_initializer(value)
+        made[0].replace_all_uses_with(value)
+        model.graph.remove(node, safe=True)
+        if not wide.uses():
+            del model.graph.initializers[wide.name]
+
+
+def _narrowed(wide: ir.TensorProtocol, dtype: ir.DataType) -> ir.Tensor:
+    return ir.Tensor(wide.numpy().astype(dtype.numpy()), dtype=dtype, name=wide.name)
 
 
 def store_weights(model: ir.Model, path: Path) -> bool:
@@ -85,6 +116,12 @@ def _described(value: ir.Value) -> LazyWeight:
     found = value.const_value
     assert found is not None
     assert value.name is not None
+    if found.dtype in NARROW:
+
+        def packed() -> Tensor:
+            return torch.frombuffer(bytearray(found.tobytes()), dtype=torch.uint8)
+
+        return LazyWeight(value.name, torch.uint8, (found.nbytes,), packed)
     dtype, shape = to_torch_dtype(found.dtype), tuple(found.shape.numpy())
 
     def compute() -> Tensor:

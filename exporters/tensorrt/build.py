@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class Job:
     profiles: tuple[tuple[ShapeRange, ...], ...]
     """Each of all dynamic inputs; empty: every shape is fixed."""
     needs: Mapping[str, str]
-    """What the plan will ask of a machine."""
+    """What the plan will ask of a machine; empty: what was written for it decides that."""
 
     @property
     def library(self) -> Library:
@@ -203,8 +203,8 @@ def _config(job: Job, builder: Any, messages: Messages) -> Any:
     config.clear_flag(trt.BuilderFlag.TF32)  # is set unless somebody clears it
     # For the report of fusions and dtypes; names of layers and shapes, no weights.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    for number, shapes in enumerate(job.profiles):
-        _add_profile(builder, config, number, shapes, messages)
+    for number in range(len(job.profiles)):
+        _add_profile(job, builder, config, number, messages)
     if isinstance(options, TensorRTRTXOptions):
         capabilities = built_for(trt, options, job.order.arch)
         config.num_compute_capabilities = len(capabilities)
@@ -263,17 +263,15 @@ def _member(capability: str) -> str:
     return f"SM{capability.replace('.', '')}"
 
 
-def _add_profile(
-    builder: Any, config: Any, number: int, shapes: Sequence[ShapeRange], messages: Messages
-) -> None:
-    profile = builder.create_optimization_profile()
-    for one in shapes:
+def _add_profile(job: Job, builder: Any, config: Any, number: int, messages: Messages) -> None:
+    profile, title = builder.create_optimization_profile(), job.library.title
+    for one in job.profiles[number]:
         try:
             profile.set_shape(one.name, one.least, one.optimal, one.greatest)
         except ValueError as error:
             raise LoweringError(
-                f"TensorRT refuses the shapes {one.least}, {one.optimal}, {one.greatest} of"
+                f"{title} refuses the shapes {one.least}, {one.optimal}, {one.greatest} of"
                 f" '{one.name}' in profile {number}: {error}"
             ) from error
     if config.add_optimization_profile(profile) < 0:
-        raise LoweringError(f"TensorRT refuses profile {number} of the inputs: {messages.take()}")
+        raise LoweringError(f"{title} refuses profile {number} of the inputs: {messages.take()}")

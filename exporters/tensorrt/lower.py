@@ -26,7 +26,7 @@ from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Job, Plan, build_plan, built_for
 from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
-from enginecast.exporters.tensorrt.gate.operators import lacks_bf16
+from enginecast.exporters.tensorrt.gate.operators import MX, lacks_bf16
 from enginecast.exporters.tensorrt.options import (
     PROFILE,
     NetworkOptions,
@@ -35,7 +35,9 @@ from enginecast.exporters.tensorrt.options import (
 )
 from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
+from enginecast.runtime.bundle.manifest import QuantizedFormat
 from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.sessions.tensorrt.errors import causes
 from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
 from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
@@ -69,6 +71,7 @@ class Built:
     network: tuple[str, ...] = ()
     """Files of the network that was read, the graph first; empty: there is none."""
     log: tuple[str, ...] = ()
+    quantized: QuantizedFormat = ""
 
 
 def lowering(route: Route) -> str:
@@ -95,9 +98,8 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     options = order.options
     trt = require_library(library, options)
     profiles = profiles_of(order.inputs, order.ranges, options)
-    if library.builds_without_gpu:
-        needs = portable_requirements(trt, built_for(trt, options, order.arch))
-    else:
+    needs: Mapping[str, str] = {}
+    if not library.builds_without_gpu:
         compatible = options.version_compatible
         needs = requirements(
             trt, gpus.Gpu(torch), hardware=options.hardware, version_compatible=compatible
@@ -147,7 +149,8 @@ def _by_onnx(job: Job, scratch: Path) -> Built:
     fill = parsed(job.trt, scratch / network.files[0], network.model)
     plan = build_plan(job, fill, weights)
     log = _log(job, plan, network.model)
-    return Built(plan.content, op_counts(network.model), network.files, log)
+    quantized = quantized_format(network.model)
+    return Built(plan.content, op_counts(network.model), network.files, log, quantized)
 
 
 def _by_torch(job: Job) -> Built:
@@ -164,7 +167,9 @@ def _by_torch(job: Job) -> Built:
     cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     whole = job.profiles[-1] if job.profiles else ()  # the last one takes every shape
     plan = plan_by_torch(order, job.trt, whole, cache)
-    return Built(plan, program_ops(order.program))
+    ops = program_ops(order.program)
+    # torch_tensorrt gets no other quantized values than fp8.
+    return Built(plan, ops, quantized="fp8" if any("quantize" in op for op in ops) else "")
 
 
 def _log(job: Job, plan: Plan, model: ir.Model) -> tuple[str, ...]:
@@ -220,7 +225,8 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
             names it with module and source line.
     """
     model = onnx_model(order, "tensorrt")
-    foreign = next((node for node in model.graph.all_nodes() if node.domain), None)
+    nodes = list(model.graph.all_nodes())
+    foreign = next((n for n in nodes if n.domain and (n.domain, n.op_type) != MX), None)
     if foreign is not None:
         known = foreign.metadata_props
         raise LoweringError(
@@ -228,12 +234,32 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
             f" '{known.get(MODULE, '')}', {known.get(LINE, 'no source line')})",
             hint="A TensorRT engine can use only standard ONNX ops.",
         )
-    for domain in [name for name in model.opset_imports if name]:
+    used = {node.domain for node in nodes}
+    for domain in [name for name in model.opset_imports if name and name not in used]:
         del model.opset_imports[domain]
     for node in list(model.graph.all_nodes()):
         if lacks_bf16(node.op_type):
             compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
     return model
+
+
+_FORMATS: Mapping[ir.DataType, QuantizedFormat] = {
+    ir.DataType.FLOAT4E2M1: "nvfp4",
+    ir.DataType.INT4: "int4",
+    ir.DataType.FLOAT8E4M3FN: "fp8",
+    ir.DataType.INT8: "int8",
+}
+"""Narrowest first."""
+
+
+def quantized_format(model: ir.Model) -> QuantizedFormat:
+    """What a network's weights are quantized to, of several formats the narrowest."""
+    held = {value.dtype for value in model.graph.initializers.values()}
+    for dtype, name in _FORMATS.items():
+        if dtype in held:
+            is_mx = name == "fp8" and any((n.domain, n.op_type) == MX for n in model.graph)
+            return "mxfp8" if is_mx else name
+    return ""
 
 
 def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
@@ -286,10 +312,12 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
 
 
 def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
-    text = " ".join(str(error.desc()).split())
+    text = " ".join(" ".join(causes(str(error.desc()).splitlines())).split())
     name, op = error.node_name(), error.node_operator()
     if not op:
         return text
+    if text == "false":  # all that the parser says of an operator that it does not have
+        text = error.code().name.lower().replace("_", " ")
     node = nodes.get(name)
     known = {} if node is None else node.metadata_props
     module, line = known.get(MODULE, ""), known.get(LINE, "")
@@ -309,13 +337,16 @@ def _place(job: Job, built: Built, scratch: Path) -> Artifact:
             (scratch / name).rename(order.folder / name)
     version = job.trt.__version__
     newer = isinstance(options, TensorRTOptions) and options.version_compatible
+    needs = job.needs
+    if library.builds_without_gpu:
+        capabilities = built_for(job.trt, options, order.arch)
+        needs = portable_requirements(job.trt, capabilities, built.quantized)
     return Artifact(
         files,
         dict(sorted(built.ops.items())),
         minimum_runtime=f"{library.name}{'>=' if newer else '=='}{version}",
-        # TensorRT gets no other quantized values than fp8.
-        quantized="fp8" if any("quantize" in op.lower() for op in built.ops) else "",
-        requires=job.needs,
+        quantized=built.quantized,
+        requires=needs,
         record={
             "profile": tuple(one for profile in job.profiles for one in profile),
             # A network that lies beside a plan with weights is for those who change them.

@@ -71,8 +71,20 @@ def _profile(text: str) -> Profile:
             )
         if name in found:
             raise UsageError(f"{PROFILE} {text}: {name} occurs twice; give each profile its own")
-        found[name] = tuple(tuple(map(int, shape.split("x"))) for shape in three)
+        least, optimal, greatest = found[name] = tuple(
+            tuple(map(int, shape.split("x"))) for shape in three
+        )
+        ranks = len({len(least), len(optimal), len(greatest)})
+        if ranks > 1 or not all(map(_ordered, least, optimal, greatest)):
+            raise UsageError(
+                f"{PROFILE} {text}: expected three shapes of one rank, of which none has a greater"
+                " size than the next"
+            )
     return found
+
+
+def _ordered(least: int, optimal: int, greatest: int) -> bool:
+    return least <= optimal <= greatest
 
 
 def parse_compute(texts: Sequence[str]) -> tuple[str, ...]:

@@ -98,22 +98,8 @@ def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile) -> S
     ]
     sizes: Sizes = _whole(ranges, {})
     for name in found[0]:
-        three = tuple(each[name] for each in found)
-        if list(three) != sorted(three):
-            raise UsageError(
-                f"{PROFILE} {shown(profile)}: expected least, optimal and greatest in this order,"
-                f" got {name} {', '.join(map(str, three))}"
-            )
-        sizes[name] = three  # type: ignore[assignment]  # of three
+        sizes[name] = (found[0][name], found[1][name], found[2][name])
     return sizes
-
-
-def shown(profile: Profile) -> str:
-    """A profile as a user writes it."""
-    return ";".join(
-        f"{name}={','.join('x'.join(map(str, shape)) for shape in shapes)}"
-        for name, shapes in profile.items()
-    )
 
 
 def _chosen_sizes(

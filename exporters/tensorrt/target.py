@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import MissingError
 from enginecast.exporters.onnx.fp32_twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, Target
 from enginecast.exporters.tensorrt.build import built_for
@@ -20,7 +20,6 @@ from enginecast.exporters.tensorrt.options import (
     TensorRTOptions,
     TensorRTRTXOptions,
 )
-from enginecast.passes.presets import QUANTIZED
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.tensorrt.library import RTX, TENSORRT, Library, import_tensorrt
@@ -35,18 +34,11 @@ class TensorRT(Target):
     has_skip_norm = False
     options: ClassVar[type[NetworkOptions]] = TensorRTOptions
     products = "tensorrt"
+    explicit_quantization = True
     copies = 2  # in the engine, and in the network that it is built from
     accepts_second = True
     only_device = "cuda"
     scales_as_computed = True
-
-    def check_precision(self, precision: str) -> None:
-        if precision in QUANTIZED and QUANTIZED[precision].format != "fp8":
-            raise UsageError(
-                f"--precision {precision} does not fit --target {self.name}: it needs dynamic"
-                " scales for each row, or packed blocks of integers, and TensorRT has neither",
-                hint="Use --precision fp8, fp8-storage, fp16, bf16 or fp32.",
-            )
 
     def quantized_dtype(self, device: str) -> str:
         return "fp16"  # as on ONNX Runtime, so that one program makes an engine for both
@@ -83,6 +75,10 @@ class TensorRTRTX(TensorRT):
     name = RTX.name
     library = RTX
     options = TensorRTRTXOptions
+
+    def arch_of(self, options: Any) -> str | None:
+        compute = sorted(options.compute if options else (), key=float)
+        return f"sm{compute[0].replace('.', '')}" if compute else None
 
     def require_arch(self, arch: str, options: Any) -> None:
         trt = import_tensorrt(f"--target {self.name}", self.library)

@@ -70,6 +70,7 @@ CONVERTERS.refuse(
 )
 CONVERTERS.refuse(
     *(own.dynamic_scale.default, own.blockwise_linear.default, own.quantize_blocks.default),
+    own.power_of_two.default,
     reason="TensorRT wants scales that are constants, of one dimension at most",
 )
 CONVERTERS.refuse(

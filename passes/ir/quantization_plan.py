@@ -54,6 +54,9 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     """Block size along K for blockwise scales; 0 otherwise."""
     activations: Scaling | None = None
     """Granularity of the activations' scales; None: activations are not quantized."""
+    signed: bool = False
+    """Of a convolution that multiplies in int8, whether it reads signed integers and gives floats,
+    as TensorRT has it; else both are unsigned integers, as ONNX Runtime's CPU provider has it."""
     reason: str = ""
     """Why this choice, in words."""
     error: Fraction | None = None
@@ -99,6 +102,19 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     def by_site(self) -> Mapping[tuple[str, str, int], LayerPlan]:
         """Layers by key."""
         return {layer.key: layer for layer in self.layers}
+
+    def format_of(self, layer: LayerPlan) -> str:
+        """The format of a layer's weight: int8, int4, fp8, nvfp4 or mxfp8."""
+        if self.format == "fp8" and layer.block:
+            return "nvfp4" if layer.bits == 4 else "mxfp8"
+        return "int4" if layer.bits == 4 else self.format
+
+    @property
+    def rounding(self) -> str:
+        """The formats that weights are rounded to, the narrowest first: "nvfp4+fp8"."""
+        found = {self.format_of(layer) for layer in self.layers if layer.choice != "keep"}
+        order = ("nvfp4", "int4", "mxfp8", "fp8", "int8")
+        return "+".join(name for name in order if name in found) or self.format
 
 
 def plan_of(program: ExportedProgram) -> QuantizationPlan | None:

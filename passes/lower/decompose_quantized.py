@@ -40,7 +40,7 @@ _MULTIPLE = 8
 FORMS: Rules[Callable[..., Tensor]] = Rules()
 """Op -> its plain form in torch; where that depends on the device, it takes `cuda`."""
 for _op in (
-    *(own.dynamic_scale, own.quantize, own.quantize_blocks, own.dequantize),
+    *(own.dynamic_scale, own.power_of_two, own.quantize, own.quantize_blocks, own.dequantize),
     *(own.quantize_affine, own.dequantize_affine, own.quantized_conv, own.quantized_add),
     *(own.quantized_lstm, own.quantized_gru),
 ):

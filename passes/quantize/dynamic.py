@@ -55,7 +55,7 @@ class Inputs:
         """Values, scale, and what they were made of."""
         self._read: dict[_Shared, set[Node]] = defaultdict(set)
         for layer, plan in chosen:
-            if layer.kind == "linear" and plan.activations in ("tensor", "row"):
+            if plan.signed or (layer.kind == "linear" and plan.activations in ("tensor", "row")):
                 self._read[_shared(layer, plan)].add(first_input(layer.node))
 
     def quantize(self, layer: Layer, plan: LayerPlan) -> None:
@@ -81,6 +81,20 @@ class Inputs:
         bias = node.args[2] if len(node.args) > 2 else None
         args = (values, scale, weight, weight_scale, bias, dtype_of(node))
         change(node, own.quantized_linear.default, args)
+
+    def quantize_convolution(self, layer: Layer, plan: LayerPlan) -> None:
+        """Let a convolution read quantized values as floats, which TensorRT makes one of integers
+        of: Q/DQ on what it reads, and on its weight.
+        """
+        node, shared = layer.node, _shared(layer, plan)
+        weight = self._weights.of(layer, plan)
+        if shared not in self._known:
+            self._known[shared] = self._quantized(layer, shared)
+        values, scale, _ = self._known[shared]
+        with self._program.graph.inserting_before(node):
+            for place, (quantized, step) in enumerate(((values, scale), weight)):
+                args = (quantized, step, dtype_of(arguments(node)[place]))
+                node.update_arg(place, self._weights.insert(layer, own.dequantize.default, *args))
 
     def _quantized(self, layer: Layer, shared: _Shared) -> tuple[Node, Node, Node]:
         origin, scaling, static = shared
@@ -110,7 +124,8 @@ class Inputs:
 
 
 def _shared(layer: Layer, plan: LayerPlan) -> _Shared:
-    return origin_of(layer.node), plan.activations, plan.choice == "w8a8-static"
+    origin = first_input(layer.node) if plan.signed else origin_of(layer.node)
+    return origin, plan.activations, plan.choice == "w8a8-static"
 
 
 def origin_of(linear: Node) -> Node:

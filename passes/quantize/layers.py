@@ -20,6 +20,12 @@ so up to the next convolution, through pools, views and sums, and are floats for
     %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
     %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
 
+For TensorRT it reads floats that are whole steps, and gives floats (`LayerPlan.signed`):
+
+    %q: s8[2, 64, 9, 9] = enginecast.quantize(%x, %xs, s8)
+    %d: f16[2, 64, 9, 9] = enginecast.dequantize(%q, %xs, f16)
+    %c: f16[2, 64, 9, 9] = aten.conv2d(%d, enginecast.dequantize(%w, %ws, f16), %b, ...)
+
 An LSTM or a GRU reads floats and rounds them itself, at each step anew:
 
     %r = enginecast.quantized_lstm(%x, %h, %c, %w, %ws, %u, %us, %b)
@@ -121,6 +127,8 @@ class QuantizeLayers(QuantizingPass):
                 continue
             if decision.choice == "storage" or decision.weights == "block":
                 quantize_weight(program, weights, layer, decision)
+            elif decision.signed:
+                inputs.quantize_convolution(layer, decision)
             else:
                 inputs.quantize(layer, decision)
         integers.rewrite()
@@ -188,7 +196,8 @@ def _static_spans(
         if is_product_of_integers(decision):
             values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
         elif decision.choice == "w8a8-static":
-            values = [origin_of(layer.node)]
+            source = first_input if decision.signed else origin_of
+            values = [source(layer.node)]
         if not all(spans[value].is_finite for value in values):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:

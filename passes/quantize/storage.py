@@ -1,13 +1,14 @@
 """Weights as quantized values with their scales, and the layers that read them so."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.ops.quantize import LIMITS
+from enginecast.ops.quantize import E2M1, E8M0, LIMITS
 from enginecast.passes.ir.edit import SCALE, arguments, aten, dtype_of, insert, shape_of
 from enginecast.passes.ir.effects import own
 from enginecast.passes.ir.match import behind_casts
@@ -24,6 +25,9 @@ HALF_STEPS: dict[ScaleDtype, tuple[torch.dtype, float, float]] = {
 }
 """Half a step of each dtype: relative to a normal value, and of those below the smallest normal
 one.  With that added, rounding to nearest never falls below the value."""
+
+_LEAST_E4M3 = 2.0**-9
+"""Above zero."""
 
 
 def change(node: Node, target: Any, args: Iterable[Any]) -> None:
@@ -60,14 +64,52 @@ class Weights:
         compute dtype before would be a second rounding.
         """
         weight = behind_casts(layer.weight)
-        key = (weight, plan.weights, plan.block, plan.bits, layer.kind)
+        key = (weight, plan.weights, plan.block, plan.bits, plan.signed, layer.kind)
         if key not in self._known:
             with self._program.graph.inserting_before(layer.node):
+                if plan.weights == "block" and self.dtype != torch.int8:
+                    self._known[key] = self._blocks_of_floats(layer, plan, weight)
+                    return self._known[key]
                 scale = self.scale(layer, plan, weight)
                 op = own.quantize_blocks if plan.weights == "block" else own.quantize
                 how = plan.bits if plan.weights == "block" else self.dtype
                 self._known[key] = self.insert(layer, op.default, weight, scale, how), scale
         return self._known[key]
+
+    def _blocks_of_floats(self, layer: Layer, plan: LayerPlan, weight: Node) -> tuple[Node, Node]:
+        """Values and scales by blocks, where a scale is quantized itself.
+
+        NVFP4 has E2M1 values, fp8 scales and a number that these are over.  That number is a power
+        of two here, with which every product of the three is exact in fp16 and bf16, too: a larger
+        one than is needed costs nothing, since fp8 is as fine at any size.  In fp16 it is normal.
+
+        MXFP8 has e4m3 values and scales that are powers of two.  They are rounded up: the method
+        in section 6.3 of the specification rounds them down, with which the largest values of half
+        of all blocks saturate (https://arxiv.org/abs/2506.08027, section 3.2, rounds up as well).
+        """
+        add = partial(self.insert, layer)
+        rows, size = shape_of(weight)
+        blocks = add(aten.reshape.default, weight, [rows, size // plan.block, plan.block])
+        dtype = E2M1 if plan.bits == 4 else self.dtype
+        wanted = add(own.dynamic_scale.default, blocks, dtype, True)
+        outer = add(aten.amax.default, wanted)
+        if plan.bits == 4:
+            outer = add(aten.div.Scalar, outer, LIMITS[torch.float8_e4m3fn])
+            outer = add(own.power_of_two.default, outer)
+            outer = add(aten.clamp_min.default, outer, torch.finfo(torch.float16).tiny)
+            least = add(aten.mul.Scalar, outer, _LEAST_E4M3)
+            wanted = add(aten.maximum.default, wanted, least)
+            inner = add(own.quantize.default, wanted, outer, torch.float8_e4m3fn)
+        else:
+            outer = add(aten.ones_like.default, outer)
+            wanted = add(own.power_of_two.default, wanted)
+            inner = add(own.quantize.default, wanted, outer, E8M0)
+        # What values are divided by is computed with them; what they are multiplied with is not.
+        scale = add(aten.mul.Tensor, add(aten.to.dtype, inner, torch.float32), outer)
+        values = add(own.quantize.default, blocks, scale, dtype)
+        inner = add(aten.squeeze.dim, inner, -1)
+        scale = add(own.dequantize.default, inner, outer, torch.float32)
+        return add(aten.flatten.using_ints, values, 1), scale
 
     def matrix(self, layer: Layer, weight: Node, plan: LayerPlan) -> tuple[Node, Node]:
         """A weight [N, K] by rows, and its scales [N, 1]."""
@@ -87,10 +129,12 @@ class Weights:
         elif plan.weights == "tensor" or not layer.kind.startswith("conv"):
             scale = self._scale_of(layer, weight, plan, by_row=plan.weights == "row")
         else:
-            rows = self.insert(layer, aten.flatten.using_ints, weight, 1)
+            axis = 1 if plan.signed and layer.kind == "conv-transpose" else 0
+            rows = self.insert(layer, aten.transpose.int, weight, 0, 1) if axis else weight
+            rows = self.insert(layer, aten.flatten.using_ints, rows, 1)
             scale = self.insert(layer, own.dynamic_scale.default, rows, self.dtype, True)
             scale = self._coarser(layer, scale, plan)
-            sizes = [shape[0], *(1 for _ in shape[1:])]
+            sizes = [size if at == axis else 1 for at, size in enumerate(shape)]
             scale = self.insert(layer, aten.reshape.default, scale, sizes)
         return self._rounded_up(layer, scale)
 

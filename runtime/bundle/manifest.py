@@ -346,6 +346,10 @@ class ShapeRange(Record, frozen=True, kw_only=True):
     greatest: tuple[int, ...]
 
 
+QuantizedFormat = Literal["", "fp8", "int8", "int4", "nvfp4", "mxfp8"]
+"""The formats of quantized values in an engine; ONNX Runtime's int4 is among its int8."""
+
+
 class EngineRecord(Record, frozen=True, kw_only=True):
     """One engine of a bundle."""
 
@@ -360,8 +364,9 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     """Such as "onnxruntime>=1.28"; empty: any."""
     providers: tuple[Word, ...] = ()
     arch: Word | None = None
-    quantized: Literal["", "fp8", "int8"] = ""
-    """What is quantized in the engine: ONNX Runtime needs options for it."""
+    quantized: QuantizedFormat = ""
+    """What is quantized in the engine, of several formats the narrowest: ONNX Runtime needs options
+    for it."""
     requires: dict[str, str] = {}
     """What the engine asks of the machine that runs it: see `runtime.device.fitness` of machine
     code, and `runtime.sessions.integer_sums`."""

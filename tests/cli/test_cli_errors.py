@@ -107,7 +107,7 @@ def test_damaged_models(
         (
             2,
             ("--target", "abacus"),
-            "unknown target 'abacus' Known: onnxruntime, tensorrt, aotinductor,",
+            "unknown target 'abacus' Known: onnxruntime, tensorrt, tensorrt-rtx, aotinductor,",
         ),
         (2, ("--pipeline", "canonicalise"), "unknown pass 'canonicalise' canonicalise ^"),
         (2, ("--pipeline", "unify-dtype{tu=fp16}"), "has no option 'tu' unify-dtype{tu=fp16} ^"),

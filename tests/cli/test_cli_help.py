@@ -80,7 +80,7 @@ def headings(text: str) -> list[str]:
 
 def test_options_are_in_groups(capsys: Capture) -> None:
     keys = "--target-option KEY=VALUE of --target"
-    target = ["Target:", f"{keys} tensorrt:"]
+    target = ["Target:", f"{keys} tensorrt:", f"{keys} tensorrt-rtx:"]
     assert headings(cast(capsys, "export", "--help-all").out) == [
         *("Arguments:", "Options:", "Precision and passes:", *target),
         *("Model and inputs:", "Verification:", "Examples:"),

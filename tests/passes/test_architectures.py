@@ -6,12 +6,13 @@ import pytest
 import torch
 from programs import Function, captured, rewritten
 
-from enginecast.errors import PassError
+from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.quantize.plan.architectures import (
     COLUMNS,
     matrix,
 )
+from enginecast.passes.registry import build
 
 ROOT = Path(__file__).parents[2]
 ROWS = [
@@ -61,6 +62,38 @@ def test_native_fp8_where_there_is_none_names_what_there_is(arch: str) -> None:
     assert "mode=storage" in refused.hint
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("plan-int8{mode=storage bits=4 arch=sm75", "no int4 weights in TensorRT: TensorRT-RTX"),
+        ("plan-fp8{mode=storage bits=4 arch=sm89", "no NVFP4 weights in TensorRT: FP4 begins with"),
+        ("plan-fp8{mode=storage block=32 arch=sm90", "no MXFP8 weights in TensorRT: block scales"),
+        ("plan-fp8{mode=storage arch=sm80", "no fp8 in TensorRT: fp8 begins with Ada"),
+        ("plan-int8{arch=gfx942", "no int8 in TensorRT: TensorRT is for NVIDIA's GPUs"),
+    ],
+)
+def test_what_tensorrt_has_not_on_an_architecture_is_refused(spec: str, words: str) -> None:
+    refused = refusal(f"{spec} target=tensorrt}}")
+    assert words in refused.message
+    assert refused.hint.startswith("It can do: ")
+    assert "storage" not in refused.hint
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("plan-fp8{bits=4 target=tensorrt arch=sm120}", "bits=4 is for mode=storage only"),
+        ("plan-fp8{mode=storage bits=4 arch=sm120}", "{bits=4} is for target=tensorrt"),
+        ("plan-fp8{mode=storage block=32 target=tensorrt}", "{block=32} is for target=tensorrt"),
+        ("plan-fp8{mode=storage bits=4 block=32 target=tensorrt arch=sm120}", "blocks of its own"),
+    ],
+)
+def test_options_that_do_not_fit(spec: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        build(spec)
+    assert words in str(refused.value)
+
+
 @pytest.mark.parametrize("spec", ["plan-fp8", "plan-fp8{mode=storage}", "plan-int8"])
 def test_an_unknown_architecture_lists_the_known_ones(spec: str) -> None:
     name, _, options = spec.partition("{")
@@ -83,4 +116,9 @@ def table_lines() -> list[str]:
         for name, row in matrix().architectures.items()
     ]
     sources = [f"* {source.name}: {source.url}" for source in matrix().sources.values()]
-    return [f"| architecture | {' | '.join(COLUMNS)} |", "|---" * 7 + "|", *rows, *sources]
+    return [
+        f"| architecture | {' | '.join(COLUMNS)} |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+        *rows,
+        *sources,
+    ]

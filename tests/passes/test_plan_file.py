@@ -97,6 +97,7 @@ def test_an_edited_plan_is_carried_out_and_its_error_measured_anew(net: Exported
         (1, {"choice": "w8a8-static", "activations": "row"}, "'row': a static scale is one"),
         (1, {"weights": "block"}, "activations: blocks are for weight and activations alike"),
         (2, {"weights": "block", "activations": "block", "block": 48}, "block: 48"),
+        (1, {"signed": True}, "signed: True, expected False of this layer"),
     ],
 )
 def test_what_a_plan_cannot_demand(

@@ -1,12 +1,14 @@
 """The presets are pipelines that build, and what does not fit is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from enginecast.compiler.request import ExportRequest
-from enginecast.errors import SpecError, UsageError
+from enginecast.errors import PassError, SpecError, UsageError
 from enginecast.exporters.registry import target_of
+from enginecast.exporters.tensorrt.options import TensorRTRTXOptions
 from enginecast.passes.ir.spec import parse, render
 from enginecast.passes.presets import QUANTIZED, preset
 from enginecast.passes.registry import build
@@ -28,30 +30,38 @@ def test_what_needs_passes_does_not_fit_torchscript() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", "fp8", "fp8-storage"])
-def test_tensorrt_is_for_gpus_and_quantizes_on_fp16(precision: str, device: str) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", *QUANTIZED])
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx"])
+def test_tensorrt_is_for_gpus_and_quantizes_on_fp16(name: str, precision: str, device: str) -> None:
     arch = "sm90" if precision in QUANTIZED else None
-    target = target_of("tensorrt")
+    target = target_of(name)
     text = target.pipeline(precision, device=device, arch=arch)
     assert render(parse(text)) == text
     assert text == target.pipeline(precision, device="cuda", arch=arch)
     assert "merge-linears" in [pass_.name for pass_ in build(text)]
     computed = target.computes(precision, device)
-    assert computed == {"mixed": "fp16", "fp8": "fp16", "fp8-storage": "fp16"}.get(
-        precision, precision
-    )
+    assert computed == ("fp16" if precision in ("mixed", *QUANTIZED) else precision)
     if precision in QUANTIZED:
         assert f"unify-dtype{{to={computed}}}" in text
         assert "target=tensorrt" in text
-        assert text.endswith(",fp8-matmul{scale_dtype=fp16}")
+        assert text.endswith(f",{QUANTIZED[precision].rewrites}{{scale_dtype=fp16}}")
+        assert ("fold-batch-norm" in text) == (precision == "int8")
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-storage", "int4-storage"])
-def test_tensorrt_takes_no_integers(precision: str) -> None:
-    with pytest.raises(UsageError, match=f"{precision} does not fit --target tensorrt") as caught:
-        target_of("tensorrt").pipeline(precision, device="cuda", arch="sm90")
-    assert caught.value.exit_code == 2
-    assert "fp8-storage" in caught.value.hint
+@pytest.mark.parametrize("precision", ["nvfp4-storage", "mxfp8-storage"])
+@pytest.mark.parametrize("target", ["onnxruntime", "aotinductor", "openvino", "torchscript"])
+def test_blocks_with_quantized_scales_are_tensorrt_s(precision: str, target: str) -> None:
+    with pytest.raises(UsageError, match=f"{precision} does not fit --target {target}"):
+        target_of(target).pipeline(precision, device="cpu")
+
+
+def test_the_oldest_capability_decides_what_is_planned() -> None:
+    options = TensorRTRTXOptions(compute=("12.0", "8.9"))
+    request = ExportRequest("model", target="tensorrt-rtx", target_options=options)
+    config = replace(request, precision="int8").resolve()
+    assert (config.arch, "arch=sm89" in config.pipeline) == ("sm89", True)
+    with pytest.raises(PassError, match="no NVFP4 weights in TensorRT"):
+        replace(request, precision="nvfp4-storage").resolve()
 
 
 @pytest.mark.parametrize(

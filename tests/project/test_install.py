@@ -31,7 +31,7 @@ def names(extra: str = "") -> set[str]:
     """The libraries of an extra, or of the small installation, as they are imported."""
     wanted = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
     found = {Requirement(text).name for text in wanted} - {"enginecast"}
-    return {name.replace("-", "_") for name in found}
+    return {name.replace("-", "_").replace("rtx_cu13", "rtx") for name in found}
 
 
 def run(*words: object, rest: str = MAIN, missing: tuple[str, ...] = ()) -> tuple[int, str, str]:

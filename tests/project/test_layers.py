@@ -236,7 +236,6 @@ NAMES_TARGETS = {
     "passes/quantize/plan/architectures.py",  # which products a runtime has is data of the GPU
     "passes/quantize/plan/forms.py",
     "passes/quantize/plan/options.py",
-    "passes/plan_fp8.py",
     "enginecast/ops/traits.py",
     "enginecast/ops/whole_rms_norm.py",
     "verification/emulate/profiles.py",  # names of its own, some of which are the same

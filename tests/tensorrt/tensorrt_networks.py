@@ -1,34 +1,38 @@
 """TensorRT's form of ONNX, made of programs and run in ONNX Runtime: shared by its tests.
 
-ONNX Runtime's CPU provider has no kernels for bf16.  A bf16 graph is run as the same graph in fp32,
-which proves its structure and its weights, and not how TensorRT rounds.
+They run as the same graph in fp32, which proves their structure and their weights, and not how
+TensorRT rounds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
-from onnx import numpy_helper
 from programs import rewritten
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.errors import MissingError
+from enginecast.exporters.onnx.fp32_twin import widen
 from enginecast.exporters.onnx.lower import save_model
 from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt.build import Job, build_plan
+from enginecast.exporters.tensorrt.gate.operators import MX
 from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
     NETWORK_WEIGHTS_FILE,
     lowering,
+    parsed,
     tensorrt_onnx,
 )
-
-BFLOAT16, FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
-FP8 = onnx.TensorProto.FLOAT8E4M3FN
+from enginecast.exporters.tensorrt.options import TensorRTRTXOptions
+from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.sessions.tensorrt.library import RTX, import_tensorrt
 
 
 def order_of(
@@ -56,45 +60,31 @@ def network_of(
 ) -> onnx.ModelProto:
     """The checked network that lies in the folder, which may be new, with its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_network(tensorrt_onnx(order_of(program, folder, outputs, symbols)), folder)
+    order = order_of(program, folder, outputs, symbols)
+    save_network(model := tensorrt_onnx(order), folder)
     onnx.checker.check_model(folder / NETWORK_FILE, full_check=True)
     network = onnx.load(folder / NETWORK_FILE)
-    require_form(network)
+    opsets = {found.domain: found.version for found in network.opset_import}
+    assert opsets in ({"": 23}, {"": 23, MX[0]: 1})
+    require_built(order, model, network)
     return network
 
 
-def require_form(network: onnx.ModelProto) -> None:
-    """What holds of every network, whatever is in it."""
-    assert [(found.domain, found.version) for found in network.opset_import] == [("", 23)]
-    types = value_types(network)
-    for node in nodes_in(network.graph):
-        assert node.domain == ""
-        kinds = {types[name] for name in node.input if name in types}
-        if node.op_type in ("Attention", "RMSNormalization", "LayerNormalization", "Pow", "Add"):
-            assert len(kinds) == 1, f"{node.op_type} {node.name} mixes dtypes: {kinds}"
-        if node.op_type == "Cast":
-            assert onnx.helper.get_node_attr_value(node, "to") not in (FP8, onnx.TensorProto.DOUBLE)
-        if node.op_type == "Gather":
-            assert types.get(node.input[0]) not in (FP8, onnx.TensorProto.UINT8)
-    require_scales(network)
-
-
-def require_scales(network: onnx.ModelProto) -> None:
-    """Static, positive, in the dtype of the values; nothing but fp8, without zero points."""
-    types, made = value_types(network), {i.name: i for i in network.graph.initializer}
-    made |= {n.output[0]: n.attribute[0].t for n in network.graph.node if n.op_type == "Constant"}
-    for node in nodes_in(network.graph):
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-            continue
-        assert len(node.input) == 2
-        quantized, wide = node.input[0], node.output[0]
-        if node.op_type == "QuantizeLinear":
-            quantized, wide = wide, quantized
-        scale = numpy_helper.to_array(made[node.input[1]]).astype(np.float32)
-        assert (scale > 0).all()
-        assert np.isfinite(scale).all()
-        assert types[quantized] == FP8
-        assert types[wide] == made[node.input[1]].data_type
+def require_built(order: LoweringRequest, model: ir.Model, network: onnx.ModelProto) -> None:
+    """The real TensorRT-RTX parses and builds what lies in the folder, where its wheel exists."""
+    try:
+        trt = import_tensorrt("this test", RTX)
+    except MissingError:
+        return
+    profile = []
+    for value in network.graph.input:
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        three = [tuple(size or free for size in sizes) for free in (3, 4, 8)]
+        profile.append(
+            ShapeRange(name=value.name, least=three[0], optimal=three[1], greatest=three[2])
+        )
+    job = Job(trt, replace(order, options=TensorRTRTXOptions()), (tuple(profile),), {})
+    build_plan(job, parsed(trt, order.folder / NETWORK_FILE, model), 0)
 
 
 def value_types(network: onnx.ModelProto) -> dict[str, int]:
@@ -120,46 +110,20 @@ def op_count(network: onnx.ModelProto, *ops: str) -> int:
 
 
 def run_network(network: onnx.ModelProto, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The outputs of a network on ONNX Runtime's CPU provider, a bf16 one in fp32."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        widened(network).SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        # It makes integer products of fp8 ones, and then finds no kernel (see runtime.ort_session).
-        disabled_optimizers=["QDQSelectorActionTransformer"],
-    )
-    given = [x.float() if x.dtype == torch.bfloat16 else x for x in inputs]
-    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), given, strict=True)}
-    return tuple(torch.from_numpy(np.asarray(found)) for found in session.run(None, feeds))
-
-
-def widened(network: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose bf16 values are fp32 ones."""
+    """The outputs of a network on ONNX Runtime's CPU provider, 16-bit values in fp32."""
     copy = onnx.ModelProto()
     copy.CopyFrom(network)
-    _widen(copy.graph)
-    return copy
-
-
-def _widen(graph: onnx.GraphProto) -> None:
-    for weight in graph.initializer:
-        _widen_tensor(weight)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == BFLOAT16:
-            value.type.tensor_type.elem_type = FLOAT
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _widen(attribute.g)
-            elif attribute.type == onnx.AttributeProto.TENSOR:
-                _widen_tensor(attribute.t)
-            elif attribute.name in ("to", "output_dtype") and attribute.i == BFLOAT16:
-                attribute.i = FLOAT
-
-
-def _widen_tensor(tensor: Any) -> None:
-    if tensor.data_type == BFLOAT16:
-        values = numpy_helper.to_array(tensor).astype(np.float32)
-        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    widen(copy)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    # Node by node, as written: ONNX Runtime's optimizers make integer products of fp8 ones, and
+    # round biases to integers.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        copy.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    given = [x.float() if x.is_floating_point() else x for x in inputs]
+    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), given, strict=True)}
+    return tuple(torch.from_numpy(np.asarray(found)) for found in session.run(None, feeds))

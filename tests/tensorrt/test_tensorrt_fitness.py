@@ -1,9 +1,16 @@
 """What a TensorRT plan asks of a machine: every mismatch is a sentence with both values."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from enginecast.errors import MissingError
-from enginecast.runtime.sessions.tensorrt.fitness import require_fit
+from enginecast.runtime.sessions.tensorrt.fitness import (
+    portable_requirements,
+    require_fit,
+    require_portable_fit,
+)
 
 HERE = {
     "tensorrt": "11.0.0.114",
@@ -81,3 +88,42 @@ def test_a_plan_that_does_not_say_all(key: str) -> None:
     needs = {name: value for name, value in NEEDS.items() if name != key}
     with pytest.raises(MissingError, match=f"does not say for which {key} it was built"):
         require_fit(needs, HERE, "engine.plan", INSTEAD)
+
+
+TRT = SimpleNamespace(__version__="1.7.1.116")
+PORTABLE = {"tensorrt-rtx": "1.7.1.116", "compute": "8.0 8.6 8.9 12.0+"}
+LATER = "built for compute capability 8.0, 8.6, 8.9, 12.0 and newer, and the RTX here has "
+
+
+def test_what_a_portable_plan_requires() -> None:
+    assert portable_requirements(TRT, (), "") == PORTABLE
+    assert portable_requirements(TRT, (), "fp8") == PORTABLE | {"compute": "8.9 12.0+"}
+    assert portable_requirements(TRT, (), "nvfp4")["compute"] == "12.0+"
+    assert portable_requirements(TRT, (), "int4") == PORTABLE
+    assert portable_requirements(TRT, ("8.6", "12.0"), "")["compute"] == "8.6 12.0"
+
+
+@pytest.mark.parametrize(
+    ("needs", "capability", "said"),
+    [
+        ({}, "8.6", ""),
+        ({}, "12.0", ""),
+        ({}, "12.1", ""),
+        ({"compute": "7.5"}, "7.5", ""),
+        ({}, "7.5", f"{LATER}7.5"),
+        ({}, "9.0", f"{LATER}9.0"),
+        ({"compute": "8.6 12.0"}, "12.1", "built for compute capability 8.6, 12.0, and the RTX"),
+        ({"tensorrt-rtx": "1.7.1.115"}, "8.6", "built with TensorRT-RTX 1.7.1.115, and here is"),
+        ({"compute": "new"}, "8.6", "says compute 'new', which cannot be read"),
+        ({"gpu": "sm86"}, "8.6", "asks for gpu sm86, which this enginecast does not know"),
+    ],
+)
+def test_a_portable_plan(needs: dict[str, str], capability: str, said: str) -> None:
+    gpu: Any = SimpleNamespace(name="RTX", capability=capability)
+    if not said:
+        require_portable_fit(TRT, gpu, PORTABLE | needs, "engine.plan", INSTEAD)
+        return
+    with pytest.raises(MissingError) as caught:
+        require_portable_fit(TRT, gpu, PORTABLE | needs, "engine.plan", INSTEAD)
+    assert caught.value.message.startswith(f"engine.plan: {said}")
+    assert caught.value.hint == INSTEAD

@@ -7,9 +7,10 @@ from exports import Exports, cast
 
 from enginecast.compiler.request import ExportRequest
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.options import TensorRTOptions, TensorRTRTXOptions
 
 BUILD = TensorRTOptions(level=5)
+TRT, RTX = "tensorrt", "tensorrt-rtx"
 
 
 def given(*texts: str) -> TensorRTOptions | None:
@@ -19,12 +20,11 @@ def given(*texts: str) -> TensorRTOptions | None:
     return made
 
 
-def test_nothing_given_is_nothing() -> None:
-    assert given() is None
-
-
 def test_every_option_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert given() is None
     assert given("level=0") == TensorRTOptions(level=0)
+    for text, size in (("4GiB", 4 << 30), ("4 GB", 4 << 30), ("64k", 65536)):
+        assert given(f"workspace={text}") == TensorRTOptions(workspace=size)
     texts = (
         *("route=torch", "opt-shape=input_ids=1x128", "opt-shape=pixels=2x3x224x224"),
         *("workspace=512MiB", "timing-cache=caches", "refit", "strip-weights=true"),
@@ -45,45 +45,45 @@ def test_every_option_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {text.partition('=')[0]}=" in listed for text in texts)
 
 
-@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("4 GB", 4 << 30), ("64k", 65536)])
-def test_sizes(text: str, size: int) -> None:
-    found = given(f"workspace={text}")
-    assert found is not None
-    assert found.workspace == size
+def test_profiles_are_the_sizes_that_are_captured() -> None:
+    texts = ("profile=ids=1x1,1x8,2x16", "profile=ids=4x1,4x1,4x8", "compute=8.6,8.9")
+    request = ExportRequest("model", target="tensorrt-rtx", target_options=texts)
+    assert request.target_options == TensorRTRTXOptions(
+        profiles=({"ids": ((1, 1), (1, 8), (2, 16))}, {"ids": ((4, 1), (4, 1), (4, 8))}),
+        compute=("8.6", "8.9"),
+    )
+    assert request.options.dynamic == ("ids:0=1..4", "ids:1=1..16")
 
 
 @pytest.mark.parametrize(
     ("target", "texts", "message"),
     [
-        ("tensorrt", ["route=onyx"], "route=onyx: expected onnx or torch"),
-        ("tensorrt", ["workspace=4"], "workspace=4: expected a size such as 4GiB"),
-        ("tensorrt", ["workspace=0GiB"], "workspace=0GiB: expected a size"),
-        ("tensorrt", ["hardware=turing"], "hardware=turing: expected one of none, ampere+"),
-        ("tensorrt", ["level=6"], "level=6: expected 0 to 5"),
-        ("tensorrt", ["level=high"], "level=high: expected 0..5"),
-        ("tensorrt", ["level=1", "level=2"], "level=2: level is given twice"),
-        ("tensorrt", ["refit=yes"], "refit=yes: expected true or false"),
-        ("tensorrt", ["opt-shape=input_ids"], "opt-shape=input_ids: expected NAME=1x128"),
-        ("tensorrt", ["opt-shape==1x2"], "opt-shape==1x2: expected NAME=1x128"),
-        ("tensorrt", ["opt-shape=x=1x"], "opt-shape=x=1x: expected NAME=1x128"),
-        (
-            "tensorrt",
-            ["opt-shape=x=1x2", "opt-shape=x=1x3"],
-            "opt-shape=x=1x3: x already has a shape, 1x2",
-        ),
-        (
-            "tensorrt",
-            ["levle=3"],
-            "levle=3: --target tensorrt has no option 'levle'\nIt has route, opt-shape, workspace,",
-        ),
-        ("aotinductor", ["level=3"], "level=3: --target aotinductor has no options"),
-        ("onnxruntime", ["level=3"], "level=3: --target onnxruntime has no options"),
+        (TRT, "route=onyx", "route=onyx: expected onnx or torch"),
+        (TRT, "workspace=4", "workspace=4: expected a size such as 4GiB"),
+        (TRT, "workspace=0GiB", "workspace=0GiB: expected a size"),
+        (TRT, "hardware=turing", "hardware=turing: expected one of none, ampere+"),
+        (TRT, "level=6", "level=6: expected 0 to 5"),
+        (TRT, "level=high", "level=high: expected 0..5"),
+        (TRT, "level=1 level=2", "level=2: level is given twice"),
+        (TRT, "refit=yes", "refit=yes: expected true or false"),
+        (TRT, "opt-shape=x", "opt-shape=x: expected NAME=1x128"),
+        (TRT, "opt-shape==1x2", "opt-shape==1x2: expected NAME=1x128"),
+        (TRT, "opt-shape=x=1x", "opt-shape=x=1x: expected NAME=1x128"),
+        (TRT, "opt-shape=x=1x2 opt-shape=x=1x3", "opt-shape=x=1x3: x already has a shape, 1x2"),
+        (TRT, "levle=3", "levle=3: --target tensorrt has no option 'levle'\nIt has opt-shape, "),
+        (RTX, "compute=sm89", "--compute sm89: expected compute capabilities, such as 8.6,8.9"),
+        (RTX, "compute=8.9,8.9", "--compute 8.9,8.9: expected compute capabilities"),
+        (RTX, "level=3", "level=3: --target tensorrt-rtx has no option 'level'"),
+        (RTX, "profile=x", "--profile x: expected NAME=1x16,4x64,8x256"),
+        (RTX, "profile=x=1,1,2 opt-shape=x=1", "opt-shape and profile do not go together"),
+        ("aotinductor", "level=3", "level=3: --target aotinductor has no options"),
+        ("onnxruntime", "level=3", "level=3: --target onnxruntime has no options"),
     ],
 )
-def test_what_does_not_fit_is_refused(target: str, texts: list[str], message: str) -> None:
+def test_what_does_not_fit_is_refused(target: str, texts: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ExportRequest("model", target=target, target_options=texts)
-    assert str(caught.value).startswith(f"--target-option {message}")
+        ExportRequest("model", target=target, target_options=texts.split())
+    assert str(caught.value).removeprefix("--target-option ").startswith(message)
 
 
 OF_TENSORRT = "--target {} takes no options of --target tensorrt"
@@ -95,14 +95,10 @@ OF_TENSORRT = "--target {} takes no options of --target tensorrt"
         ("onnxruntime", {"target_options": BUILD}, OF_TENSORRT),
         ("torchscript", {"target_options": BUILD}, OF_TENSORRT),
         ("onnxruntime", {"also": ("onnxruntime",)}, "--also onnxruntime does not fit --target onn"),
-        (
-            "tensorrt",
-            {"also": ("aotinductor",)},
-            "--also aotinductor: expected onnxruntime or openvino",
-        ),
-        ("tensorrt", {"also": ("onnxruntime",) * 2}, "--also onnxruntime: given twice"),
-        ("tensorrt", {"precision": "int8"}, "--precision int8 does not fit --target tensorrt"),
-        ("tensorrt", {"device": "cpu"}, "--device cpu does not fit --target tensorrt"),
+        (TRT, {"also": ("aotinductor",)}, "--also aotinductor: expected onnxruntime or openvino"),
+        (TRT, {"also": ("onnxruntime",) * 2}, "--also onnxruntime: given twice"),
+        (TRT, {"precision": "int8"}, "--precision int8 does not fit --target tensorrt"),
+        (TRT, {"device": "cpu"}, "--device cpu does not fit --target tensorrt"),
     ],
 )
 def test_plans_that_cannot_be(target: str, options: dict[str, object], message: str) -> None:
@@ -112,28 +108,17 @@ def test_plans_that_cannot_be(target: str, options: dict[str, object], message: 
 
 
 def test_the_second_engine_runs_where_the_first_does_not() -> None:
-    first, second = (
-        ExportRequest("model", "", "tensorrt", "fp16", also=("onnxruntime",)).resolve().engines
-    )
-    assert (first.target, first.device, first.engine_providers) == (
-        "tensorrt",
-        "cuda",
-        ("tensorrt",),
-    )
-    assert (second.target, second.also) == ("onnxruntime", ())
-    assert second.runs_here
-    (_, second) = (
-        ExportRequest("model", "", "tensorrt", "bf16", also=("onnxruntime",)).resolve().engines
-    )
+    first, second = ExportRequest("m", "", TRT, "fp16", also=("onnxruntime",)).resolve().engines
+    assert (first.target, first.device, first.engine_providers) == (TRT, "cuda", (TRT,))
+    assert (second.target, second.also, second.runs_here) == ("onnxruntime", (), True)
+    _, second = ExportRequest("m", "", TRT, "bf16", also=("onnxruntime",)).resolve().engines
     assert second.device == "cuda"
 
 
 def test_an_export_says_at_once_what_is_missing(
     exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = cast(
-        capsys, "export", exports.model("t5"), "-o", tmp_path / "out", "--target", "tensorrt"
-    )
+    ran = cast(capsys, "export", exports.model("t5"), "-o", tmp_path / "out", "--target", TRT)
     assert ran.code == 3
     assert "needs tensorrt, which is not installed" in ran.err
     assert "capture" not in ran.err

@@ -1,49 +1,130 @@
-"""The shapes that a TensorRT engine is built for."""
+"""The shapes that an engine is built for, and which of its profiles a run takes."""
+
+from typing import Any
 
 import pytest
 
-from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.errors import InputError, UsageError
+from enginecast.exporters.tensorrt.options import (
+    NetworkOptions,
+    parse_optimal,
+    parse_profiles,
+)
+from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.runtime.sessions.tensorrt.errors import Messages
+from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine, Tensor
 
-IDS = Input(name="input_ids", kind="token_ids", dtype="int64", shape=("batch", "sequence"))
+IDS = Input(name="ids", kind="token_ids", dtype="int64", shape=("batch", "sequence"))
 IMAGE = Input(name="pixels", kind="image", dtype="float32", shape=("batch", 3, 16, 16))
 FIXED = Input(name="bias", kind="tensor", dtype="float32", shape=(4, 4))
 RANGES = {"batch": (1, 8), "sequence": (2, 512)}
+SHORT, LONG = "ids=1x2,1x16,1x128", "ids=2x256,4x256,8x512"
 
 
-def profile(*inputs: Input, **optimal: tuple[int, ...]) -> tuple[ShapeRange, ...]:
-    return profile_of(inputs, RANGES, TensorRTOptions(optimal=optimal))
+def sizes(*inputs: Input, ranges: Any = RANGES, **given: Any) -> list[tuple[Any, ...]]:
+    """Of each input in each profile: its number, and least, optimal and greatest shape."""
+    found = profiles_of(inputs, ranges, NetworkOptions(**given))
+    for number, profile in enumerate(found):
+        assert {one.profile for one in profile} == {number}
+    return [(x.name, x.profile, x.least, x.optimal, x.greatest) for p in found for x in p]
 
 
-def test_the_largest_shape_is_tuned_for_unless_another_is_asked_for() -> None:
-    assert profile(IDS, IMAGE, FIXED) == (
-        ShapeRange(name="input_ids", least=(1, 2), optimal=(8, 512), greatest=(8, 512)),
-        ShapeRange(
-            name="pixels", least=(1, 3, 16, 16), optimal=(8, 3, 16, 16), greatest=(8, 3, 16, 16)
+def test_default_profiles_are_a_short_row_a_row_and_a_batch() -> None:
+    assert sizes(IDS, FIXED) == [
+        ("ids", 0, (1, 2), (1, 128), (1, 128)),
+        ("ids", 1, (1, 2), (1, 512), (1, 512)),
+        ("ids", 2, (1, 2), (8, 128), (8, 512)),
+    ]
+    assert sizes(IMAGE, ranges={"batch": (1, 8)}) == [
+        ("pixels", 0, (1, 3, 16, 16), (1, 3, 16, 16), (1, 3, 16, 16)),
+        ("pixels", 1, (1, 3, 16, 16), (8, 3, 16, 16), (8, 3, 16, 16)),
+    ]
+    steps = sizes(IDS, ranges={"batch": (1, 1), "sequence": (48, 240)})
+    assert [optimal for *_, optimal, _ in steps] == [(1, 48), (1, 240), (1, 48)]
+    assert sizes(FIXED) == []
+
+
+def test_the_user_s_profiles_take_the_place_of_the_default_ones() -> None:
+    assert sizes(IDS, profiles=parse_profiles([SHORT, LONG])) == [
+        ("ids", 0, (1, 2), (1, 16), (1, 128)),
+        ("ids", 1, (2, 256), (4, 256), (8, 512)),
+    ]
+    both = parse_profiles(["ids=1x2,1x2,1x4; pixels=1x3x16x16,1x3x16x16,1x3x16x16"])
+    assert sizes(IDS, IMAGE, profiles=both)[1][0] == "pixels"
+    rest = sizes(IDS, IMAGE, profiles=parse_profiles(["pixels=1x3x16x16,2x3x16x16,2x3x16x16"]))
+    assert rest[0] == ("ids", 0, (1, 2), (2, 512), (2, 512))
+    optimal = parse_optimal(["ids=2x16"])
+    assert sizes(IDS, optimal=optimal) == [("ids", 0, (1, 2), (2, 16), (8, 512))]
+
+
+PROFILE, OPTIMAL = "--profile ", "--target-option opt-shape="
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("id=1x2,1x2,1x2", f"{PROFILE}id=1x2: expected one of the inputs ids, pixels"),
+        ("ids=1,1,1", "ids=1: expected 2 sizes, as of batchxsequence, got 1"),
+        ("ids=1x2,1x2,9x2", f"{PROFILE}ids=9x2: expected batch from 1 to 8, got 9"),
+        ("ids=1x1,1x2,1x3", "ids=1x1: expected sequence from 2 to 512, got 1"),
+        ("ids=1x4,1x2,1x9", f"{PROFILE}ids=1x4,1x2,1x9: expected three shapes of one rank, of wh"),
+        ("ids=1x4,1x4,4", "1x4,1x4,4: expected three shapes of one rank, of which none has a gre"),
+        (
+            "ids=1x2,1x2,2x2;pixels=1x3x16x16,1x3x16x16,1x3x16x16",
+            f"{PROFILE}pixels=1x3x16x16: batch is 1 here and 2 in {PROFILE}ids=2x2",
         ),
+        ("pixels=1x3x16x17,1x3x16x17,1x3x16x17", "1x3x16x17: expected 16, which is fixed, got 17"),
+        ("ids=1x2,1x2", f"{PROFILE}ids=1x2,1x2: expected NAME=1x16,4x64,8x256, the least"),
+        ("ids=1x2,1x2,1x2;ids=1x2,1x2,1x2", "ids occurs twice; give each profile its own"),
+        (["ids=1x1"], f"{OPTIMAL}ids=1x1: expected sequence from 2 to 512, got 1"),
+        (["ids=1x2", "pixels=2x3x16x16"], "batch is 2 here and 1 in --target-option opt-shape=ids"),
+    ],
+)
+def test_refused_shapes(given: str | list[str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refused(given)
+    assert said in caught.value.message
+
+
+def refused(given: str | list[str]) -> None:
+    if isinstance(given, str):
+        sizes(IDS, IMAGE, profiles=parse_profiles([given]))
+    else:
+        sizes(IDS, IMAGE, optimal=parse_optimal(given))
+
+
+def test_a_range_without_an_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="sequence has no upper bound") as caught:
+        sizes(IDS, ranges=RANGES | {"sequence": (2, 2**40)})
+    assert "--dynamic ids:1=2..512" in caught.value.hint
+
+
+def engine(*texts: str) -> LoadedEngine:
+    """An engine of these profiles, of which nothing is loaded."""
+    found = profiles_of([IDS], RANGES, NetworkOptions(profiles=parse_profiles(texts)))
+    shapes: list[dict[str, ShapeRange]] = [{one.name: one for one in each} for each in found]
+    ids = Tensor("ids", "ids", "int64", (-1, -1))
+    bias = Tensor("bias", "bias", "float32", (4, 4))
+    return LoadedEngine(
+        None, None, "engine.plan", (ids, bias), (), tuple(shapes), Messages(), keep=()
     )
 
 
 @pytest.mark.parametrize(
-    ("optimal", "message"),
-    [
-        (
-            {"ids": (1, 128)},
-            r"--target-option opt-shape=ids=1x128: expected one of the inputs input_ids, pixels",
-        ),
-        ({"input_ids": (1,)}, r"input_ids=1: expected 2 sizes, as of batchxsequence, got 1"),
-        ({"input_ids": (1, 2, 3)}, r"expected 2 sizes, as of batchxsequence, got 3"),
-        ({"input_ids": (9, 128)}, r"expected batch from 1 to 8, got 9"),
-        ({"input_ids": (1, 1)}, r"expected sequence from 2 to 512, got 1"),
-        ({"pixels": (1, 3, 16, 17)}, r"pixels=1x3x16x17: expected 16, which is fixed, got 17"),
-        (
-            {"input_ids": (1, 128), "pixels": (2, 3, 16, 16)},
-            r"pixels=2x3x16x16: batch is 2 here and 1 in --target-option opt-shape=input_ids=1x128",
-        ),
-    ],
+    ("shape", "number"), [((1, 2), 0), ((1, 128), 0), ((2, 256), 1), ((8, 512), 1)]
 )
-def test_refused_shapes(optimal: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        profile(IDS, IMAGE, **optimal)
+def test_a_run_takes_the_first_profile_that_has_its_shapes(
+    shape: tuple[int, int], number: int
+) -> None:
+    assert engine(SHORT, LONG).profile_for([shape, (4, 4)]) == number
+
+
+@pytest.mark.parametrize("shape", [(1, 200), (2, 128), (1, 1), (8, 513)])
+def test_a_shape_between_two_profiles_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError) as caught:
+        engine(SHORT, LONG).profile_for([shape, (4, 4)])
+    assert caught.value.message == (
+        "engine.plan: expected shapes of one profile: ids [1, 2]..[1, 128]; ids [2, 256]..[8, 512];"
+        f" got ids {list(shape)}"
+    )

@@ -1,125 +1,133 @@
-"""The route to TensorRT by torch_tensorrt, with fakes in the places of both."""
+"""The route by torch_tensorrt, which cannot be imported without a GPU: our part of it.
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+Our converters add their layers to a real network of TensorRT-RTX, which infers dtypes and shapes
+and builds it.
+"""
+
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
-import fake_tensorrt
-import fake_torch_tensorrt
 import pytest
+import rtx
 import torch
-from fake_torch_tensorrt import PLAN, FakeTorchTensorRT, modules
-from programs import TOKENS, captured, rewritten, targets
-from quantized_programs import FP8, quantized
-from torch import Tensor, nn
-from torch.export import ExportedProgram
+from programs import rewritten
+from quantized_programs import FP8, Form, quantized
+from rtx import trt
+from torch import Tensor
 
-from enginecast.exporters.target import LoweringRequest
-from enginecast.exporters.tensorrt import torch_build as tensorrt_torch
-from enginecast.exporters.tensorrt.lower import lowering
-from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.torch_build import plan_by_torch
-from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.errors import LoweringError, MissingError, UsageError
+from enginecast.exporters.tensorrt.build import Job
+from enginecast.exporters.tensorrt.lower import _by_torch, lowering
+from enginecast.exporters.tensorrt.options import TensorRTOptions, parse_profiles
+from enginecast.exporters.tensorrt.torch_build import (
+    check_program,
+    plan_by_torch,
+    settings_for,
+)
+from enginecast.exporters.tensorrt.torch_converters import CONVERTERS, Layers
+from enginecast.passes.ir.effects import aten, own
 
-IDS = ShapeRange(name="ids", least=(1, 2), optimal=(4, 16), greatest=(8, 32))
-TRT = "11.0.0.114+fake"
+DTYPES = rtx.FLOATS | {torch.int64: trt.int64, FP8: trt.fp8}
 
 
-class Block(nn.Module):
-    """An embedding, a norm, and two linears around a gelu."""
+class Network:
+    """A real network, and a converter of ours for each op."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(50, 32)
-        self.norm = nn.RMSNorm(32, eps=1e-6)
-        self.wide = nn.Linear(32, 64)
-        self.narrow = nn.Linear(64, 32, bias=False)
+        self.builder, self.net = rtx.network()
+        self._kept: list[Tensor] = []
 
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.table(ids)
-        hidden = self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
-        return x + hidden, hidden
+    def feed(self, name: str, dtype: torch.dtype, *shape: int) -> Any:
+        return self.net.add_input(name, DTYPES[dtype], shape)
 
+    def constant(self, ctx: Any, value: Tensor, name: str) -> Any:
+        self._kept.append(value.contiguous())
+        weights = trt.Weights(DTYPES[value.dtype], self._kept[-1].data_ptr(), value.numel())
+        return ctx.net.add_constant(tuple(value.shape), weights).get_output(0)
 
-@cache
-def block(dtype: torch.dtype = torch.float16) -> ExportedProgram:
-    torch.manual_seed(0)
-    ids = torch.randint(0, 50, (2, 7))
-    return captured(Block().to(dtype), ids, dynamic=TOKENS)
+    def convert(self, op: Any, *args: Any) -> Any:
+        layers = Layers(trt, SimpleNamespace(net=self.net), self.constant)
+        return CONVERTERS[op](layers, "layer", *args)
 
+    def layers(self, kind: str) -> list[Any]:
+        found = map(self.net.get_layer, range(self.net.num_layers))
+        return [layer for layer in found if layer.type.name == kind]
 
-def ordered(program: ExportedProgram, folder: Path) -> LoweringRequest:
-    outputs = [f"result_{index}" for index in range(len(program.graph_signature.user_outputs))]
-    ready, _ = rewritten(program, lowering("torch"))
-    options = TensorRTOptions("torch")
-    return LoweringRequest(ready, folder, outputs, device="cuda", options=options)
-
-
-Build = Callable[..., bytes]
+    def builds(self, found: Any) -> bool:
+        self.net.mark_output(found)
+        plan = self.builder.build_serialized_network(self.net, self.builder.create_builder_config())
+        return plan is not None
 
 
-@pytest.fixture
-def trt(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return fake_tensorrt.install(monkeypatch, TRT)
+@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize(("exact", "casts"), [(True, 0), (False, 3)])
+def test_a_linear(rank: int, exact: bool, casts: int) -> None:
+    """Of which fp16 holds every scale, or not even the smallest."""
+    network, shape = Network(), [3, 2, 4, 32][4 - rank :]
+    x_scale = torch.tensor(2.0**-6 if exact else 0.01)
+    scale = torch.full((16, 1), 0.5 if exact else 1e-9)
+    weight, bias = torch.randn(16, 32).to(FP8), torch.randn(16).half()
+    read = network.convert(
+        own.quantize.default, network.feed("x", torch.float16, *shape), x_scale, FP8
+    )
+    assert read.dtype == trt.fp8
+    args = (weight, scale, bias, torch.float16)
+    found = network.convert(own.quantized_linear.default, read, x_scale, *args)
+    assert (found.dtype, tuple(found.shape)) == (trt.float16, (*shape[:-1], 16))
+    kinds = ("QUANTIZE", "DEQUANTIZE", "CAST", "MATRIX_MULTIPLY")
+    assert [len(network.layers(kind)) for kind in kinds] == [1, 2, casts, 1]
+    assert network.builds(found)
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, trt: Any) -> FakeTorchTensorRT:
-    return fake_torch_tensorrt.install(monkeypatch, trt)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_norm_is_computed_in_fp32(dtype: torch.dtype) -> None:
+    network = Network()
+    x, weight = network.feed("x", dtype, 2, 5, 24), torch.ones(24, dtype=dtype)
+    found = network.convert(own.whole_rms_norm.default, x, 1, weight, 1e-6)
+    assert (found.dtype, tuple(found.shape)) == (DTYPES[dtype], (2, 5, 24))
+    (mean,) = [layer.get_output(0) for layer in network.layers("REDUCE")]
+    assert (mean.dtype, tuple(mean.shape)) == (trt.float32, (2, 5, 1))
+    assert len(network.layers("CAST")) == (0 if dtype == torch.float32 else 2)
+    assert network.builds(found)
 
 
-@pytest.fixture
-def build(fake: FakeTorchTensorRT, trt: Any, tmp_path: Path) -> Build:
-    def made(program: ExportedProgram, profile: Any = (IDS,), **options: Any) -> bytes:
-        order = replace(ordered(program, tmp_path), options=TensorRTOptions("torch", **options))
-        return plan_by_torch(order, trt, profile, tmp_path / "cache")
+def test_a_gather() -> None:
+    network = Network()
+    x, indices = network.feed("x", torch.float32, 2, 5), torch.zeros(2, 3, dtype=torch.int64)
+    found = network.convert(aten.gather.default, x, -1, indices)
+    assert tuple(found.shape) == (2, 3)
+    assert network.builds(found)
 
-    return made
 
-
-def test_what_is_asked_for(build: Build, fake: FakeTorchTensorRT) -> None:
-    program = block()
-    before = targets(program)
-    assert build(program).startswith(PLAN)
-    assert targets(program) == before
-    assert Path(fake.settings.pop("timing_cache_path")).name == "cache"
-    assert fake.settings == {
-        "attn_bias_is_causal": False,
-        "cache_built_engines": False,
-        "decompose_attention": False,
-        "disable_tf32": True,
-        "enable_experimental_decompositions": False,
-        "hardware_compatible": False,
-        "immutable_weights": True,
-        "optimization_level": None,
-        "require_full_compilation": True,
-        "reuse_cached_engines": False,
-        "truncate_double": False,
-        "use_fp32_acc": False,
-        "version_compatible": False,
-        "workspace_size": 0,
-    }
-    assert [one.settings for one in fake.inputs] == [
-        {
-            "min_shape": (1, 2),
-            "opt_shape": (4, 16),
-            "max_shape": (8, 32),
-            "dtype": torch.int64,
-            "name": "ids",
-        }
-    ]
+@pytest.mark.parametrize(
+    ("form", "dtype", "said"),
+    [
+        ("static", torch.int8, "expected fp8 e4m3fn, got int8"),
+        ("storage", torch.float8_e5m2, "expected fp8 e4m3fn, got float8_e5m2"),
+        ("row", FP8, "got scales that are computed while it runs"),
+        ("blocks", torch.int8, "scales of blocks"),
+    ],
+)
+def test_what_has_no_layers_is_named(form: Form, dtype: torch.dtype, said: str) -> None:
+    program = rtx.program(torch.float16)[1]
+    ready, _ = rewritten(quantized(program, form, dtype, kinds=("linear",)), lowering("torch"))
+    with pytest.raises(LoweringError) as caught:
+        check_program(ready)
+    assert said in caught.value.message
+    assert "rtx.py:" in caught.value.message
+    fine, _ = rewritten(quantized(program, "static", FP8), lowering("torch"))
+    check_program(fine)
 
 
 @pytest.mark.parametrize(
     ("option", "setting"),
     [
+        ({}, {}),
         ({"refit": True}, {"immutable_weights": False}),
         ({"hardware": "ampere+"}, {"hardware_compatible": True}),
         ({"version_compatible": True}, {"version_compatible": True}),
-        ({"level": 5}, {"optimization_level": 5}),
         ({"level": 0}, {"optimization_level": 0}),
         ({"workspace": 1 << 30}, {"workspace_size": 1 << 30}),
     ],
@@ -127,39 +135,35 @@ def test_what_is_asked_for(build: Build, fake: FakeTorchTensorRT) -> None:
 def test_each_option_has_its_setting(
     option: dict[str, Any], setting: dict[str, Any], tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache"
-    usual = tensorrt_torch.settings_for("2.13.0", TensorRTOptions(), cache)
-    found = tensorrt_torch.settings_for("2.13.0", TensorRTOptions(**option), cache)
+    usual = settings_for("2.13.0", TensorRTOptions(), tmp_path)
+    assert usual["disable_tf32"]
+    assert usual["require_full_compilation"]
+    found = settings_for("2.13.0", TensorRTOptions(**option), tmp_path)
     assert {name: value for name, value in found.items() if value != usual[name]} == setting
+    for version in ("2.11.0", "2.12.0"):
+        older = settings_for(version, TensorRTOptions(**option), tmp_path)
+        assert older == found | {"use_explicit_typing": True}
 
 
-@pytest.mark.parametrize("version", ["2.11.0+fake", "2.12.0+fake", "2.13.0+fake"])
-def test_each_version_knows_its_settings(trt: Any, version: str, tmp_path: Path) -> None:
-    dynamo = ModuleType("dynamo")
-    vars(dynamo).update(modules(FakeTorchTensorRT(version, trt))["torch_tensorrt.dynamo"])
-    settings = tensorrt_torch.settings_for(version, TensorRTOptions(), tmp_path)
-    tensorrt_torch.check_settings(dynamo, version, settings)
-    assert settings.get("use_explicit_typing") is (None if "2.13" in version else True)
-    assert "enabled_precisions" not in settings  # the default alone goes with it
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"strip_weights": True}, "weights stay in the plan"),
+        ({"hardware": "same-capability"}, "got 'same-capability'"),
+    ],
+)
+def test_options_without_a_setting(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings_for("2.13.0", TensorRTOptions(route="torch", **options), tmp_path)
 
 
-def test_fp8_products(build: Build, fake: FakeTorchTensorRT, trt: Any) -> None:
-    build(quantized(block(), "static", FP8))
-    assert len(fake.layers("add_quantize")) == 2
-    assert len(fake.layers("add_matrix_multiply")) == 2
-    weights = [one for one in fake.layers("add_dequantize") if one.axis is not None]
-    assert len(weights) == 3, "two linears and the table"
-    for layer in weights:
-        values = fake.value(layer._arguments["input"])
-        scale = fake.value(layer._arguments["scale"])
-        assert values.dtype == FP8
-        assert scale.dtype == torch.float32
-        assert scale.shape == (values.shape[layer.axis],)
-        assert layer._arguments["output_type"] == trt.DataType.FLOAT  # fp16 rounds these scales
-    assert {fake.value(one).dtype for one in _read(fake)} == {FP8, torch.float32, torch.float16}
-
-
-def _read(fake: FakeTorchTensorRT) -> list[Any]:
-    """Every constant that a layer reads."""
-    given = [one for layer in fake.network._layers for one in layer._arguments.values()]
-    return [one for one in given if id(one) in fake.constants]
+def test_what_this_route_cannot_do_is_said_before_the_build(tmp_path: Path) -> None:
+    profiles = parse_profiles(["x=1x2x16,1x2x16,1x2x16", "x=2x2x16,2x2x16,2x2x16"])
+    order = rtx.order(tmp_path, TensorRTOptions(route="torch", profiles=profiles))
+    with pytest.raises(UsageError, match=r"--profile: .*route=torch builds one profile, got 2"):
+        _by_torch(Job(trt, order, (), {}))
+    if find_spec("torch_tensorrt"):
+        pytest.skip("torch_tensorrt is here")
+    with pytest.raises(MissingError, match="needs torch_tensorrt, which is not installed") as found:
+        plan_by_torch(order, trt, (), tmp_path)
+    assert found.value.exit_code == 3

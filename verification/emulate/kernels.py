@@ -201,6 +201,7 @@ QUANTIZED: Rules[Callable[[Any, Sequence[Any], Sequence[Any]], Twin]] = Rules()
 @QUANTIZED.rule(own.quantized_conv.default, own.quantized_add.default, own.quantized_lstm.default)
 @QUANTIZED.rule(own.quantized_gru.default)
 @QUANTIZED.rule(own.dequantize_axis.default, own.integer_linear.default, own.fp8_gemm.default)
+@QUANTIZED.rule(own.dequantize_blocks.default, own.dequantize_mx.default)
 def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     """Of values that were not rounded, an op gives what is not rounded."""
     given = [
@@ -210,13 +211,13 @@ def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     return Twin(op(*low), op(*(torch.float32 if isinstance(x, torch.dtype) else x for x in given)))
 
 
-@QUANTIZED.rule(own.dynamic_scale.default)
+@QUANTIZED.rule(own.dynamic_scale.default, own.power_of_two.default)
 def _dynamic_scale(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     scale = op(*low)
     return Twin(scale, scale)
 
 
-@QUANTIZED.rule(own.quantize_unsigned.default)
+@QUANTIZED.rule(own.quantize_unsigned.default, own.quantize_linear.default)
 def _quantize_unsigned(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     return Twin(op(*low), plain[0].float() / low[1])
 

@@ -88,7 +88,7 @@ def planned_reference(
         floor[case.name] = {
             name: _sum(own, planned[name]) for name, own in floor[case.name].items()
         }
-    wider = replace(reference.floor, cases=floor, rounding=plan.format, max_error=plan.max_error)
+    wider = replace(reference.floor, cases=floor, rounding=plan.rounding, max_error=plan.max_error)
     return with_losses(replace(reference, floor=wider), outputs)
 
 

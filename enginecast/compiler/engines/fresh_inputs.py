@@ -15,7 +15,7 @@ from enginecast.compiler.ranges.eager import FAILS
 from enginecast.compiler.ranges.fit_values import in_example_values
 from enginecast.errors import VerificationError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
-from enginecast.passes.quantize.measure.quantizable import find_layers, is_product_of_integers
+from enginecast.passes.quantize.measure.quantizable import find_layers, is_static_conv
 from enginecast.verification.eager.outputs import as_arrays
 from enginecast.verification.engine import EXACT, as_declared
 from enginecast.verification.metrics import compare
@@ -50,7 +50,7 @@ class FreshInputs(Check):
         prepared, plan = self.prepared, self.plan
         if running.is_twin or plan is None:
             return Examined()
-        if not any(is_product_of_integers(layer) for layer in plan.layers):
+        if not any(is_static_conv(layer) for layer in plan.layers):
             return Examined()
         worst: dict[str, float] = {}
         for case in _drawn(prepared, _FIRST_FRESH, FRESH):

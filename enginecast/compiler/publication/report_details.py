@@ -120,10 +120,12 @@ def stored_weights(program: ExportedProgram) -> tuple[StoredWeights, ...]:
         whole = stem if (stem := _PART.sub("", name)) in planned else name
         layer = planned.get(whole)
         precision = _PRECISIONS.get(value.dtype, dtype_name(value.dtype))
-        if plan is not None and layer is not None:
-            kind = "int4" if layer.bits == 4 else plan.format
-            precision = f"{kind}-storage" if layer.choice == "storage" else kind
         size = value.size if not isinstance(value, Tensor) else value.nbytes
+        if plan is not None and layer is not None:
+            kind = plan.format_of(layer)
+            precision = f"{kind}-storage" if layer.choice == "storage" else kind
+            if layer.bits == 4 and math.prod(value.shape) == math.prod(layer.shape):
+                size = math.ceil(size * layer.value_bytes)  # two in a byte, once they are written
         found[whole.rpartition(".")[0], precision] += size
     if len(found) > MODULES:
         blocks = Counter[tuple[str, str]]()
@@ -137,7 +139,12 @@ def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
     """A quantization plan in one sentence, and how it was found; nothing without one."""
     if found is None:
         return ()
-    choices = Counter(layer.choice for layer in found.layers)
+    choices = Counter(
+        layer.choice
+        if found.format_of(layer) == found.format
+        else f"{found.format_of(layer)}-{layer.choice}"
+        for layer in found.layers
+    )
     counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
     predicted = found.predicted_error
     error = "" if predicted is None else f"predicted error {predicted:.2g}, "

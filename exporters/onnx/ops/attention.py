@@ -19,7 +19,7 @@ from enginecast.exporters.onnx.ops.registry import (
     torch_form,
     trace,
 )
-from enginecast.exporters.onnx.ops.values import ints
+from enginecast.exporters.onnx.ops.values import ints, like
 from enginecast.passes.ir.base import ProgramView
 from enginecast.passes.ir.edit import (
     arguments,
@@ -393,6 +393,8 @@ def _attention_of_heads(
     them so, which add nothing to a score, and columns that are left out again.
     """
     is_flat = len(query.shape) == 3
+    # TensorRT-RTX 1.7.1 ends in a segmentation fault where a query is its key.
+    zero = like(query, 0.0) if query is key else None
     size = query.shape[-1] // (heads if is_flat else 1)
     given = value.shape[-1] // (kv_heads if is_flat else 1)
     # A table of positions fixes the number of keys that it is added to, and of no values: said of
@@ -404,6 +406,8 @@ def _attention_of_heads(
         key, value = (_heads_first(found, kv_heads, known) for found in (key, value))
     elif known:
         key, value = (op.Reshape(found, ints(0, 0, known, 0)) for found in (key, value))
+    if zero is not None:
+        query = op.Add(query, zero)
     if size < given:
         query, key = (_widened(found, given - size) for found in (query, key))
     elif given < size:

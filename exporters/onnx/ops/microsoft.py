@@ -1,8 +1,8 @@
-"""Ops of com.microsoft, which ONNX Runtime alone has.
+"""Ops of com.microsoft, which ONNX Runtime alone has, and one of TensorRT's parser.
 
 They have no schema in the onnx package, and torch.onnx needs one to type them: the schemas here are
 handed to it directly, without registering anything globally.  They are those of onnxruntime
-docs/ContribOperators.md.
+docs/ContribOperators.md, and of onnx/onnx-tensorrt, onnxOpImporters.cpp.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import onnxscript
 from onnx.defs import OpSchema
 
 _MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
+_TENSORRT = onnxscript.values.Opset("trt", 1)
 
 _INT, _REAL = OpSchema.AttrType.INT, OpSchema.AttrType.FLOAT
 
@@ -31,8 +32,9 @@ def _op(
     *,
     required: int,
     outputs: str,
+    opset: onnxscript.values.Opset = _MICROSOFT,
 ) -> onnxscript.values.Op:
-    """An op of com.microsoft.
+    """An op of com.microsoft, or of another domain.
 
     Args:
         inputs: each as name:type, with the name of a type constraint.
@@ -48,14 +50,14 @@ def _op(
 
     schema = OpSchema(
         name,
-        "com.microsoft",
+        opset.domain,
         1,
         inputs=parameters(inputs, required),
         outputs=parameters(outputs, 1),
         type_constraints=[(key, allowed, "") for key, allowed in types.items()],
         attributes=[OpSchema.Attribute(n, kind, required=False) for n, kind in attributes.items()],
     )
-    return onnxscript.values.Op(_MICROSOFT, name, schema)
+    return onnxscript.values.Op(opset, name, schema)
 
 
 skip_norm = _op(
@@ -129,4 +131,14 @@ gemm_float8 = _op(
     {"transA": _INT, "transB": _INT, "dtype": _INT, "alpha": _REAL, "beta": _REAL},
     required=2,
     outputs="Y:TR",
+)
+
+mx_dequantize = _op(
+    "TRT_MXFP8DequantizeLinear",
+    "x:T x_scale:S",
+    {"T": ["tensor(float8e4m3fn)"], "S": _UINT8, "R": _FLOATS},
+    {"axis": _INT, "block_size": _INT, "output_dtype": _INT},
+    required=2,
+    outputs="y:R",
+    opset=_TENSORRT,
 )

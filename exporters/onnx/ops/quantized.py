@@ -12,6 +12,7 @@ from enginecast.exporters.onnx.ops.microsoft import (
     dynamic_product,
     gemm_float8,
     integer_to_float,
+    mx_dequantize,
     nbits_product,
     quantized_sum,
 )
@@ -95,6 +96,26 @@ def _dequantize_axis(q: Any, scale: Any, axis: int, dtype: int) -> Any:
             value=onnx.helper.make_tensor("zeros", int(q.dtype), [size], [0] * size)
         )
     return _as(op.DequantizeLinear(q, scale, zeros, **options), ir.DataType(dtype))
+
+
+@form(own.quantize_linear.default, readers=["tensorrt"])
+def _quantize_linear(x: Any, scale: Any) -> Any:
+    return op.QuantizeLinear(x, scale, output_dtype=int(ir.DataType.INT8))
+
+
+@form(own.dequantize_blocks.default, readers=["tensorrt"])
+def _dequantize_blocks(q: Any, scale: Any, axis: int, bits: int, dtype: int) -> Any:
+    """A constant that is cast to 4 bits is stored in 4 bits (`exporters.onnx.weights`)."""
+    kinds = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.FLOAT8E4M3FN: ir.DataType.FLOAT4E2M1}
+    stored = op.Cast(q, to=int(kinds[q.dtype])) if bits == 4 else q
+    block = q.shape[axis] // scale.shape[axis]
+    return op.DequantizeLinear(stored, scale, axis=axis, block_size=block)
+
+
+@form(own.dequantize_mx.default, readers=["tensorrt"])
+def _dequantize_mx(q: Any, exponents: Any, axis: int, dtype: int) -> Any:
+    block = q.shape[axis] // exponents.shape[axis]
+    return mx_dequantize(q, exponents, axis=axis, block_size=block, output_dtype=dtype)
 
 
 @form(own.integer_linear.default, readers=["onnxruntime-cpu"])
@@ -331,7 +352,7 @@ for _reader in READERS:
         reason="legalize-quantized gives it another form",
     )
     _refuse(
-        *(own.quantize_blocks.default, own.pack_blocks.default),
+        *(own.quantize_blocks.default, own.pack_blocks.default, own.power_of_two.default),
         reason="it computes weights, while the file is written",
     )
     if _reader != "onnxruntime-cpu":
@@ -340,6 +361,12 @@ for _reader in READERS:
             *(own.quantized_conv.default, own.quantized_add.default),
             *(own.quantized_lstm.default, own.quantized_gru.default),
             reason="ONNX Runtime has it on the CPU alone",
+        )
+    if _reader != "tensorrt":
+        _refuse(
+            *(own.quantize_linear.default, own.dequantize_blocks.default),
+            own.dequantize_mx.default,
+            reason="a form for TensorRT",
         )
     if _reader in PLAIN:
         _refuse(

@@ -2,7 +2,7 @@
 
     quantized_linear, int8     integer_linear of a transposed weight; on the CPU of unsigned values
     quantized_linear, fp8      dequantized values in a matmul, or fp8_gemm where that is asked for
-    blockwise_linear           packed_linear
+    blockwise_linear           packed_linear; for TensorRT dequantized blocks in a matmul
     quantized_conv             one scale for all that it gives
     dequantized weight         dequantize_axis, transposed before and not after
     embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for
@@ -15,11 +15,12 @@
 Promises `reordered`: integers are multiplied exactly as before; what is dequantized before it is
 multiplied is rounded to the dtype of the result, which holds it many times finer than fp8 does.
 
-TensorRT's form of ONNX: QuantizeLinear and DequantizeLinear around a MatMul, fp8 as e4m3fn, one
-static scale for what is read and one for each row of a weight, each in the dtype of the value and
-above zero.  Source: NVIDIA's guide "Working with Quantized Types" (TensorRT 10.11 and 11.0);
-onnx/onnx-tensorrt, QuantDequantLinearHelper (scales above zero; no UINT8) and docs/operators.md
-(FP8 comes of quantization alone: neither Cast nor Gather takes it).
+TensorRT's form of ONNX: QuantizeLinear and DequantizeLinear around a MatMul or a convolution, fp8
+as e4m3fn or int8, one static scale for what is read and one for each row of a weight, each in the
+dtype of the value and above zero; int4 weights with a scale for each block along K.  Source:
+NVIDIA's guide "Working with Quantized Types" (TensorRT 10.11 and 11.0); onnx/onnx-tensorrt,
+QuantDequantLinearHelper (scales above zero; no UINT8) and docs/operators.md (FP8 comes of
+quantization alone: neither Cast nor Gather takes it).
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.ops.registry import Reader
-from enginecast.ops.quantize import ZERO
+from enginecast.ops.quantize import E8M0, ZERO
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import (
@@ -84,8 +85,8 @@ class LegalizeQuantized(Pass):
         """Refuse what the reader cannot hold.
 
         Raises:
-            LoweringError: a dtype that it has no kernels for; for TensorRT integers, scales that
-                are computed from values, or one for each row of what is read.
+            LoweringError: a dtype that it has no kernels for; for TensorRT scales that are computed
+                from values, or one for each row of what is read.
         """
         weights = weight_expressions(program)
         for node in all_nodes(program):
@@ -191,13 +192,20 @@ def _refuse_lost(scale: Tensor, dtype: torch.dtype, node: Node) -> None:
 def _refuse_unfit(node: Node, weights: set[Node]) -> None:
     """
     Raises:
-        LoweringError: integers, another fp8, scales computed from values, or one for each row of
-            what is read.
+        LoweringError: another dtype than int8 and e4m3fn, scales computed from values, or one for
+            each row of what is read.
     """
     dtypes = {dtype_of(found) for found in (node, *node.all_input_nodes)}
-    others = dtypes - {torch.float8_e4m3fn, torch.bool}
+    others = dtypes - {torch.float8_e4m3fn, torch.int8, E8M0, torch.bool}
     for other in sorted(str(dtype) for dtype in others if dtype and dtype.itemsize == 1):
-        raise _refusal(node, f"it is quantized to {other.removeprefix('torch.')}, expected fp8")
+        wanted = "expected fp8 or int8"
+        raise _refusal(node, f"it is quantized to {other.removeprefix('torch.')}, {wanted}")
+    if node.target is ours.blockwise_linear.default:
+        *_, bits, activations = arguments(node)
+        if activations:
+            raise _refusal(node, "it rounds blocks of what it reads, expected a weight alone")
+        if bits != 4 and torch.int8 in dtypes:
+            raise _refusal(node, f"its blocks have {bits} bits, expected 4")
     if node.target is ours.dynamic_scale.default:
         raise _refusal(node, "its scale is computed from each value, expected a static one")
     if node.target is ours.quantize.default:
@@ -210,12 +218,18 @@ def _refusal(node: Node, what: str) -> LoweringError:
     return LoweringError(
         f"TensorRT's form of ONNX has no {call_place(node)}: {what}",
         hint="Plan for it: --precision fp8 --target tensorrt, or"
-        " plan-fp8{target=tensorrt arch=sm90}.",
+        " plan-fp8{target=tensorrt arch=sm90} or plan-int8.",
     )
 
 
 def _refuse_dtypes(node: Node) -> None:
     dtypes = {dtype_of(found) for found in (node, *node.all_input_nodes)}
+    is_block = node.target is ours.blockwise_linear.default
+    if is_block and dtype_of(arguments(node)[1]) != torch.int8:
+        raise LoweringError(
+            f"ONNX Runtime has no blocks of fp8, for {call_place(node)}",
+            hint="They are for TensorRT: --target tensorrt-rtx.",
+        )
     if torch.bfloat16 in dtypes:
         raise LoweringError(
             f"ONNX Runtime has no kernels that quantize bfloat16, for {call_place(node)}",
@@ -256,9 +270,14 @@ def _quantize(
     wanted = dtype_of(source)
     assert wanted is not None
     scale = _scale_of_values(rewriting, scale, node)
-    if dtype != torch.int8:
+    on_tensorrt = rewriting.reader == "tensorrt"
+    if dtype != torch.int8 or on_tensorrt:
         scale = rewriting.scale(scale, wanted, node)
     node.args = (source, scale, dtype)
+    if dtype == torch.int8 and on_tensorrt:
+        result = rewriting.add(ours.quantize_linear.default, source, scale, like=node)
+        rewriting.replace(node, result)
+        return
     readers = [user for user in node.users if user.target is ours.quantized_linear.default]
     if dtype == torch.int8 and rewriting.reader == "onnxruntime-cpu" and readers:
         zeros = rewriting.zeros(scale, like=node) if shape_of(scale) else None
@@ -337,7 +356,7 @@ def _quantized_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     scale = _scale_of_values(rewriting, scale, node)
     flat = _flat(rewriting, weight_scale, node)
     wide_bias = rewriting.cast(bias, torch.float32, node) if isinstance(bias, Node) else None
-    if dtype_of(weight) == torch.int8:
+    if dtype_of(weight) == torch.int8 and rewriting.reader != "tensorrt":
         turned = rewriting.add(aten.t.default, weight, like=node)
         form = ours.integer_linear.default
         result = rewriting.add(form, source, scale, turned, flat, wide_bias, dtype, like=node)
@@ -363,6 +382,13 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     source, weight, scale, bias, bits, activations = args
     dtype = dtype_of(source)
     assert dtype is not None
+    if rewriting.reader == "tensorrt":
+        wide = _dequantized_blocks(rewriting, node, weight, scale, bits, dtype)
+        result = rewriting.add(aten.matmul.default, source, wide, like=node)
+        if isinstance(bias, Node):
+            result = rewriting.add(aten.add.Tensor, result, bias, like=node)
+        rewriting.replace(node, result)
+        return
     block = shape_of(weight)[1] // shape_of(scale)[1]
     packed = rewriting.add(ours.pack_blocks.default, weight, block, bits, like=node)
     scales = rewriting.scale(scale, dtype, node)
@@ -373,6 +399,30 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     form = ours.packed_linear.default
     result = rewriting.add(form, source, packed, scales, bias, bits, activations, like=node)
     rewriting.replace(node, rewriting.cast(result, dtype, node))
+
+
+def _dequantized_blocks(
+    rewriting: _Rewriting, node: Node, weight: Node, scale: Node, bits: int, dtype: torch.dtype
+) -> Node:
+    """A weight [K, N] from blocks along K: int4 is transposed before, floats after, as NVIDIA's
+    Model Optimizer does (modelopt/onnx/quantization: int4.py; export/nvfp4_exporter.py and
+    mxfp8_exporter.py).
+    """
+    if dtype_of(weight) == torch.int8:
+        turned, scales = (rewriting.add(aten.t.default, x, like=node) for x in (weight, scale))
+        blocks = (turned, rewriting.scale(scales, dtype, node), 0, bits, dtype)
+        return rewriting.add(ours.dequantize_blocks.default, *blocks, like=node)
+    inner, outer = arguments(scale)[:2]
+    if dtype_of(inner) == E8M0:
+        exponents = rewriting.add(aten.view.dtype, inner, torch.uint8, like=node)
+        mx = (weight, exponents, 1, dtype)
+        wide = rewriting.add(ours.dequantize_mx.default, *mx, like=node)
+    else:
+        outer = rewriting.scale(outer, dtype, node)
+        scales = rewriting.add(ours.dequantize.default, inner, outer, dtype, like=node)
+        blocks = (weight, scales, 1, bits, dtype)
+        wide = rewriting.add(ours.dequantize_blocks.default, *blocks, like=node)
+    return rewriting.add(aten.t.default, wide, like=node)
 
 
 def _quantized_conv(rewriting: _Rewriting, node: Node, *args: Any) -> None:

@@ -39,6 +39,9 @@ ONNX = ("", "ai.onnx")
 PLUGINS = ("DeformConv", "RoiAlign")
 """Operators that TensorRT has plugins for, and TensorRT-RTX has not.
 https://github.com/onnx/onnx-tensorrt/blob/10.15-GA/docs/operators.md"""
+MX = ("trt", "TRT_MXFP8DequantizeLinear")
+"""An operator of the parser's own, domain and name: fp8 in blocks of 32, scaled by uint8 that are
+exponents (onnxOpImporters.cpp of onnx/onnx-tensorrt)."""
 BUILDER = "builder: "
 """What a message begins with that is not the parser's."""
 _RULES = {"rank": "rank", "computed": "constant", "input": "count", "output": "count"}
@@ -101,6 +104,8 @@ def unsupported(domain: str, op: str, *, plugins: bool = False) -> str:
     Args:
         plugins: TensorRT's are there.
     """
+    if (domain, op) == MX:
+        return ""
     if domain not in ONNX:
         return f"an operator of the domain {domain}"
     if plugins and op in PLUGINS:

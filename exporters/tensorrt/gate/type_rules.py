@@ -45,7 +45,11 @@ def check_quantized(node: ir.Node) -> Iterator[Violation]:
     assert value is not None
     assert scale is not None
     tensor = constant_of(scale)
-    if tensor is not None:
+    if tensor is None:
+        # Scales that are scaled themselves are looked at where they are read.
+        if scale.shape is not None and scale.shape.is_static():
+            yield from _check_axis(node, value, tuple(int(size) for size in scale.shape))
+    else:
         numbers = np.asarray(tensor.numpy()).astype(np.float64)
         wrong = numbers[~(numbers > 0)]
         if wrong.size:
@@ -60,7 +64,7 @@ def check_quantized(node: ir.Node) -> Iterator[Violation]:
 
 
 def _check_axis(node: ir.Node, value: ir.Value, sizes: tuple[int, ...]) -> Iterator[Violation]:
-    """One scale for all, or one for each slice along an axis."""
+    """One scale for all, or one for each slice along an axis; blocks are as the scales are."""
     axis, shape = node.attributes.get_int("axis", 1), value.shape
     if len(sizes) != 1 or sizes == (1,) or shape is None or not -len(shape) <= axis < len(shape):
         return

@@ -304,6 +304,11 @@ def feeds_convolution(node: Node) -> bool:
 
 def is_product_of_integers(plan: LayerPlan) -> bool:
     """Whether a layer is a convolution of unsigned values, which gives some, too."""
+    return is_static_conv(plan) and not plan.signed
+
+
+def is_static_conv(plan: LayerPlan) -> bool:
+    """Whether a layer is a convolution that multiplies integers, signed or not."""
     return plan.kind.startswith("conv") and plan.choice == "w8a8-static"
 
 

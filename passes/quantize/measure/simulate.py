@@ -44,14 +44,41 @@ class Grid:
     limit: float
     round: Callable[[Tensor], Tensor]
     """fp32 within +-limit to the nearest value of the format, ties to even."""
+    scales: Callable[[Tensor], Tensor] = lambda wanted: wanted
+    """The scales that there are, for those with which the largest value just fits."""
 
 
 E4M3 = Grid(448.0, lambda x: x.to(torch.float8_e4m3fn).float())
 E4M3_FNUZ = Grid(240.0, lambda x: x.to(torch.float8_e4m3fnuz).float())
 
 
-def grid_of(quantized: Format, arch: str, bits: int) -> Grid:
-    """The values of a format on an architecture."""
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_BETWEEN = (_E2M1[1:] + _E2M1[:-1]) / 2
+_BETWEEN[1::2] = _BETWEEN[1::2].nextafter(_E2M1[0])  # a tie goes to the even place: here up
+
+
+def _to_e2m1(x: Tensor) -> Tensor:
+    return _E2M1[torch.bucketize(x.abs(), _BETWEEN)].copysign(x)
+
+
+def _up_to_powers(wanted: Tensor) -> Tensor:
+    fractions, exponents = torch.frexp(wanted)  # of [0.5, 1)
+    return torch.ldexp(torch.ones_like(wanted), exponents - (fractions == 0.5).int())
+
+
+def _nvfp4_scales(wanted: Tensor) -> Tensor:
+    outer = _up_to_powers(wanted.amax() / E4M3.limit).clamp(min=2.0**-14)
+    return E4M3.round((wanted / outer).clamp(2.0**-9, E4M3.limit)) * outer
+
+
+NVFP4 = Grid(6.0, _to_e2m1, _nvfp4_scales)
+MXFP8 = Grid(448.0, E4M3.round, _up_to_powers)
+
+
+def grid_of(quantized: Format, arch: str, bits: int, block: int = 0) -> Grid:
+    """The values of a format on an architecture; of weights also those of scales of blocks."""
+    if quantized == "fp8" and block:
+        return NVFP4 if bits == 4 else MXFP8
     if quantized == "fp8":
         return E4M3_FNUZ if arch in FNUZ else E4M3
     return Grid(2.0 ** (bits - 1) - 1, torch.round)
@@ -72,7 +99,7 @@ def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | 
     if largest is None:
         sizes = wide.abs()
         largest = sizes.amax() if scaling == "tensor" else sizes.amax(-1, keepdim=True)
-    scale = (largest.float() / grid.limit).clamp(min=FLOOR)
+    scale = grid.scales((largest.float() / grid.limit).clamp(min=FLOOR))
     rounded = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
     return rounded.flatten(-2) if scaling == "block" else rounded
 
@@ -238,6 +265,11 @@ class Rounding:
         if is_product_of_integers(layer):
             read = self.held(values[0], origin_in_order(first_input(node)))
             values = (read, *values[1:])
+        elif layer.signed:
+            grid = grid_of(self._plan.format, self._plan.arch, 8)
+            largest = torch.tensor(self._spans[first_input(node)].largest)
+            read = fake(values[0], grid, "tensor", 0, largest).to(values[0].dtype)
+            values = (read, *values[1:])
         result: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
         return self.held(result, tail_of(node).node) if is_product_of_integers(layer) else result
 
@@ -251,11 +283,14 @@ class Rounding:
             self._last = node
             self._weights.clear()
         if layer not in self._weights:
-            grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
+            grid = grid_of(self._plan.format, self._plan.arch, layer.bits, layer.block)
             if layer.kind == "conv-transpose" and is_product_of_integers(layer):
                 groups = transposed_geometry_of(node).groups
                 rows = fake_weight(channels_first(weight, groups), layer, grid)
                 self._weights[layer] = channels_first(rows, groups)
+            elif layer.kind == "conv-transpose" and layer.signed:  # one for each it gives
+                rows = fake_weight(weight.transpose(0, 1), layer, grid)
+                self._weights[layer] = rows.transpose(0, 1)
             else:
                 self._weights[layer] = fake_weight(weight, layer, grid)
         return self._weights[layer]

@@ -52,7 +52,9 @@ def static_spans(
     """
     static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
     read = {source(node) for node, layer in static.items() if layer.kind == "linear"}
-    spans = activation_spans(program, context, read, spans_wanted(program.graph, static))
+    whole = spans_wanted(program.graph, static)
+    whole |= {first_input(node): False for node, layer in static.items() if layer.signed}
+    spans = activation_spans(program, context, read, whole)
     return with_joined(spans, static)
 
 

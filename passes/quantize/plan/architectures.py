@@ -1,4 +1,5 @@
-"""Which architecture can do what in fp8: `architectures.json`, a source for every cell.  No torch.
+"""Which architecture can do what in fp8, and in TensorRT: `architectures.json`, a source for every
+cell.  No torch.
 
 The architecture is that of the machine an engine is for, which need not be the one it is made on.
 """
@@ -14,7 +15,18 @@ from msgspec import Struct
 from enginecast.errors import PassError
 
 FILE = "architectures.json"
-Column = Literal["storage", "tensorwise", "rowwise", "blockwise", "tensorrt", "onnxruntime"]
+Column = Literal[
+    "storage",
+    "tensorwise",
+    "rowwise",
+    "blockwise",
+    "tensorrt",
+    "onnxruntime",
+    "tensorrt_int8",
+    "tensorrt_int4",
+    "tensorrt_nvfp4",
+    "tensorrt_mxfp8",
+]
 COLUMNS: tuple[Column, ...] = get_args(Column)
 Supported = Literal["yes", "no", "emulated", "unverified"]
 CPU = "cpu"
@@ -53,8 +65,17 @@ class Architecture(Struct, frozen=True, forbid_unknown_fields=True):
     blockwise: Cell
     """torch._scaled_mm with a scale for each 1 x 128 of x and 128 x 128 of the weight."""
     tensorrt: Cell
+    """fp8 in TensorRT, weights alone included."""
     onnxruntime: Cell
     """Products in fp8 in ONNX Runtime."""
+    tensorrt_int8: Cell
+    """Products of int8 in TensorRT, and weights alone."""
+    tensorrt_int4: Cell
+    """Weights in int4 with a scale for each block."""
+    tensorrt_nvfp4: Cell
+    """Weights in E2M1 with an fp8 scale for each 16."""
+    tensorrt_mxfp8: Cell
+    """Weights in fp8 with a power of two for each 32."""
 
     def cell(self, column: Column) -> Cell:
         found = getattr(self, column)
@@ -100,20 +121,44 @@ def require(arch: str, column: Column) -> Cell:
     cell = architecture(arch).cell(column)
     if cell.supported != "no":
         return cell
-    able = [c for c in COLUMNS if architecture(arch).cell(c).supported == "yes"]
+    able = [
+        c
+        for c in COLUMNS
+        if architecture(arch).cell(c).supported == "yes"
+        and c.startswith("tensorrt") == column.startswith("tensorrt")
+    ]
     way_out = " Use mode=storage (--precision fp8-storage)." if "storage" in able else ""
     raise PassError(
-        f"{arch} ({architecture(arch).name}) has no fp8 products {WORDS[column]}: {cell.note}"
+        f"{arch} ({architecture(arch).name}) has no {WORDS[column]}: {cell.note}"
         f" ({matrix().sources[cell.source]})",
         hint=f"It can do: {', '.join(able) or 'nothing in fp8'}.{way_out}",
     )
 
 
+def tensorrt_column(quantized: str, bits: int, block: int = 0) -> Column:
+    """What weights of a format ask of TensorRT.
+
+    Args:
+        quantized: "int8" or "fp8".
+        bits: of a value.
+        block: values along K that share a scale; 0: a whole row.
+    """
+    if quantized == "int8":
+        return "tensorrt_int4" if bits == 4 else "tensorrt_int8"
+    if bits == 4:
+        return "tensorrt_nvfp4"
+    return "tensorrt_mxfp8" if block else "tensorrt"
+
+
 WORDS: dict[Column, str] = {
-    "storage": "and no fp8 weights",
-    "tensorwise": "with one scale for each tensor",
-    "rowwise": "with a scale for each row",
-    "blockwise": "with a scale for each block",
-    "tensorrt": "in TensorRT",
-    "onnxruntime": "in ONNX Runtime",
+    "storage": "fp8 weights",
+    "tensorwise": "fp8 products with one scale for each tensor",
+    "rowwise": "fp8 products with a scale for each row",
+    "blockwise": "fp8 products with a scale for each block",
+    "tensorrt": "fp8 in TensorRT",
+    "onnxruntime": "fp8 products in ONNX Runtime",
+    "tensorrt_int8": "int8 in TensorRT",
+    "tensorrt_int4": "int4 weights in TensorRT",
+    "tensorrt_nvfp4": "NVFP4 weights in TensorRT",
+    "tensorrt_mxfp8": "MXFP8 weights in TensorRT",
 }

@@ -13,10 +13,11 @@ from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import (
     Layer,
     find_layers,
+    is_static_conv,
     recurrence_of,
 )
-from enginecast.passes.quantize.plan.architectures import CPU, Column, require
-from enginecast.passes.quantize.plan.forms import unfit
+from enginecast.passes.quantize.plan.architectures import CPU, Column, require, tensorrt_column
+from enginecast.passes.quantize.plan.forms import MXFP8_BLOCK, NVFP4_BLOCK, TENSORRT_BLOCKS, unfit
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import off_multiple
 
@@ -46,7 +47,7 @@ def check_plan(
         where = f"plan: layers[{place}] ({decision.module})"
         if decision.key not in layers:
             raise _unknown(where, decision, layers)
-        for field, fault in _faults(decision, layers[decision.key], plan):
+        for field, fault in _faults(decision, layers[decision.key], plan, options):
             raise PassError(f"{where}: {field}: {fault}")
     counts = Counter(decision.key for decision in plan.layers)
     for key, count in counts.items():
@@ -78,7 +79,9 @@ def _unknown(
     )
 
 
-def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+def _faults(
+    layer: LayerPlan, found: Layer, plan: QuantizationPlan, options: PlanOptions
+) -> Iterator[tuple[str, str]]:
     """(field, what is another layer's or cannot be done)."""
     for field, got, wanted in (
         ("kind", layer.kind, found.kind),
@@ -91,6 +94,9 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         return
     integers = plan.format == "int8"
     multiplies = layer.choice != "storage"
+    wants_signed = integers and is_static_conv(layer) and options.on_tensorrt
+    if layer.signed != wants_signed:
+        yield "signed", f"{layer.signed}, expected {wants_signed} of this layer on this target"
     if not multiplies:
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
@@ -101,9 +107,9 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         wanted = "w8a8-static" if is_conv else "w8a8-dynamic"
         if (layer.choice, layer.weights, layer.activations) != (wanted, "row", "tensor"):
             yield "choice", f"{choice} {name}: {wanted} by row and tensor, storage or keep"
-        if plan.arch != CPU:
+        if plan.arch != CPU and not (is_conv and options.on_tensorrt):
             yield "choice", f"{choice} {name}, which has int8 on a CPU alone"
-        if is_conv and (reason := unfit(found)):
+        if is_conv and not layer.signed and (reason := unfit(found)):
             yield "choice", f"{choice} {reason}"
         if not is_conv and recurrence_of(found.node, arguments(found.node)[2]).has_projection:
             yield "choice", f"{choice} an LSTM with a projection: storage or keep"
@@ -122,18 +128,20 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     if layer.block and (layer.block < 16 or layer.block & (layer.block - 1)):
         yield "block", f"{layer.block}: a power of two, 16 at least"
 
-    if layer.bits == 4 and not (integers and layer.weights == "block"):
-        yield "bits", "4 bits are for int8 in blocks"
+    if layer.bits == 4 and layer.weights != "block":
+        yield "bits", "4 bits are for blocks"
     if layer.bits == 4 and multiplies:
         yield "bits", "4 bits are for storage"
     if layer.bits == 7 and not (integers and multiplies and layer.weights != "block"):
         yield "bits", "7 bits are for products of rows in int8; storage and blocks have 8"
     if layer.choice == "w8a8-static" and layer.activations != "tensor":
         yield "activations", f"{layer.activations!r}: a static scale is one for the whole tensor"
+    if options.on_tensorrt:
+        yield from _faults_for_tensorrt(layer, plan)
     if integers:
         return
-    if blocks:
-        yield "weights", "'block': fp8 in blocks is not built"
+    if blocks and (not options.on_tensorrt or multiplies):
+        yield "weights", "'block': fp8 in blocks is for weights in TensorRT alone"
     if not multiplies:
         require(plan.arch, "storage")
     elif plan.arch != CPU:
@@ -141,3 +149,16 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         require(plan.arch, _COLUMNS[layer.activations])
         if fault := off_multiple(*layer.shape):
             yield "choice", f"{layer.choice!r} cannot be: {fault}"
+
+
+def _faults_for_tensorrt(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+    if layer.choice == "w8a8-dynamic":
+        yield "choice", f"{layer.choice!r}: TensorRT has static scales, w8a8-static"
+    sizes = {("int8", 4): TENSORRT_BLOCKS, ("fp8", 4): (NVFP4_BLOCK,), ("fp8", 8): (MXFP8_BLOCK,)}
+    allowed = sizes.get((plan.format, layer.bits), ())
+    if layer.block and layer.kind != "linear":
+        yield "block", f"{layer.block} of a {layer.kind}: TensorRT has blocks of linears"
+    if layer.block and layer.block not in allowed:
+        wanted = f"blocks of {' or '.join(map(str, allowed))}" if allowed else "rows"
+        yield "block", f"{layer.block}: TensorRT has {plan.format} of {layer.bits} bits in {wanted}"
+    require(plan.arch, tensorrt_column(plan.format, layer.bits, layer.block))

@@ -33,6 +33,9 @@ from enginecast.passes.quantize.plan.scaled_mm_rules import MULTIPLE, off_multip
 
 BLOCKS = (32, 16)
 """Block sizes to try along K: com.microsoft.MatMulNBits takes powers of two from 16 on."""
+NVFP4_BLOCK, MXFP8_BLOCK = 16, 32
+TENSORRT_BLOCKS = (64, 128)
+"""Sizes that TensorRT documents for blocks of int4."""
 COARSE = 128
 """Size of blocks between those and whole rows, where activations are rounded, too."""
 SCALED_BY_ROW = frozenset({"sm90"})
@@ -92,7 +95,7 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         PassError: the architecture is not known, or lacks what is asked for.
     """
     size = layer.shape[-1]
-    block = block_size(size) if options.format == "int8" else 0
+    block = 0 if options.format == "fp8" or options.on_tensorrt else block_size(size)
     # In blocks where it can be: a row with an outlier channel loses most of itself else.
     stored = planned(layer, "storage", "block" if block else "row", block=block)
     if layer.kind == "embedding":
@@ -104,8 +107,16 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     if layer.kind in RECURRENT:
         return _recurrence(layer, options)
     if options.mode == "storage":
-        few = [replace(stored, bits=4)] if options.bits == 4 and block else []  # are for blocks
-        found = [*few, stored]
+        few = []
+        if options.on_tensorrt:
+            four = TENSORRT_BLOCKS[0] if options.format == "int8" else NVFP4_BLOCK
+            own = four if options.bits == 4 else options.block
+            if own and size % own == 0:
+                few = [replace(stored, weights="block", block=own, bits=options.bits)]
+        elif options.bits == 4 and block:
+            few = [replace(stored, bits=4)]  # 4 bits are for blocks
+        # Rows in fp8 lose no less than blocks in it.
+        found = few if few and options.block else [*few, stored]
         return [_with_gain(f) for f in found] if options.arch == CPU and block else found, ""
     if options.format == "fp8":
         return _fp8(layer, options)
@@ -120,6 +131,9 @@ def _conv(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         return [planned(layer, "storage")], ""
     if not multiplies_convs(options):
         return [], "a convolution: products of quantized values are for linears"
+    if options.on_tensorrt:
+        static = planned(layer, "w8a8-static", "row", "tensor", signed=True)
+        return [static, planned(layer, "storage")], ""
     reason = unfit(layer)
     if reason:
         return [], reason
@@ -145,8 +159,9 @@ def _multiplied_bits(options: PlanOptions) -> int:
 
 
 def _recurrence(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
-    if options.format == "fp8":
-        return [], "a recurrence: fp8 is for linears and convolutions"
+    if options.format == "fp8" or options.on_tensorrt:
+        name = "TensorRT's Q/DQ" if options.on_tensorrt else "fp8"
+        return [], f"a recurrence: {name} is for linears and convolutions"
     if options.mode == "storage":
         return [planned(layer, "storage")], ""
     name = {"lstm": "an LSTM", "gru": "a GRU", "rnn": "an RNN"}[layer.kind]
@@ -178,16 +193,13 @@ def too_small_gru(node: Node) -> str:
 
 
 def multiplies_convs(options: PlanOptions) -> bool:
-    """Whether what runs the plan has convolutions in int8 that are faster than those in fp32."""
-    return (options.format, options.mode, options.arch) == (
-        "int8",
-        "w8a8",
-        CPU,
-    ) and options.integers
+    """Whether what runs the plan has convolutions in int8 that are faster than those in floats."""
+    on_cpu = options.arch == CPU and options.integers
+    return (options.format, options.mode) == ("int8", "w8a8") and (on_cpu or options.on_tensorrt)
 
 
 def unfit(layer: Layer) -> str:
-    """Why a convolution has no form in integers; empty: it has."""
+    """Why a convolution has no form in unsigned integers; empty: it has."""
     source, bias = first_input(layer.node), arguments(layer.node)[2:3]
     if dtype_of(source) != torch.float32:
         return "a convolution that does not compute in fp32"
@@ -202,6 +214,8 @@ def unfit(layer: Layer) -> str:
 
 def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
     bits = _multiplied_bits(options)
+    if options.on_tensorrt:
+        return [planned(layer, "w8a8-static", "row", "tensor"), stored]
     if options.static:
         some = [planned(layer, "w8a8-static", "row", "tensor", bits=bits)]
     else:

@@ -6,9 +6,11 @@ from typing import ClassVar, Literal
 from enginecast.errors import SpecError
 from enginecast.passes.ir.base import Pass
 from enginecast.passes.ir.quantization_plan import Format
+from enginecast.passes.quantize.plan.architectures import CPU
 
 Mode = Literal["w8a8", "storage"]
 Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
+DEFAULT_TARGET: Target = "aotinductor"
 BEFORE = frozenset(
     {"rescale-residual", "unify-dtype", "canonicalize", "fuse-gelu", "fuse-rms-norm"}
     | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers", "fold-batch-norm"}
@@ -25,12 +27,16 @@ class PlanOptions:
     """w8a8: products of quantized values where it pays; storage: weights alone, products as now."""
     arch: str = "cpu"
     """A row of the architecture matrix: "sm90", "cpu"."""
-    target: Target = "aotinductor"
-    """What will run it: decides which native fp8 products there are."""
+    target: Target = DEFAULT_TARGET
+    """What will run it: decides which products of quantized values there are, and for TensorRT
+    which blocks."""
     integers: bool = False
     """Whether what runs it on a CPU multiplies convolutions and LSTMs in int8, too."""
     bits: Literal[4, 8] = 8
-    """Of a stored weight; 4 for int8 storage only."""
+    """Of a stored weight; 4 for storage only: int4, or NVFP4 on TensorRT."""
+    block: Literal[0, 32] = 0
+    """Values along K of a stored fp8 weight that share a power of two: MXFP8, on TensorRT; 0: a
+    scale for each row."""
     max_error: float | None = None
     """Largest relative L2 error of a row of an output; None: the default of format, mode and
     bits."""
@@ -58,12 +64,22 @@ class PlanOptions:
     """Whether errors are measured on the calibration inputs; otherwise max_error bounds nothing."""
 
     def __post_init__(self) -> None:
-        if self.bits == 4 and (self.format, self.mode) != ("int8", "storage"):
-            raise SpecError("bits=4 is for plan-int8{mode=storage} only")
+        narrow = "bits=4" if self.bits == 4 else f"block={self.block}" if self.block else ""
+        if narrow and self.mode != "storage":
+            raise SpecError(f"{narrow} is for mode=storage only")
+        if narrow and self.format == "fp8" and not self.on_tensorrt:
+            raise SpecError(f"plan-fp8{{{narrow}}} is for target=tensorrt and the arch of a GPU")
+        if self.bits == 4 and self.block:
+            raise SpecError("bits=4 has blocks of its own: leave block out")
         for name in ("max_error", "min_gain"):
             given = getattr(self, name)
             if given is not None and given < 0:
                 raise SpecError(f"{name}: expected 0 or more, got {given:g}")
+
+    @property
+    def on_tensorrt(self) -> bool:
+        """Whether TensorRT will run it, which is for GPUs alone."""
+        return self.target == "tensorrt" and self.arch != CPU
 
 
 @dataclass(frozen=True)

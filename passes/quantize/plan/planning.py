@@ -40,7 +40,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     transposed_geometry_of,
 )
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.passes.quantize.plan.architectures import architecture, require
+from enginecast.passes.quantize.plan.architectures import architecture, require, tensorrt_column
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.declared import OVERRIDE, declared_reason
 from enginecast.passes.quantize.plan.forms import forms, multiplies_convs, native_scales, planned
@@ -51,6 +51,7 @@ from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, me
 MAX_ERROR = {
     ("fp8", "w8a8", 8): 0.30,
     ("fp8", "storage", 8): 0.20,
+    ("fp8", "storage", 4): 0.45,
     ("int8", "w8a8", 8): 0.10,
     ("int8", "storage", 8): 0.10,
     ("int8", "storage", 4): 0.45,
@@ -198,7 +199,9 @@ def check_arch(options: PlanOptions) -> None:
     Raises:
         PassError: names the architecture, what it can do, and where that can be read.
     """
-    if options.format == "fp8" and options.mode == "w8a8":
+    if options.on_tensorrt:
+        require(options.arch, tensorrt_column(options.format, options.bits, options.block))
+    elif options.format == "fp8" and options.mode == "w8a8":
         native_scales(options)
     elif options.format == "fp8":
         require(options.arch, "storage")
@@ -426,6 +429,8 @@ def _reasons(
     yield from (f"skip_modules_classes={n!r}" for n in options.skip_modules_classes if n in around)
     if not options.sensitive and (declared := declared_reason(layer)):
         yield declared
+    if layer.kind == "embedding" and options.on_tensorrt:
+        yield "an embedding: TensorRT dequantizes all of it for each lookup"
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
     is_head = layer.kind not in {"embedding", *RECURRENT}

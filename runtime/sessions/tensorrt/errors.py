@@ -5,13 +5,14 @@ Its calls answer None or False; the reason goes to the logger.
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 _KEPT = 20
 """Messages: the first ones name the cause."""
+_NO_DRIVER = "cudaError 35:"
 
 
 class Messages:
@@ -33,7 +34,7 @@ class Messages:
     def take(self) -> str:
         """All of them as one line, which are forgotten then."""
         with self._lock:
-            found = "; ".join(dict.fromkeys(self._found)) or "it gave no reason"
+            found = "; ".join(causes(dict.fromkeys(self._found))) or "it gave no reason"
             found += "; and more" if self._dropped else ""
             self._found, self._dropped = [], False
             return " ".join(found.split())
@@ -44,6 +45,13 @@ class Messages:
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+
+def causes(lines: Iterable[str]) -> list[str]:
+    """Messages, without the one that TensorRT-RTX adds to each error where there is no driver."""
+    found = list(lines)
+    known = [line for line in found if "catchCudaError" not in line or _NO_DRIVER not in line]
+    return known or found
 
 
 _thread = threading.local()
@@ -84,7 +92,8 @@ def _logger(trt: Any) -> Any:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:
-            messages = getattr(_thread, "messages", None) or self.messages
+            of_thread = getattr(_thread, "messages", None)
+            messages = self.messages if of_thread is None else of_thread
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 messages.add(msg)
             elif severity == trt.ILogger.WARNING:

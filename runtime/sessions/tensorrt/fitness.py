@@ -21,8 +21,12 @@ from enginecast.runtime.sessions.tensorrt.library import RTX
 
 AMPERE = 80
 DEFAULT_COMPUTE = "8.0 8.6 8.9 12.0+"
-"""What TensorRT-RTX builds for unless it is told
+"""What TensorRT-RTX builds for by default
 (https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html)."""
+_OLDEST = {"fp8": "8.9", "nvfp4": "12.0", "mxfp8": "12.0"}
+"""Compute capability of the oldest GPUs that have a format; older ones are left out of
+the library's own choice without a word, and are refused where they are asked for (1.7.1)
+(https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html)."""
 _COMPUTE = re.compile(r"\d+\.\d\+?( \d+\.\d\+?)*")
 _VERSION = re.compile(r"\d+(\.\d+)*(\+.*)?")
 _KEYS: Mapping[str, Callable[[str], object]] = {
@@ -56,13 +60,16 @@ def machine(trt: Any, gpu: Gpu) -> dict[str, str]:
     }
 
 
-def portable_requirements(trt: Any, capabilities: Sequence[str]) -> dict[str, str]:
+def portable_requirements(trt: Any, capabilities: Sequence[str], quantized: str) -> dict[str, str]:
     """The requirements of an engine of TensorRT-RTX.
 
     Args:
         capabilities: compute capabilities that it was built for; empty: the library's own choice.
+        quantized: the format of its quantized values, such as "fp8"; empty: it has none.
     """
-    return {RTX.name: str(trt.__version__), "compute": " ".join(capabilities) or DEFAULT_COMPUTE}
+    oldest = numbers(_OLDEST.get(quantized, "0.0"))
+    own = [each for each in DEFAULT_COMPUTE.split() if numbers(each.rstrip("+")) >= oldest]
+    return {RTX.name: str(trt.__version__), "compute": " ".join(capabilities or own)}
 
 
 def require_portable_fit(trt: Any, gpu: Gpu, needs: Needs, name: str, instead: str) -> None:

@@ -29,7 +29,6 @@ _INVALID = {
     "OLD_CUDA_DRIVER": "the driver is too old",
     "OLD_CUDA_RUNTIME": "CUDA is too old",
     "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory",
-    "MALFORMED_ENGINE": "it is no plan",
     "CUDA_ERROR": "CUDA fails",
 }
 """TensorRT-RTX's reasons (EngineInvalidityDiagnostics)."""
@@ -131,7 +130,7 @@ def load_engine(
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
     if library_of(trt) is RTX:
-        _require_valid(trt, runtime, path, record)
+        _require_valid(trt, runtime, path, record, messages)
     engine = None
     if path.stat().st_size:  # it can take gigabytes: it is mapped, not read
         with (
@@ -163,7 +162,7 @@ def load_engine(
         given = [replace(one, name=by_number[one.binding]) for one in given]
     outputs = _agreed(record.file, "outputs", declared, given)
     profiles = profiles_of(record)
-    _require_profiles(engine, record.file, inputs, profiles)
+    _require_profiles(record.file, inputs, profiles, _built_for(engine, inputs))
     keep = (runtime, logger)
     return LoadedEngine(trt, engine, record.file, inputs, outputs, profiles, messages, keep)
 
@@ -177,10 +176,13 @@ def profiles_of(record: EngineRecord) -> tuple[Mapping[str, ShapeRange], ...]:
     )
 
 
-def _require_valid(trt: Any, runtime: Any, path: Path, record: EngineRecord) -> None:
+def _require_valid(
+    trt: Any, runtime: Any, path: Path, record: EngineRecord, messages: Messages
+) -> None:
     """Ask TensorRT-RTX whether a plan would load, by its header alone.
 
     Raises:
+        BundleError: it is no plan.
         MissingError: it would not; with all of the library's reasons.
     """
     with path.open("rb") as file:
@@ -188,11 +190,16 @@ def _require_valid(trt: Any, runtime: Any, path: Path, record: EngineRecord) -> 
     validity, reasons = runtime.get_engine_validity(header)
     if validity != trt.EngineValidity.INVALID:
         return
+    if int(reasons) & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE):
+        raise BundleError(
+            f"{record.file}: expected a plan of {library_of(trt).title}, got another file",
+            hint="Export the model again.",
+        )
     known = trt.EngineInvalidityDiagnostics.__members__.items()
     named = [_INVALID.get(name, name) for name, value in known if int(reasons) & int(value)]
     raise MissingError(
         f"{record.file}: {library_of(trt).version(trt)} cannot load it here:"
-        f" {', '.join(named) or 'it gave no reason'}",
+        f" {', '.join(named) or messages.take()}",
         hint="Update NVIDIA's driver, or export the model for this GPU and version.",
     )
 
@@ -269,17 +276,29 @@ def _agreed(
     return tuple(by_name[one.name] for one in declared)
 
 
+def _built_for(engine: Any, inputs: Sequence[Tensor]) -> list[dict[str, tuple[Any, ...]]]:
+    """Of each profile of an engine, the least, optimal and greatest shape of each input."""
+    return [
+        {
+            one.name: tuple(map(tuple, engine.get_tensor_profile_shape(one.binding, number)))
+            if -1 in one.shape
+            else (one.shape,) * 3
+            for one in inputs
+        }
+        for number in range(engine.num_optimization_profiles)
+    ]
+
+
 def _require_profiles(
-    engine: Any,
     file: str,
     inputs: Sequence[Tensor],
     profiles: Sequence[Mapping[str, ShapeRange]],
+    built: Sequence[Mapping[str, tuple[Any, ...]]],
 ) -> None:
     """The profiles of the engine must be what the manifest says."""
-    if engine.num_optimization_profiles != max(1, len(profiles)):
+    if len(built) != max(1, len(profiles)):
         raise BundleError(
-            f"{file}: the manifest says {max(1, len(profiles))} profiles, the plan has"
-            f" {engine.num_optimization_profiles}"
+            f"{file}: the manifest says {max(1, len(profiles))} profiles, the plan has {len(built)}"
         )
     for number, profile in enumerate(profiles or ({},)):
         unknown = sorted(profile.keys() - {one.name for one in inputs})
@@ -288,11 +307,7 @@ def _require_profiles(
                 f"{file}: the manifest has a profile of {unknown[0]!r}, which is not an input"
             )
         for tensor in inputs:
-            if -1 in tensor.shape:
-                built = engine.get_tensor_profile_shape(tensor.binding, number)
-                found = tuple(tuple(shape) for shape in built)
-            else:
-                found = (tensor.shape,) * 3
+            found = built[number][tensor.name]
             said = profile.get(tensor.name)
             # A shape that never varies needs no range.
             wanted = (said.least, said.optimal, said.greatest) if said else (tensor.shape,) * 3
