@@ -105,7 +105,7 @@ def test_keys_and_values_are_said_to_be_as_many(tmp_path: Path) -> None:
         found: Tensor = attention(query, query + table, value, None, HEADS, HEADS, 0.3, False)
         return found
 
-    sizes = ({}, {1: torch.export.Dim("tokens", min=2, max=9)})
+    sizes = (None, {1: torch.export.Dim("tokens", min=2, max=9)})
     with torch.no_grad():
         program = torch.export.export(
             Function(attend), (flat(7), flat(7)), dynamic_shapes=(sizes,), strict=False
