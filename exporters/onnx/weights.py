@@ -47,24 +47,23 @@ def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
 
 def narrow_weights(model: ir.Model) -> None:
     """Make weights of casts of weights to 4 bits, in place."""
+    initializers = model.graph.initializers
     for node in list(model.graph):
-        [*given], [*made] = node.inputs, node.outputs
-        if node.op_type != "Cast" or made[0].dtype not in NARROW or not given[0].is_initializer():
+        if node.op_type != "Cast" or node.outputs[0].dtype not in NARROW:
             continue
-        wide, dtype = given[0], made[0].dtype
-        value = ir.Value(
-            name=f"{wide.name}.{dtype.name.lower()}",
-            shape=wide.shape,
-            type=ir.TensorType(dtype),
-            const_value=ir.LazyTensor(
-                partial(_narrowed, wide.const_value, dtype), dtype, wide.shape, name=wide.name
-            ),
-        )
-        model.graph.register_initializer(value)
-        made[0].replace_all_uses_with(value)
+        [wide], [made] = node.inputs, node.outputs
+        if wide is None or made.dtype is None or not wide.is_initializer():
+            continue
+        name = f"{wide.name}.{made.dtype.name.lower()}"
+        if name not in initializers:
+            promised = partial(_narrowed, wide.const_value, made.dtype)
+            tensor = ir.LazyTensor(promised, made.dtype, wide.shape, name=name)
+            value = ir.Value(name=name, shape=wide.shape, type=made.type, const_value=tensor)
+            model.graph.register_initializer(value)
+        made.replace_all_uses_with(initializers[name])
         model.graph.remove(node, safe=True)
         if not wide.uses():
-            del model.graph.initializers[wide.name]
+            del initializers[wide.name]
 
 
 def _narrowed(wide: ir.TensorProtocol, dtype: ir.DataType) -> ir.Tensor:

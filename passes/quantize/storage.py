@@ -83,9 +83,10 @@ class Weights:
         of two here, with which every product of the three is exact in fp16 and bf16, too: a larger
         one than is needed costs nothing, since fp8 is as fine at any size.  In fp16 it is normal.
 
-        MXFP8 has e4m3 values and scales that are powers of two.  They are rounded up: the method
-        in section 6.3 of the specification rounds them down, with which the largest values of half
-        of all blocks saturate (https://arxiv.org/abs/2506.08027, section 3.2, rounds up as well).
+        MXFP8 has e4m3 values and scales that are powers of two (OCP Microscaling Formats (MX)
+        Specification v1.0).  They are rounded up, as in https://arxiv.org/abs/2506.08027: rounded
+        down, as by the method in the specification, the largest values of every fifth block
+        saturate.
         """
         add = partial(self.insert, layer)
         rows, size = shape_of(weight)

@@ -546,7 +546,7 @@ def test_fresh_inputs_are_those_that_the_model_takes_and_are_compared_whole(
     found: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = "enginecast.compiler.engines.fresh_inputs"
-    monkeypatch.setattr(f"{fresh}.is_product_of_integers", bool)
+    monkeypatch.setattr(f"{fresh}.is_static_conv", bool)
     monkeypatch.setattr(f"{fresh}.as_declared", lambda _, arrays: arrays)
     drawn, criteria = Drawn(found), SimpleNamespace(reference=SimpleNamespace(masked=frozenset()))
     plan: Any = SimpleNamespace(layers=[1], max_error=0.1)

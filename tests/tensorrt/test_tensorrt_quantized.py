@@ -276,6 +276,9 @@ def test_a_quantized_plan_is_built(
     }
     expected = {name: form for name, form in forms.items() if name != "stem" or name in made}
     assert made == expected
+    reasons = {p.module: p.reason for p in plan.layers}
+    size = {"int4": 64, "nvfp4": 16, "mxfp8": 32}.get(held)
+    assert reasons["wide"] == (f"K=8 is not whole blocks of {size}" if size else "")
     network = network_of(after, tmp_path)
     lowered = in_torch(after, x)[0]
     found = _run_as_twin(tmp_path, "x", x) if "fp" in held else run_network(network, x)[0]

@@ -17,10 +17,12 @@ multiplied is rounded to the dtype of the result, which holds it many times fine
 
 TensorRT's form of ONNX: QuantizeLinear and DequantizeLinear around a MatMul or a convolution, fp8
 as e4m3fn or int8, one static scale for what is read and one for each row of a weight, each in the
-dtype of the value and above zero; int4 weights with a scale for each block along K.  Source:
-NVIDIA's guide "Working with Quantized Types" (TensorRT 10.11 and 11.0); onnx/onnx-tensorrt,
-QuantDequantLinearHelper (scales above zero; no UINT8) and docs/operators.md (FP8 comes of
-quantization alone: neither Cast nor Gather takes it).
+dtype of the value and above zero; weights with a scale for each block along K: int4, E2M1 with
+scales that are dequantized from fp8 themselves (NVFP4), and e4m3 with powers of two (MXFP8, by an
+operator of the parser's own).  Source: NVIDIA's guide "Working with Quantized Types" (TensorRT
+10.11 and 11.0); onnx/onnx-tensorrt, QuantDequantLinearHelper (scales above zero; no UINT8) and
+docs/operators.md (FP8 comes of quantization alone: neither Cast nor Gather takes it); and what
+TensorRT-RTX 1.7.1 parses and builds.
 """
 
 from collections.abc import Callable
@@ -405,8 +407,7 @@ def _dequantized_blocks(
     rewriting: _Rewriting, node: Node, weight: Node, scale: Node, bits: int, dtype: torch.dtype
 ) -> Node:
     """A weight [K, N] from blocks along K: int4 is transposed before, floats after, as NVIDIA's
-    Model Optimizer does (modelopt/onnx/quantization: int4.py; export/nvfp4_exporter.py and
-    mxfp8_exporter.py).
+    Model Optimizer writes them.
     """
     if dtype_of(weight) == torch.int8:
         turned, scales = (rewriting.add(aten.t.default, x, like=node) for x in (weight, scale))

@@ -127,11 +127,12 @@ def require(arch: str, column: Column) -> Cell:
         if architecture(arch).cell(c).supported == "yes"
         and c.startswith("tensorrt") == column.startswith("tensorrt")
     ]
+    named = [WORDS[c] if c.startswith("tensorrt") else c for c in able]
     way_out = " Use mode=storage (--precision fp8-storage)." if "storage" in able else ""
     raise PassError(
         f"{arch} ({architecture(arch).name}) has no {WORDS[column]}: {cell.note}"
         f" ({matrix().sources[cell.source]})",
-        hint=f"It can do: {', '.join(able) or 'nothing in fp8'}.{way_out}",
+        hint=f"It can do: {', '.join(named) or 'nothing in fp8'}.{way_out}",
     )
 
 

@@ -113,6 +113,8 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
             own = four if options.bits == 4 else options.block
             if own and size % own == 0:
                 few = [replace(stored, weights="block", block=own, bits=options.bits)]
+            elif own:
+                stored = replace(stored, reason=f"K={size} is not whole blocks of {own}")
         elif options.bits == 4 and block:
             few = [replace(stored, bits=4)]  # 4 bits are for blocks
         # Rows in fp8 lose no less than blocks in it.

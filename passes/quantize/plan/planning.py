@@ -166,10 +166,19 @@ def make_plan(
     # What who runs the engine should know of convolutions, LSTMs and GRUs in int8.
     counts = Counter(p.kind for p in plan.layers if p.choice.startswith("w8a8"))
     of_integers = []
-    if count := counts["conv"] + counts["conv-transpose"]:
+    linears = sum(p.kind == "linear" and p.choice == "w8a8-static" for p in plan.layers)
+    static = [
+        f"{count} {name}{'s' if count > 1 else ''}"
+        for name, count in (
+            ("convolution", counts["conv"] + counts["conv-transpose"]),
+            ("linear", linears),
+        )
+        if count
+    ]
+    if static and options.format == "int8":
         names = f": {', '.join(context.names)}" if context.names else ""
         of_integers.append(
-            f"static scales of {count} convolution{'s' if count > 1 else ''} from"
+            f"static scales of {' and '.join(static)} from"
             f" {len(context.calibration)} calibration inputs{names}; what is beyond them saturates"
         )
     of_integers += [
@@ -260,7 +269,7 @@ def _searched(
         reason = _reason_of(known[:place], readings.get(layer.node))
         if place == len(known):
             return planned(layer, "keep", gain=1.0, reason=reason)
-        return replace(known[place], reason=reason)
+        return replace(known[place], reason=reason or known[place].reason)
 
     def plan_of(chosen: Mapping[Node, int]) -> QuantizationPlan:
         return QuantizationPlan(
