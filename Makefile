@@ -101,6 +101,12 @@ mutations: installed ## put random faults into engines, and count those that a v
 faults: installed ## fail system calls, kill, damage, race and load on purpose: docs/how-it-works/reliability.md; ONLY="kills" for some
 	$(BIN)/python campaigns/run.py faults --only '$(ONLY)'
 
+trt-gate: installed ## ask the installed TensorRT-RTX for each operator of ONNX, and write the gate's table; ONLY=TopK,Cast for some
+	$(BIN)/python campaigns/run.py trt_gate --only '$(ONLY)'
+
+trt-models: installed ## build the zoo's and vision's networks with TensorRT-RTX: docs/results/tensorrt.md; ONLY=bert,t5 MISSING=1
+	$(BIN)/python campaigns/run.py trt_models --only '$(ONLY)' $(if $(MISSING),--missing)
+
 gpu: installed ## verify and time engines on the GPU here, in 8 minutes: benchmarks/results/gpu-NAME.json; ONLY=t5,vit ENGINES=tensorrt DRY=1
 	$(BIN)/python benchmarks/gpu.py --only '$(ONLY)' --engines '$(ENGINES)' --minutes $(or $(MINUTES),8) $(if $(DRY),--dry-run)
 
@@ -133,4 +139,4 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest demo build dist site *.egg-info
 
-.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models gpu bench lock dist sbom audit clean
+.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-gate trt-models gpu bench lock dist sbom audit clean

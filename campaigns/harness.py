@@ -31,7 +31,10 @@ Item = TypeVar("Item")
 Row = TypeVar("Row")
 """A dataclass: what became of an item."""
 
-CAMPAIGNS = ("zoo", "vision", "fp16", "operators", "flow", "adversary", "faults")
+CAMPAIGNS = (
+    *("zoo", "vision", "fp16", "operators", "flow", "adversary", "faults", "trt_gate"),
+    "trt_models",
+)
 ROOT = Path(__file__).parents[1]
 
 PATIENCE = 3600
@@ -302,11 +305,14 @@ def main() -> int:
     parser.add_argument("--match", default="", help="a regular expression in names")
     parser.add_argument("--jobs", type=int, default=0, help="children at once")
     parser.add_argument("--keep", type=Path, help="folder for models, bundles and logs")
+    parser.add_argument("--missing", action="store_true", help="only what has no row yet")
     options = parser.parse_args()
     campaign: Campaign[Any, Any] = importlib.import_module(f"{options.campaign}.run").CAMPAIGN
     chosen = choose(campaign, options.only, options.match)
     if not chosen:
         parser.error(f"{options.campaign} has nothing that is called so")
+    if options.missing:
+        chosen = [item for item in chosen if not campaign.store.has(campaign.labels(item))]
     lacking = [campaign.lacks(item) for item in chosen]
     for reason, count in Counter(filter(None, lacking)).items():
         print(f"{reason}: {count} left out", flush=True)

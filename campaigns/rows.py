@@ -34,6 +34,16 @@ class Store:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
 
+    def has(self, labels: Sequence[str]) -> bool:
+        """Whether there is a row of these groups and this name."""
+        found = self.read()
+        kept: Any = found[self.under] if self.under else found
+        for label in labels:
+            kept = kept.get(label)
+            if kept is None:
+                return False
+        return True
+
     def merge(self, rows: Iterable[Any], file: Path | None = None) -> None:
         """Put rows into the results, in place of older ones of the same names."""
         found = self.read(file)

@@ -135,6 +135,8 @@ def _merge(program: ProgramView, group: list[Node], weights: set[Node]) -> None:
         merged = insert(graph, aten.linear.default, tuple(args), like=first)
         parts = insert(graph, aten.split_with_sizes.default, (merged, sizes, -1), like=first)
         for index, node in enumerate(group):
+            for view in [user for user in node.users if is_call(user, aten.view.default)]:
+                view.target = aten.reshape.default  # a part is not contiguous
             node.replace_all_uses_with(insert_item(graph, parts, index, like=node))
     for node in group:
         graph.erase_node(node)

@@ -80,7 +80,7 @@ class _EndedError(Exception):
 
 def _stages(row: Row, folder: Path) -> Iterator[None]:
     try:
-        source, specs = _first_that_runs(row, folder)
+        source, specs = first_that_runs(row, folder)
     except NotBuiltError as error:
         _end(row, "not built", str(error))
     except NotRunError as error:
@@ -116,7 +116,7 @@ def _not_verified(row: Row, code: int, reported: dict[str, Any]) -> None:
     _end(row, "crashed", f"exit code {code}")
 
 
-def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, ...]]:
+def first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, ...]]:
     """The first tiny model of a type that eager runs, saved and opened again."""
     said = []
     for index, model in enumerate(build(row.model_type)):

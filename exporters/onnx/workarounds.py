@@ -179,11 +179,11 @@ def fill_kernel_gaps(model: ir.Model) -> None:
         if node.domain:
             continue
         if _reduces(node):
-            _compute_in(node, ir.DataType.FLOAT16, ir.DataType.FLOAT)
+            compute_in(node, ir.DataType.FLOAT16, ir.DataType.FLOAT)
         if _reduces(node) or _lacks_bf16(node.op_type, opset):
-            _compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+            compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
         for narrow, wide in _WIDER.get(node.op_type, ()):
-            _compute_in(node, narrow, wide)
+            compute_in(node, narrow, wide)
         for dtype in _INTEGERS:
             if any(found is not None and found.dtype == dtype for found in node.inputs):
                 _fill_gap_of(node, dtype, opset)
@@ -204,7 +204,7 @@ def _fill_gap_of(node: ir.Node, dtype: ir.DataType, opset: int) -> None:
                 f"ONNX has no {node.op_type} of {dtype.name.lower()} (module '{place}')",
                 hint="Compute it in floats.",
             )
-        return _compute_in(node, dtype, ir.DataType.INT32)
+        return compute_in(node, dtype, ir.DataType.INT32)
 
 
 def _compare_in_int32(node: ir.Node) -> None:
@@ -241,7 +241,8 @@ def _lacks_bf16(op: str, opset: int) -> bool:
     return any("tensor(float16)" in types and _BF16 not in types for types in taken)
 
 
-def _compute_in(node: ir.Node, low: ir.DataType, wide: ir.DataType) -> None:
+def compute_in(node: ir.Node, low: ir.DataType, wide: ir.DataType) -> None:
+    """Cast what a node reads and gives in a dtype, so that it computes in a wider one, in place."""
     is_changed = False
     for index, source in enumerate(node.inputs):
         if source is not None and source.dtype == low:

@@ -21,11 +21,12 @@ from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.lower import lowering as onnx_lowering
 from enginecast.exporters.onnx.lower import onnx_model, op_counts, save_model
 from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.onnx.workarounds import compute_in
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Job, Plan, build_plan, built_for
 from enginecast.exporters.tensorrt.gate.check import check_ready, refusal_of
-from enginecast.exporters.tensorrt.gate.operators import MX
+from enginecast.exporters.tensorrt.gate.operators import MX, lacks_bf16
 from enginecast.exporters.tensorrt.options import (
     PROFILE,
     NetworkOptions,
@@ -36,7 +37,6 @@ from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import QuantizedFormat
 from enginecast.runtime.device import gpu as gpus
-from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.errors import causes
 from enginecast.runtime.sessions.tensorrt.fitness import portable_requirements, requirements
 from enginecast.runtime.sessions.tensorrt.library import Library, import_tensorrt, library_of
@@ -194,17 +194,22 @@ def _log(job: Job, plan: Plan, model: ir.Model) -> tuple[str, ...]:
 
 
 def write_network(job: Job, folder: Path) -> Network:
-    """The program as an ONNX file that TensorRT is documented to take.
+    """The program as an ONNX file, without what the builder is known to refuse.
 
     Raises:
         LoweringError: an op has no form in ONNX, or none that TensorRT takes.
     """
     order, library = job.order, job.library
-    version = library.like or short_version(job.trt.__version__)
     model = tensorrt_onnx(order)
-    found = check_ready(model, version=version, inputs=order.inputs, ranges=order.ranges)
+    found = check_ready(
+        model,
+        plugins=library.has_plugins,
+        parsed=True,  # it is, next
+        inputs=order.inputs,
+        ranges=order.ranges,
+    )
     if found:
-        raise refusal_of(found, version)
+        raise refusal_of(found, library.version(job.trt))
     files = save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
     return Network(model, files)
 
@@ -232,6 +237,9 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
     used = {node.domain for node in nodes}
     for domain in [name for name in model.opset_imports if name and name not in used]:
         del model.opset_imports[domain]
+    for node in list(model.graph.all_nodes()):
+        if lacks_bf16(node.op_type):
+            compute_in(node, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
     return model
 
 

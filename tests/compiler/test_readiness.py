@@ -1,9 +1,13 @@
-"""`inspect --target tensorrt`: what its parser would refuse, on a machine without TensorRT."""
+"""`inspect --target tensorrt` and `tensorrt-rtx`: what the parser refuses, or the gate's table."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from exports import Exports, cast
+
+from enginecast.exporters.tensorrt.gate.operators import table
 
 Capture = pytest.CaptureFixture[str]
 REFUSED = """
@@ -61,31 +65,62 @@ def test_a_network_that_is_taken(capsys: Capture) -> None:
     reported = ran.json["tensorrt"]
     assert reported["ready"]
     assert reported["violations"] == []
-    assert reported["operators"]["Attention"]["support"] == "since 10.14"
+    assert reported["operators"]["Attention"]["support"] == "yes"
+    assert (reported["library"], reported["parsed"]) == (table().library, False)
     assert reported["run"] == "not yet run on real TensorRT by us"
     (row,) = reported["profile"]
     assert (row["least"][0], row["optimal"][0], row["greatest"][0]) == (1, 2, 8)
 
 
-def test_violations_come_after_all_else_with_their_lines(capsys: Capture) -> None:
-    ran = cast(capsys, "inspect", "refused_factory:make", "--target", "tensorrt")
+WAYS = [
+    ("tensorrt", "table"),
+    ("tensorrt-rtx", "table"),
+    ("tensorrt-rtx", "parser"),
+]
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A target, and whether its library answers."""
+    name, way = request.param
+    if way == "table":
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    elif not find_spec("tensorrt_rtx_bindings"):
+        pytest.skip("TensorRT-RTX is not installed")
+    return str(name)
+
+
+@pytest.mark.parametrize("target", WAYS, indirect=True, ids=" by ".join)
+def test_violations_come_after_all_else_with_their_lines(
+    target: str, capsys: Capture, request: pytest.FixtureRequest
+) -> None:
+    ran = cast(capsys, "inspect", "refused_factory:make", "--target", target)
     assert ran.code == 2
-    reported = [line.strip() for line in ran.out.splitlines() if line.endswith("[operator]")]
+    reported = [line.strip() for line in ran.out.splitlines() if line.endswith(("tor]", "ser]"))]
     assert [line.partition(": ")[0] for line in reported] == [
         "'node_bitwise_xor' (BitwiseXor, refused_factory.py:6)",
         "'node_bitwise_or' (BitwiseOr, refused_factory.py:7)",
     ]
-    assert ran.err.endswith("TensorRT 11.0 does not take this network: 2 violations\n")
+    assert ran.err.endswith(f"{table().library} does not take this network: 2 violations\n")
+    by_parser = "parser" in request.node.callspec.id
+    assert (" parses, got no importer [parser]" in reported[0]) is by_parser
+    assert (f"{table().library} does not take this network: 2 violations; not run" in ran.out) is (
+        by_parser
+    )
 
 
-def test_one_object_has_the_error_and_the_whole_inspection(capsys: Capture) -> None:
-    ran = cast(capsys, "inspect", "refused_factory:make", "--target", "tensorrt", "--json")
+@pytest.mark.parametrize("target", WAYS, indirect=True, ids=" by ".join)
+def test_one_object_has_the_error_and_the_whole_inspection(
+    target: str, capsys: Capture, request: pytest.FixtureRequest
+) -> None:
+    ran = cast(capsys, "inspect", "refused_factory:make", "--target", target, "--json")
     assert ran.code == 2
     assert ran.json["error"] == "LoweringError"
     assert {one["line"] for one in ran.json["tensorrt"]["violations"]} == {
         "refused_factory.py:6",
         "refused_factory.py:7",
     }
+    assert ran.json["tensorrt"]["parsed"] is ("parser" in request.node.callspec.id)
     assert ran.json["inputs"]
 
 

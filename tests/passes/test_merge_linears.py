@@ -85,6 +85,17 @@ def test_projections_of_real_models(name: str, groups: list[int], to: str) -> No
     assert same_bits(reloaded(after), after, *inputs)
 
 
+def test_a_view_of_a_result_becomes_a_reshape() -> None:
+    """It is a part of a wider one then, and not contiguous."""
+
+    def heads(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        return net.a(x).view(-1, 4), net.b(x)
+
+    before = program_of(heads)
+    after, _ = rewritten(before, "merge-linears")
+    assert same_bits(before, after, torch.randn(3, 7, WIDTH))
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "weight read twice": (
         lambda n, x: (n.a(x), n.b(x), n.a(x)),

@@ -436,6 +436,8 @@ class Operator(TypedDict):
 
 class NetworkCheck(TypedDict):
     version: str
+    library: str
+    parsed: bool
     ready: bool
     run: str
     operators: dict[str, Operator]

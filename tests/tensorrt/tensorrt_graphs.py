@@ -15,7 +15,7 @@ E4M3, E5M2, FNUZ = (
     ir.DataType.FLOAT8E5M2,
     ir.DataType.FLOAT8E4M3FNUZ,
 )
-INT4, INT64 = ir.DataType.INT4, ir.DataType.INT64
+INT4, INT8, INT64 = ir.DataType.INT4, ir.DataType.INT8, ir.DataType.INT64
 
 
 def model_of(

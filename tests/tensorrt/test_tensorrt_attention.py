@@ -6,10 +6,11 @@ import onnx
 import pytest
 import torch
 from programs import TOKENS, Function, captured
-from tensorrt_networks import network_of, nodes_in, run_network, value_types
+from tensorrt_networks import network_of, nodes_in, order_of, run_network, value_types
 from torch import Tensor
 
 import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.exporters.tensorrt.lower import tensorrt_onnx
 
 attention = torch.ops.enginecast.attention
 HEADS, WIDTH = 4, 32
@@ -40,11 +41,13 @@ def cases() -> dict[str, tuple[Inputs, float, bool]]:
         "bias, causal": ((q, q, q, bias), 0.3, True),
         "causal, longer keys": ((q, longer, longer), 0.3, True),
         "negative": ((q, q, q), -0.3, False),
+        "narrow values": ((q, longer, longer[..., :16]), 0.3, False),
+        "wide values": ((torch.randn(2, 5, 16), torch.randn(2, 5, 16), q), 0.3, False),
         "bias of fp32": ((q.half(), q.half(), q.half(), bias), 0.3, False),
     }
 
 
-QUICK = ("bool, causal", "bool of half", "causal, longer keys")
+QUICK = ("bool, causal", "bool of half", "causal, longer keys", "narrow values", "wide values")
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,21 @@ def test_sizes_that_are_not_known_can_be_masked(tmp_path: Path) -> None:
     query, key = torch.randn(3, 9, WIDTH), torch.randn(3, 12, WIDTH)
     (found,) = run_network(network, query, key)
     assert float((found - attend(query, key)).abs().max()) < 1e-5
+
+
+def test_keys_and_values_are_said_to_be_as_many(tmp_path: Path) -> None:
+    """A table of positions fixes the number of keys."""
+    table = torch.randn(7, WIDTH)
+
+    def attend(query: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = attention(query, query + table, value, None, HEADS, HEADS, 0.3, False)
+        return found
+
+    sizes = (None, {1: torch.export.Dim("tokens", min=2, max=9)})
+    with torch.no_grad():
+        program = torch.export.export(
+            Function(attend), (flat(7), flat(7)), dynamic_shapes=(sizes,), strict=False
+        )
+    model = tensorrt_onnx(order_of(program, tmp_path))
+    (node,) = [node for node in model.graph if node.op_type == "Attention"]
+    assert [value.shape[2] for value in node.inputs[1:3] if value and value.shape] == [7, 7]

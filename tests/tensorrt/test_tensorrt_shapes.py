@@ -39,7 +39,7 @@ def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
     ("given", "rule", "name", "got"),
     [
         ({"ranges": {"batch": (1, 8)}}, "range", "a", "'sequence', which has none"),
-        ({"ranges": RANGES | {"batch": (0, 8)}}, "range", "a", "0 to 8"),
+        ({"ranges": RANGES | {"batch": (-1, 8)}}, "range", "a", "-1 to 8"),
         ({"ranges": RANGES | {"batch": (1, 2**31)}}, "range", "a", "1 to 2147483648"),
         ({"ranges": RANGES | {"sequence": (64, 2)}}, "range", "a", "64 to 2"),
         ({"inputs": declared(("batch", 7))}, "inputs", "a", "['batch', 'sequence']"),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from enginecast.cli.terminal.output import say
 from enginecast.compiler.inspection.dtypes import INDEX, Dtypes, some
-from enginecast.compiler.inspection.network import NOT_RUN, NetworkCheck, support
+from enginecast.compiler.inspection.network import NetworkCheck
 from enginecast.compiler.inspection.plan import Inspection
 from enginecast.compiler.inspection.precision import Advice
 from enginecast.compiler.inspection.script import ScriptInspection
@@ -186,15 +186,10 @@ def _layer_row(group: Sequence[LayerPlan]) -> Sequence[str]:
 
 def print_network(found: NetworkCheck, console: Console) -> None:
     """Operators, violations and the profile."""
-    count = len(found.violations)
-    what = "the network is one that its parser is documented to take"
-    if count:
-        several = "1 violation" if count == 1 else f"{count} violations"
-        what = f"the network is not one that its parser is documented to take: {several}"
-    say(console, f"TensorRT {found.version}: {what}; {NOT_RUN}")
+    say(console, found.summary())
     if found.operators:
         counts = sorted(found.operators.items())
-        rows = ((name, str(n), support(name, found.version)) for name, n in counts)
+        rows = ((name, str(n), found.support(name)) for name, n in counts)
         print_table(console, ("operator", "n", "support"), rows, whole=2)
     for violation in found.violations:
         say(console, f"  {violation}")

@@ -389,17 +389,32 @@ def _attention_of_heads(
     causal: bool,
 ) -> Any:
     """TensorRT's IAttention takes heads first; so they are split here, as its parser would (since
-    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).
+    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).  Its heads are of one size: zeros make
+    them so, which add nothing to a score, and columns that are left out again.
     """
     is_flat = len(query.shape) == 3
     # TensorRT-RTX 1.7.1 ends in a segmentation fault where a query is its key.
     zero = like(query, 0.0) if query is key else None
+    size = query.shape[-1] // (heads if is_flat else 1)
+    given = value.shape[-1] // (kv_heads if is_flat else 1)
+    # A table of positions fixes the number of keys that it is added to, and of no values: said of
+    # both, for TensorRT compares what it knows.
+    lengths = {found.shape[1 if is_flat else 2] for found in (key, value)}
+    known = next((size for size in lengths if isinstance(size, int)), 0) if len(lengths) > 1 else 0
     if is_flat:
         query = _heads_first(query, heads)
-        key, value = (_heads_first(found, kv_heads) for found in (key, value))
+        key, value = (_heads_first(found, kv_heads, known) for found in (key, value))
+    elif known:
+        key, value = (op.Reshape(found, ints(0, 0, known, 0)) for found in (key, value))
     if zero is not None:
         query = op.Add(query, zero)
+    if size < given:
+        query, key = (_widened(found, given - size) for found in (query, key))
+    elif given < size:
+        value = _widened(value, size - given)
     found = _attend(query, key, value, bias, scale=scale, is_causal=int(causal))
+    if given < size:
+        found = op.Slice(found, ints(0), ints(given), ints(-1))
     if not is_flat:
         return found
     flat = ints(0, 0, -1)
@@ -411,7 +426,12 @@ def _attend(*inputs: Any, **attributes: Any) -> Any:
     return results[0] if isinstance(results, tuple | list) else results
 
 
-def _heads_first(x: Any, heads: int) -> Any:
+def _widened(x: Any, columns: int) -> Any:
+    """With so many columns of zeros."""
+    return op.Pad(x, ints(0, columns), None, ints(-1))
+
+
+def _heads_first(x: Any, heads: int, tokens: int = 0) -> Any:
     """[batch, tokens, heads * size] -> [batch, heads, tokens, size]."""
-    sizes = [0, 0, heads, x.shape[2] // heads]  # 0: as it is
+    sizes = [0, tokens, heads, x.shape[2] // heads]  # 0: as it is
     return op.Transpose(op.Reshape(x, ints(*sizes)), perm=[0, 2, 1, 3])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from string import ascii_lowercase
 from typing import Any
 
 import onnx
@@ -80,6 +81,15 @@ def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     product, bias = op.MatMul(a, b), c
     product = product if alpha == 1 else op.Mul(product, value(alpha, c))
     return op.Add(product, bias if beta == 1 else op.Mul(bias, value(beta, c)))
+
+
+@form(aten.einsum.default, readers=("tensorrt",))
+def _einsum(equation: str, operands: Sequence[Any], **_: Any) -> Any:
+    """TensorRT's parser knows no capital letters."""
+    letters = dict.fromkeys(filter(str.isalpha, equation))
+    free = iter(sorted(set(ascii_lowercase) - set(letters)))
+    other = {letter: letter if letter.islower() else next(free, letter) for letter in letters}
+    return op.Einsum(*operands, equation="".join(other.get(sign, sign) for sign in equation))
 
 
 @form(aten.conv3d.default)

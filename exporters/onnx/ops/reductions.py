@@ -8,6 +8,7 @@ smallest of its dtype.
 """
 
 import math
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,14 @@ from onnxscript.function_libs.torch_lib.ops import core as torch_core
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.exporters.onnx.ops.registry import form, refuse, torch_form
+from enginecast.exporters.onnx.ops.registry import (
+    READERS,
+    form,
+    refuse,
+    rewrite,
+    torch_form,
+    trace,
+)
 from enginecast.exporters.onnx.ops.values import (
     BOOL,
     DOUBLE,
@@ -36,7 +44,10 @@ from enginecast.exporters.onnx.ops.values import (
     length,
     like,
 )
+from enginecast.passes.ir.base import ProgramView
+from enginecast.passes.ir.edit import first_input, shape_of
 from enginecast.passes.ir.effects import aten
+from enginecast.passes.ir.match import is_call
 
 # Whether, how many, how much
 
@@ -147,10 +158,20 @@ def _prod_of_all(x: Any, *, dtype: int = -1) -> Any:
 # Sums so far
 
 
-@form(aten.cumsum.default)
+@form(aten.cumsum.default, readers=[reader for reader in READERS if reader != "tensorrt"])
 def _cumsum(x: Any, dim: int, *, dtype: int | None = None) -> Any:
     """ONNX Runtime rounds each partial sum; torch keeps them in a wider dtype."""
-    wide = DOUBLE if x.dtype == FLOAT else FLOAT if x.dtype in HALVES else None
+    return _summed(x, dim, dtype, DOUBLE)
+
+
+@form(aten.cumsum.default, readers=["tensorrt"])
+def _cumsum_in_fp32(x: Any, dim: int, *, dtype: int | None = None) -> Any:
+    """TensorRT has no float64; on a GPU, torch adds in fp32 as well."""
+    return _summed(x, dim, dtype, FLOAT)
+
+
+def _summed(x: Any, dim: int, dtype: int | None, widest: ir.DataType) -> Any:
+    wide = widest if x.dtype == FLOAT else FLOAT if x.dtype in HALVES else None
     if wide is None or dtype not in (None, -1, int(x.dtype)) or not x.shape:
         return torch_core.aten_cumsum(x, dim, -1 if dtype is None else dtype)
     total = op.CumSum(cast(x, wide), op.Constant(value_int=dim))
@@ -303,6 +324,50 @@ def _stable_sort(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
     return _sort(x, dim, descending)
+
+
+def _places(node: Node) -> int:
+    """How many values the integers of one ascending row can have, where they are the places that
+    topk chose, as those of the experts of each token; else 0.
+    """
+    source = first_input(node)
+    if len(shape_of(source)) != 1 or len(node.args) > 1 or node.kwargs.get("descending"):
+        return 0
+    while is_call(source, aten.reshape.default, aten.view.default, aten.flatten.using_ints):
+        source = first_input(source)
+    if not is_call(source, operator.getitem) or source.args[1] != 1:
+        return 0
+    topk = first_input(source)
+    if not is_call(topk, aten.topk.default):
+        return 0
+    dim: Any = topk.args[2] if len(topk.args) > 2 else topk.kwargs.get("dim", -1)
+    size = shape_of(first_input(topk))[dim]
+    return size if isinstance(size, int) else 0
+
+
+@rewrite(
+    *(aten.sort.default, aten.sort.stable),
+    when=lambda node: bool(_places(node)),
+    readers=("tensorrt",),
+)
+def _count_and_sort(program: ProgramView, node: Node) -> Node | None:
+    """A mixture of experts sorts its tokens by expert, and TensorRT sorts 3840 elements at most.
+
+    Each one's place is the number of those of smaller values, and of equal ones before it.
+    """
+    many = _places(node)
+
+    def counted(x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        is_of = (x.unsqueeze(1) == torch.arange(many)).to(torch.int32)
+        so_far = is_of.cumsum(0, dtype=torch.int32)
+        total = is_of.sum(0, dtype=torch.int32)
+        before = total.cumsum(0, dtype=torch.int32) - total
+        place = ((so_far + before) * is_of).sum(1, dtype=torch.int32) - 1
+        number = torch.ones_like(x).cumsum(0) - 1
+        order = torch.zeros_like(x).scatter(0, place.to(torch.int64), number)
+        return x.gather(0, order), order
+
+    return trace(program, node, counted)
 
 
 @form(aten.topk.default)

@@ -1,4 +1,5 @@
-"""Check, without TensorRT, whether its parser is documented to accept an ONNX model.
+"""Check whether TensorRT takes an ONNX model: with its parser, or by the answers that it gave.
 
-Holds: rules with their sources. It imports no TensorRT.
+Holds: the table of what TensorRT-RTX answered of each operator, and the rules that a table cannot
+say.  It imports no TensorRT: its callers hand it in.
 """

@@ -14,7 +14,7 @@ from itertools import product
 
 import onnx_ir as ir
 
-from enginecast.exporters.tensorrt.gate.violations import Violation, of_value
+from enginecast.exporters.tensorrt.gate.violations import Violation, at, of_value
 from enginecast.runtime.bundle.manifest import Input
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -38,10 +38,12 @@ _CALLS: Mapping[str, Callable[..., float]] = {
 }
 MOST_ELEMENTS = 2**31 - 1
 """That a tensor may have."""
+MOST_SORTED = 3840
+"""Elements that TopK gives: its K."""
 
 
 def check_ranges(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
-    """Each symbol of the inputs has a range, of sizes above 0, that ends."""
+    """Each symbol of the inputs has a range that ends."""
     seen = set()
     for value in graph.inputs:
         for axis, size in enumerate(value.shape or ()):
@@ -52,8 +54,8 @@ def check_ranges(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
             if found is None:
                 expected = f"a range for dimension {axis}"
                 yield _input(value.name, "range", expected, f"'{size.value}', which has none")
-            elif not 0 < found[0] <= found[1] <= MOST_ELEMENTS:
-                expected = f"sizes of dimension {axis} from 1 to an end"
+            elif not 0 <= found[0] <= found[1] <= MOST_ELEMENTS:
+                expected = f"sizes of dimension {axis} from 0 to an end"
                 yield _input(value.name, "range", expected, f"{found[0]} to {found[1]}")
 
 
@@ -80,6 +82,19 @@ def check_volumes(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
         if most is not None and most > MOST_ELEMENTS:
             expected = f"at most {MOST_ELEMENTS:,} elements"
             yield of_value(value, "volume", expected, f"{most:,} of {value.name} {value.shape}")
+
+
+def check_orders(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
+    """What is sorted is short in all the ranges: a plan may be built that fails on the rest."""
+    for node in graph.all_nodes():
+        shape = node.outputs[0].shape if node.op_type == "TopK" else None
+        if shape is None:
+            continue
+        size = shape[node.attributes.get_int("axis", -1)]
+        found = bounds(size, ranges)
+        if found is not None and found[1] > MOST_SORTED:
+            got = f"{size}, up to {found[1]:.0f}"
+            yield at(node, "limit", f"at most {MOST_SORTED} elements of an order", got)
 
 
 def unknown_sizes(graph: ir.Graph, ranges: Ranges) -> int:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that TensorRT is documented not to accept."""
+    """One thing that TensorRT does not take."""
 
     rule: str
     """Its name, such as "mixed-types"."""

@@ -34,13 +34,15 @@ class Library:
     like: str = ""
     """The version of TensorRT that has the names of all its versions; empty: it is TensorRT."""
     builds_without_gpu: bool = False
+    has_plugins: bool = False
+    """Whether operators have plugins, such as RoiAlign's."""
 
     def version(self, trt: Any) -> str:
         """Such as "TensorRT-RTX 1.7.1.116"."""
         return f"{self.title} {trt.__version__}"
 
 
-TENSORRT = Library("tensorrt", "TensorRT", "tensorrt", "10.15")
+TENSORRT = Library("tensorrt", "TensorRT", "tensorrt", "10.15", has_plugins=True)
 RTX = Library(
     "tensorrt-rtx",
     "TensorRT-RTX",
@@ -141,8 +143,3 @@ def missing_names(trt: Any, names: Names) -> list[str]:
         else:
             found += [f"{name}.{member}" for member in members if not hasattr(owner, member)]
     return found
-
-
-def newest_version() -> str:
-    """The newest version that this was written for: "11.0"."""
-    return max(known_apis(), key=numbers)
