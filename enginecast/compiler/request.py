@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from enginecast.capture.inputs.given import (
+    ProfileRange,
     given_prompts,
     parse_dynamic,
     parse_values,
@@ -338,11 +339,11 @@ class ExportRequest:
             object.__setattr__(self, "target_options", made)
         # What the profiles of an engine leave out, nobody can run.
         for name, number, least, most in getattr(self.target_options, "sizes", tuple)():
-            dim, dynamic = f"{name}:{number}", self.options.dynamic
-            if not any(text.startswith(f"{dim}=") for text in dynamic):
-                text = f"{dim}={least}..{most}" if least < most else f"{dim}={least}"
-                options = replace(self.options, dynamic=(*dynamic, text))
-                object.__setattr__(self, "options", options)
+            text = (
+                f"{name}:{number}={least}..{most}" if least < most else f"{name}:{number}={least}"
+            )
+            dynamic = (*self.options.dynamic, ProfileRange(text))
+            object.__setattr__(self, "options", replace(self.options, dynamic=dynamic))
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is: all of it that can be told without torch.
