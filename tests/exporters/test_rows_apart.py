@@ -50,6 +50,15 @@ def make(mixes=False):
 
 def mixing():
     return make(mixes=True)
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.tanh().transpose(0, 1)
+
+
+def turned():
+    return Turned(), {"x": torch.randn(3, 3, 8)}
 """
 
 
@@ -166,3 +175,10 @@ def test_a_model_that_mixes_rows_says_so(
             " depend on each other"
         ],
     )
+
+
+def test_a_size_that_equals_the_batch_by_chance_is_no_row(
+    compute_with: Callable[[Fault], None], capsys: Capture
+) -> None:
+    done = cast(capsys, "export", "row_blocks:turned", "-o", "out", "--json")
+    assert (done.code, done.json["verdict"]["reasons"]) == (0, [])
