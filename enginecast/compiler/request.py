@@ -425,7 +425,7 @@ class ExportRequest:
             )
         if quantized and device == "cuda" and not is_own:
             target.pipeline(quantized, device=device)  # what does not go together, on no GPU does
-            arch = arch or _arch_of_this_machine(quantized)
+            arch = arch or _arch_of_this_machine(quantized, target.architectures)
         presets = partial(
             target.pipeline,
             device=device,
@@ -639,13 +639,13 @@ def _checked_dtype(passes: "Sequence[Pass]") -> str:
     return computed_dtype(passes)
 
 
-def _arch_of_this_machine(precision: str) -> str:
+def _arch_of_this_machine(precision: str, architectures: str) -> str:
     import torch
 
     if not torch.cuda.is_available():
         raise UsageError(
             f"--precision {precision} for a GPU depends on its architecture",
-            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
+            hint=f"Name it: --arch {architectures}, ...",
         )
     major, minor = torch.cuda.get_device_capability()
     return f"sm{major}{minor}"

@@ -82,6 +82,7 @@ class TensorRTRTX(TensorRT):
 
     name = RTX.name
     library = RTX
+    architectures = "sm120 (RTX 5090), sm89 (L4, RTX 4090), sm86 (RTX 3090)"
     options = TensorRTRTXOptions
 
     def require_arch(self, arch: str, options: Any) -> None:
