@@ -120,6 +120,8 @@ class Target:
     """As users and manifests name it; that of its session, too."""
     arithmetic: ClassVar[str]
     """The profile of `verify.emulate.profiles` for what its kernels compute in low precision."""
+    architectures: ClassVar[str] = "sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100)"
+    """GPUs that its engines run on, as examples."""
     has_skip_norm: ClassVar[bool] = True
     """Whether its engines have one op for a residual sum and its norm."""
     only_device: ClassVar[str | None] = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,12 @@ class GuessedRange(str):
     """
 
 
+class ProfileRange(str):
+    """A text of `--dynamic` that stands for the sizes of `--profile`: it gives way to one that the
+    user wrote, and joins those of other profiles.
+    """
+
+
 @dataclass(frozen=True)
 class DynamicOption:
     """One option, parsed: sizes for dimension `dim` of `input`."""
@@ -122,6 +128,13 @@ class DynamicOption:
     symbol: str = ""
     is_guess: bool = False
     """See `GuessedRange`."""
+    is_profile: bool = False
+    """See `ProfileRange`."""
+
+    @property
+    def said(self) -> str:
+        """As the user wrote it, with its option."""
+        return f"--profile ({self.text})" if self.is_profile else f"--dynamic {self.text}"
 
     @property
     def is_static(self) -> bool:
@@ -159,7 +172,8 @@ def parse_dynamic(text: str) -> DynamicOption:
         raise UsageError(f"--dynamic {text}: expected MIN and MAX that are multiples of STEP")
     place = match["input"], int(match["dim"])
     symbol, is_guess = match["symbol"] or "", isinstance(text, GuessedRange)
-    return DynamicOption(*place, minimum, maximum, text.strip(), step, symbol, is_guess)
+    of = isinstance(text, ProfileRange)
+    return DynamicOption(*place, minimum, maximum, text.strip(), step, symbol, is_guess, of)
 
 
 def apply_dynamic(
@@ -175,17 +189,34 @@ def apply_dynamic(
     specs = _with_symbols(specs, options)
     seen: dict[tuple[str, int], DynamicOption] = {}
     changed = specs
-    for option in (option for option in options if option.maximum):
+    for option in _joined(specs, [option for option in options if option.maximum]):
         places = _places(specs, option)
         for place in places:
             earlier = seen.setdefault(place, option)
             if earlier.sizes != option.sizes:
                 raise UsageError(
-                    f"--dynamic {option.text} contradicts --dynamic {earlier.text}: "
-                    "both set the same dimension"
+                    f"{option.said} contradicts {earlier.said}: both set the same dimension"
                 )
         changed = tuple(_changed(spec, places, option) for spec in changed)
     return with_example_sizes(changed)
+
+
+def _joined(
+    specs: tuple[InputSpec, ...], options: Sequence[DynamicOption]
+) -> Iterator[DynamicOption]:
+    """Options with those of profiles joined, by the dimensions that they set."""
+    written = [option for option in options if not option.is_profile]
+    yield from written
+    taken = {place for option in written for place in _places(specs, option)}
+    joined: dict[tuple[str, int], DynamicOption] = {}
+    for option in options:
+        first, *_ = _places(specs, option)
+        if not option.is_profile or first in taken:
+            continue
+        before = joined.get(first, option)
+        least, most = min(before.minimum, option.minimum), max(before.maximum, option.maximum)
+        joined[first] = replace(option, minimum=least, maximum=most)
+    yield from joined.values()
 
 
 def _with_symbols(
@@ -250,13 +281,9 @@ def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[s
     spec = next((spec for spec in specs if spec.name == option.input), None)
     if spec is None:
         names = ", ".join(spec.name for spec in specs)
-        raise UsageError(
-            f"--dynamic {option.text}: no input {option.input!r}; expected one of {names}"
-        )
+        raise UsageError(f"{option.said}: no input {option.input!r}; expected one of {names}")
     if option.dim >= len(spec.dims):
-        raise UsageError(
-            f"--dynamic {option.text}: {spec.name} has dimensions 0 to {len(spec.dims) - 1}"
-        )
+        raise UsageError(f"{option.said}: {spec.name} has dimensions 0 to {len(spec.dims) - 1}")
     target = spec.dims[option.dim]
     if target.name is None:
         return [option.place]
@@ -284,6 +311,7 @@ def _changed(
         if option.is_static:
             dims[index] = DimSpec.static(option.minimum)
             continue
+        is_in_steps = not (option.minimum % dim.step or option.maximum % dim.step)
         dims[index] = replace(
             dim,
             name=dim.name or axes.get(index, f"{spec.name}_{index}"),
@@ -291,7 +319,7 @@ def _changed(
             minimum=option.minimum if dim.name is None or dim.minimum else 0,
             maximum=option.maximum,
             asked=not option.is_guess,
-            step=option.step,
+            step=dim.step if option.is_profile and is_in_steps else option.step,
         )
         dims[index] = replace(dims[index], size=dims[index].fit(dim.size))
     return replace(spec, dims=tuple(dims))

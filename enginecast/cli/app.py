@@ -54,6 +54,8 @@ CRASHED = DefectError.exit_code
 COMPLETE = "_ENGINECAST_COMPLETE"
 """The variable by which a shell asks for completions."""
 INTERRUPTED = 130
+CLOSED = 141
+"""A shell's word for SIGPIPE: who read the output has gone, as `head` does."""
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -123,6 +125,8 @@ def _exit_code(arguments: Sequence[str], *, as_json: bool) -> int | None:
     except SystemExit as error:  # nothing was done, whatever code it names
         if COMPLETE in os.environ:  # that was the shell's question
             raise
+        if isinstance(error.__context__, BrokenPipeError):  # rich's word for a reader that is gone
+            return CLOSED
         return fail(plugin_defect(error) or left(error), as_json=as_json)
     except BaseException as error:  # such as asyncio.CancelledError
         defect = plugin_defect(error)

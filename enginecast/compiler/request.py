@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from enginecast.capture.inputs.given import (
+    ProfileRange,
     given_prompts,
     parse_dynamic,
     parse_values,
@@ -338,11 +339,11 @@ class ExportRequest:
             object.__setattr__(self, "target_options", made)
         # What the profiles of an engine leave out, nobody can run.
         for name, number, least, most in getattr(self.target_options, "sizes", tuple)():
-            dim, dynamic = f"{name}:{number}", self.options.dynamic
-            if not any(text.startswith(f"{dim}=") for text in dynamic):
-                text = f"{dim}={least}..{most}" if least < most else f"{dim}={least}"
-                options = replace(self.options, dynamic=(*dynamic, text))
-                object.__setattr__(self, "options", options)
+            text = (
+                f"{name}:{number}={least}..{most}" if least < most else f"{name}:{number}={least}"
+            )
+            dynamic = (*self.options.dynamic, ProfileRange(text))
+            object.__setattr__(self, "options", replace(self.options, dynamic=dynamic))
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is: all of it that can be told without torch.
@@ -424,7 +425,8 @@ class ExportRequest:
             )
         if quantized and device == "cuda" and not is_own:
             target.pipeline(quantized, device=device)  # what does not go together, on no GPU does
-            arch = arch or target.arch_of(self.target_options) or _arch_of_this_machine(quantized)
+            arch = arch or target.arch_of(self.target_options)
+            arch = arch or _arch_of_this_machine(quantized, target.architectures)
         presets = partial(
             target.pipeline,
             device=device,
@@ -639,13 +641,13 @@ def _checked_dtype(passes: "Sequence[Pass]") -> str:
     return computed_dtype(passes)
 
 
-def _arch_of_this_machine(precision: str) -> str:
+def _arch_of_this_machine(precision: str, architectures: str) -> str:
     import torch
 
     if not torch.cuda.is_available():
         raise UsageError(
             f"--precision {precision} for a GPU depends on its architecture",
-            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
+            hint=f"Name it: --arch {architectures}, ...",
         )
     major, minor = torch.cuda.get_device_capability()
     return f"sm{major}{minor}"

@@ -74,6 +74,7 @@ class TensorRTRTX(TensorRT):
 
     name = RTX.name
     library = RTX
+    architectures = "sm120 (RTX 5090), sm89 (L4, RTX 4090), sm86 (RTX 3090)"
     options = TensorRTRTXOptions
 
     def arch_of(self, options: Any) -> str | None:

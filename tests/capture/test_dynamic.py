@@ -12,7 +12,7 @@ from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.dynamic_shapes import dynamic_texts
 from enginecast.capture.inputs.examples import verification_inputs
-from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.given import ProfileRange, apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import InputSpec, from_example
 from enginecast.errors import UsageError
 
@@ -24,6 +24,29 @@ IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
 
 def applied(specs: tuple[InputSpec, ...], *texts: str) -> tuple[InputSpec, ...]:
     return apply_dynamic(specs, [parse_dynamic(text) for text in texts])
+
+
+def of_profiles(*texts: str) -> list[str]:
+    """The sizes of the inputs of a text encoder."""
+    found = apply_dynamic(TEXT, [parse_dynamic(text) for text in texts])
+    return [" ".join(dim.shown for dim in spec.dims) for spec in found]
+
+
+@pytest.mark.parametrize(
+    ("texts", "sizes"),
+    [
+        ((ProfileRange("input_ids:0=1"), ProfileRange("attention_mask:0=1..8")), "1..8 1..512"),
+        (("input_ids:1=1..64", ProfileRange("attention_mask:1=8..32")), "1..64 1..64"),
+        ((ProfileRange("attention_mask:1=8..32"), "input_ids:1=1..64"), "1..64 1..64"),
+    ],
+)
+def test_ranges_of_profiles_join_and_give_way(texts: tuple[str, ...], sizes: str) -> None:
+    assert of_profiles(*texts) == [sizes] * 2
+
+
+def test_a_range_of_a_profile_is_named_as_one() -> None:
+    with pytest.raises(UsageError, match=r"^--profile \(ids:0=1\): no input"):
+        of_profiles(ProfileRange("ids:0=1"))
 
 
 def test_parse() -> None:

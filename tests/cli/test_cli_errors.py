@@ -1,6 +1,9 @@
 """Bad input: one message that names the file or option, the exit code, and nothing left behind."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -415,3 +418,12 @@ def test_bundles_of_other_versions(version: int, tmp_path: Path, capsys: Capture
     for command in ("verify", "inspect", "bench"):
         message = f"bundle schema {version}, this build reads 1 to 2"
         assert message in refused(capsys, 2, command, bundle)
+
+
+def test_a_reader_that_has_gone_is_no_fault_of_a_model() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "enginecast", "passes"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

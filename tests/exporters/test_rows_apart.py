@@ -20,6 +20,7 @@ from torch.fx import Node
 from enginecast.compiler.verify.bundle import NAMES_BLOCK
 from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.runtime.load import load
+from enginecast.runtime.sessions.tensorrt.library import RTX
 
 Capture = pytest.CaptureFixture[str]
 Fault = Callable[[Tensor, bool], Tensor]
@@ -50,6 +51,30 @@ def make(mixes=False):
 
 def mixing():
     return make(mixes=True)
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.tanh().transpose(0, 1)
+
+
+def turned():
+    return Turned(), {"x": torch.randn(3, 3, 8)}
+
+
+class Crowded(nn.Module):
+    # Mixes rows from five on, as experts with a capacity do.
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y + (torch.ones(x.shape[0]).sum() > 4).float() * y.mean(0, keepdim=True)
+
+
+def crowded():
+    return Crowded().eval(), {"x": torch.randn(2, 3, 32, 32)}
 """
 
 
@@ -166,3 +191,22 @@ def test_a_model_that_mixes_rows_says_so(
             " depend on each other"
         ],
     )
+
+
+def test_a_size_that_equals_the_batch_by_chance_is_no_row(
+    compute_with: Callable[[Fault], None], capsys: Capture
+) -> None:
+    done = cast(capsys, "export", "row_blocks:turned", "-o", "out", "--json")
+    assert (done.code, done.json["verdict"]["reasons"]) == (0, [])
+
+
+def test_each_of_two_engines_may_mix_rows_as_the_model_does(
+    compute_with: Callable[[Fault], None], capsys: Capture
+) -> None:
+    pytest.importorskip(RTX.module)
+    sizes = ("--dynamic", "x:0=1..64", "--dynamic", "x:2=32..256", "--dynamic", "x:3=32..256")
+    two = ("--target", "tensorrt-rtx", "--also", "onnxruntime")
+    done = cast(capsys, "export", "row_blocks:crowded", "-o", "out", "--json", *two, *sizes)
+    assert done.code == 0, done.err
+    stored = cast(capsys, "verify", "out", "--json")
+    assert (stored.code, len(stored.json["verdict"]["reasons"])) == (0, 1), stored.err

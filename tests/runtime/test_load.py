@@ -74,8 +74,10 @@ def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path, target: str, title:
     with pytest.raises(UsageError, match=f"{CPU}: TensorRT{title} engines run on a GPU") as caught:
         load(root, device="cpu", allow_code=True)
     assert "device='cuda'" in caught.value.hint
-    with pytest.raises(MissingError):  # the device that nobody named is a GPU
+    with pytest.raises(MissingError) as lacking:  # the device that nobody named is a GPU
         load(root, allow_code=True)
+    # That of TensorRT-RTX was perhaps made on this machine.
+    assert ("export the model on this machine" in lacking.value.hint) == (target == "tensorrt")
 
 
 def test_damage_is_found_before_the_runtime_sees_a_byte(

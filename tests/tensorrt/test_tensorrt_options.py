@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from exports import Exports, cast
 
 from enginecast.compiler.request import ExportRequest
@@ -123,3 +124,12 @@ def test_an_export_says_at_once_what_is_missing(
     assert "needs tensorrt, which is not installed" in ran.err
     assert "capture" not in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("target", "named"), [("tensorrt", "sm90"), ("tensorrt-rtx", "sm120")])
+def test_gpus_are_named_that_the_target_has(target: str, named: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it takes the GPU here")
+    with pytest.raises(UsageError, match="depends on its architecture") as refused:
+        ExportRequest("model", target=target, precision="fp8").resolve()
+    assert f"--arch {named} (" in refused.value.hint

@@ -234,11 +234,18 @@ class _RowProbe:
             is_joined: whether the case was computed row by row, and near to what eager gives.
         """
         whole, count = outputs[self.case.name], len(self.case.inputs[self.inputs[0]])
-        held = [name for name, array in whole.items() if array.shape[:1] == (count,)]
+        held = [name for name in whole if self._has_rows(name, count, outputs)]
         mixed = [] if is_joined else [n for n in held if self._is_mixed(n, outputs)]
         named = ", ".join(map(repr, mixed))
         why = f"in the model, rows of {named} depend on each other" if mixed else ""
         return Rows(self.inputs, tuple(n for n in held if n not in mixed), why)
+
+    def _has_rows(self, name: str, count: int, outputs: Outputs) -> bool:
+        """Whether an output has a row for each element; by chance, another size may be as large."""
+        singles = [outputs[one.name] for one in self.alone.values() if one.name in outputs]
+        return outputs[self.case.name][name].shape[:1] == (count,) and all(
+            name not in single or single[name].shape[:1] == (1,) for single in singles
+        )
 
     def _is_mixed(self, name: str, outputs: Outputs) -> bool:
         mask = mask_of(self.case, self.mask_input)

@@ -344,7 +344,7 @@ def _without_pinned(
     """The inputs, where a size that the user fixed is no longer tied to others that the code takes
     in other sizes.
     """
-    fixed = {option.place: option.minimum for option in options if option.is_static}
+    fixed = {o.place: o.minimum for o in options if o.is_static and not o.is_profile}
     for name in named_dims(specs):
         group = _places(specs, name)
         pinned = {place: fixed[place] for place in group if place in fixed}

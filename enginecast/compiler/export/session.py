@@ -271,13 +271,14 @@ class ExportSession:
             cases = (*model.cases, *model.edge_cases)
             widened = partial(widened_cases, engine.program, cases, model.output_names)
             checks: list[Check] = [Translated(widened), *turns, fresh]
-            if len(self.config.engines) == 1:
+            is_single = len(self.config.engines) == 1
+            rebuild = Rebuild(model, config, manifest, record, folder, threads)
+            if is_single:
                 # A bundle has one stored reference, for one engine's choices and kernels.
                 checks.append(OtherKernels(partial(with_kernels, model)))
-                rebuild = Rebuild(model, config, manifest, record, folder, threads)
                 checks.append(Ties(rebuild, engine))
-                unfused = partial(without_fused_attention, model, config, reference, self.steps)
-                checks.append(RowsApart(rebuild, engine.program, unfused))
+            unfused = partial(without_fused_attention, model, config, reference, self.steps)
+            checks.append(RowsApart(rebuild, engine.program, unfused, searches=is_single))
             checks.append(PlacesOfLoss(model))
             criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
             with self.steps(self._step("verify", config)):
@@ -307,7 +308,8 @@ class ExportSession:
             )
         return replace(
             judged,
-            reference=runs[0].reference or judged.reference,
+            # Of several engines, only rows that depend on each other in the model make another.
+            reference=next((run.reference for run in runs if run.reference), judged.reference),
             runs=tuple(runs),
             notes=(*judged.notes, *notes),
             artifacts=tuple(artifacts),

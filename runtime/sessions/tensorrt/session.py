@@ -172,9 +172,10 @@ def _what_else(bundle: Bundle, record: EngineRecord) -> str:
                 f"{other.file} of this bundle is for ONNX Runtime and loads without TensorRT:"
                 f" prefer=['{record.target}', 'onnxruntime-cuda', 'onnxruntime-cpu'] (--prefer)."
             )
+    here = "" if record.target == RTX.name else ", or export the model on this machine"
     return (
         "Nothing else is in this bundle: export with `--also onnxruntime` for one that loads"
-        " without TensorRT, or export the model on this machine."
+        f" without TensorRT{here}."
     )
 
 
