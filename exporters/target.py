@@ -51,6 +51,8 @@ class LoweringRequest:
     """As the manifest has them."""
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Least and greatest size of each symbolic dimension, by the name that users see."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """What the sizes of each dimension in `ranges` that is no sum of others are multiples of."""
     options: Any = None
     """An instance of the target's own `options`; None: their defaults."""
     tell: Callable[[str, int, int], None] = lambda phase, done, total: None
@@ -102,6 +104,8 @@ class Artifact:
     """Names of files in the folder that the check of the engine reads, and that no bundle has."""
     log: tuple[str, ...] = ()
     """What was done, for build.log."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of the engine."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the engine's `EngineRecord`, by name."""
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -286,6 +290,13 @@ class Target:
         Raises:
             MissingError: it takes another machine.
             UsageError: there are none.
+        """
+
+    def check_shapes(self, request: LoweringRequest) -> None:
+        """Refuse options that do not fit a model's inputs, before any other work is done with it.
+
+        Raises:
+            UsageError: names the option.
         """
 
     def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:
