@@ -298,10 +298,11 @@ class ExportSession:
         )
         notes += [note for engine in rewritten.engines for note in engine.notes]
         notes += other_dtypes(model, manifest)
-        in_turn = next((run.in_turn for run in runs if run.in_turn), None)
-        if in_turn is not None:
-            manifest, result = task.with_result(manifest, in_turn)
-            notes.append(result)
+        run = next((run for run in runs if run.in_turn), None)
+        if run is not None and run.in_turn is not None:
+            manifest, result = task.with_result(manifest, run.in_turn)
+            where = "" if run.verdict.engine == "ran" else "; what ran is the network, in fp32"
+            notes.append(f"{result}{where}")
         for name, part in self.parts.items():
             line = verdict_line(part.report.verdict, part.report.floor_dtype)
             notes.append(f"{name}: {line}")
