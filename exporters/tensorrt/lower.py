@@ -208,7 +208,7 @@ def write_network(job: Job, folder: Path) -> Network:
         ranges=order.ranges,
     )
     if found:
-        raise refusal_of(found, library.version(job.trt))
+        raise refusal_of(found, library.version(job.trt), library.name)
     files = save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
     return Network(model, files)
 

@@ -42,6 +42,10 @@ def test_every_option_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         hardware="ampere+",
         level=0,
     )
+    names = {"export": ["--profile,", "--compute,", "--strip-weights"]}
+    for command, shorts in (names | {"inspect": ["--profile,", "--compute"]}).items():
+        *_, target = cast(capsys, command, "--help").out.partition("--help-target")
+        assert target.partition("--help-inputs")[0].split()[-len(shorts) :] == shorts
     listed = cast(capsys, "export", "--help-target").out
     assert all(f"  {text.partition('=')[0]}=" in listed for text in texts)
 
@@ -83,6 +87,14 @@ def test_profiles_are_the_sizes_that_are_captured() -> None:
             *(RTX, "profile=x=1,1,2 profile=x=1x8,1x8,1x8"),
             "--profile x=1x8,1x8,1x8: expected rank 1, as in its first profile",
         ),
+        (TRT, "compute=8.6", "--compute 8.6: --target tensorrt has no option 'compute'"),
+        (
+            "onnxruntime",
+            "profile=x=1,1,2",
+            "--profile x=1,1,2: --target onnxruntime has no options",
+        ),
+        ("onnxruntime", "strip-weights=true", "--strip-weights: --target onnxruntime has no opt"),
+        (RTX, "strip-weights=no", "strip-weights=no: expected true or false"),
         ("aotinductor", "level=3", "level=3: --target aotinductor has no options"),
         ("onnxruntime", "level=3", "level=3: --target onnxruntime has no options"),
     ],
