@@ -304,9 +304,10 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
     said = [_sentence(error, nodes) for error in errors] or ["it gave no reason"]
     if count > _SHOWN:
         said.append(f"and {count - _SHOWN} more")
+    library = library_of(trt)
     return LoweringError(
-        f"{library_of(trt).version(trt)} does not take this network: {'; '.join(said)}",
-        hint="--target onnxruntime does not need TensorRT.",
+        f"{library.version(trt)} does not take this network: {'; '.join(said)}",
+        hint=f"--target onnxruntime does not need {library.title}.",
     )
 
 
