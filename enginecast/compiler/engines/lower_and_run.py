@@ -39,6 +39,7 @@ from enginecast.verification.engine import (
     compare_edges,
     edges_of,
     measure_engine,
+    rows_left_out,
     trimming_failures,
 )
 from enginecast.verification.reference import Reference, within_profiles
@@ -122,8 +123,10 @@ def run_engine(
     """Run the engine if this machine can, else its fp32 twin, and judge it."""
     if not config.runs_here:
         twin = run_twin(bundle, record, config, criteria, threads, checks)
-        built = (f"parsed and built by {record.built_by}",) if record.built_by else ()
-        return EngineRun(noted(criteria.judge(twin=twin), built), in_turn=twin.in_turn)
+        notes = [f"parsed and built by {record.built_by}"] if record.built_by else []
+        notes += rows_left_out(twin.reference or criteria.reference)
+        verdict = noted(criteria.judge(twin=twin), notes)
+        return EngineRun(verdict, in_turn=twin.in_turn, reference=twin.reference)
     reference, unreached = within_profiles(criteria.reference, record.profile)
     criteria = replace(criteria, reference=reference)
     try:
@@ -159,6 +162,9 @@ def _examined(
     in_turn = None
     for check in checks:
         found = check.examine(running)
+        if found.reference is not None:
+            criteria = replace(running.criteria, reference=found.reference)
+            running = replace(running, criteria=criteria)
         running = replace(running, wrong=(*running.wrong, *found.wrong))
         in_turn = in_turn or found.in_turn
     return running, in_turn
@@ -214,6 +220,7 @@ def run_twin(
         f"the engine file ran on {provider} with its 16-bit values in fp32",
         tuple(case.name for case in edges_of(reference)),
         in_turn,
+        None if running.criteria is criteria else running.criteria.reference,
     )
 
 
