@@ -51,6 +51,8 @@ class LoweringRequest:
     """As the manifest has them."""
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Least and greatest size of each symbolic dimension, by the name that users see."""
+    sums: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
+    """The parts of each dimension that is a sum of others, with the size of one that is fixed."""
     options: Any = None
     """An instance of the target's own `options`; None: their defaults."""
     tell: Callable[[str, int, int], None] = lambda phase, done, total: None

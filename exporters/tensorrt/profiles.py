@@ -7,12 +7,16 @@ https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-dyna
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.options import PROFILE, NetworkOptions, Profile
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 Ranges = Mapping[str, tuple[int, int]]
+Sums = Mapping[str, Sequence[tuple[str, int]]]
+"""What a symbol is the sum of: symbols, each with the size that it has where it is fixed."""
+NO_SUMS: Sums = MappingProxyType({})
 Sizes = dict[str, tuple[int, int, int]]
 """Least, optimal and greatest size of each symbol."""
 LARGEST = 2**31 - 1
@@ -22,7 +26,7 @@ SHORT = 4
 
 
 def profiles_of(
-    inputs: Sequence[Input], ranges: Ranges, options: NetworkOptions
+    inputs: Sequence[Input], ranges: Ranges, options: NetworkOptions, sums: Sums = NO_SUMS
 ) -> tuple[tuple[ShapeRange, ...], ...]:
     """The profiles of an engine, each with the shapes of every input that has a symbolic dimension;
     empty: every shape is fixed.
@@ -30,6 +34,8 @@ def profiles_of(
     Args:
         inputs: as the manifest has them.
         ranges: least and greatest size of each symbol.
+        sums: of symbols; TensorRT holds each of a profile's three shapes to them, so the greatest
+            may lie beyond the range.  A profile that the user wrote may name other sizes.
         options: `profiles` and `optimal` hold what the user chose, by input.
 
     Raises:
@@ -41,12 +47,12 @@ def profiles_of(
     if not varying:
         return ()
     if options.profiles:
-        sizes = [_given_sizes(inputs, ranges, each) for each in options.profiles]
+        sizes = [_given_sizes(inputs, ranges, each, sums) for each in options.profiles]
     elif options.optimal:
         chosen = _chosen_sizes(inputs, ranges, options.optimal, "--target-option opt-shape=")
-        sizes = [_whole(ranges, chosen)]
+        sizes = [_summed(_whole(ranges, chosen), sums)]
     else:
-        sizes = default_profiles(varying, ranges)
+        sizes = [_summed(each, sums) for each in default_profiles(varying, ranges)]
     return tuple(
         tuple(
             ShapeRange(
@@ -71,7 +77,8 @@ def default_profiles(inputs: Sequence[Input], ranges: Ranges) -> list[Sizes]:
     short: Sizes = {}
     for name in used:
         low, high = ranges[name]
-        most = high // SHORT // low * low  # a multiple of the least size, as of any step
+        step = max(low, 1)  # a past may be empty
+        most = high // SHORT // step * step  # a multiple of the least size, as of any step
         short[name] = (low, low, low) if name in batch else (low, max(low, most), max(low, most))
     long = {n: short[n] if n in batch else (low, high, high) for n, (low, high) in ranges.items()}
     best = {n: high if n in batch else short[n][1] for n, (_, high) in ranges.items() if n in used}
@@ -84,11 +91,21 @@ def default_profiles(inputs: Sequence[Input], ranges: Ranges) -> list[Sizes]:
     return kept
 
 
+def _summed(sizes: Sizes, sums: Sums) -> Sizes:
+    """With the sums of sizes in place of what was chosen for them."""
+    found = dict(sizes)
+    for name in sums.keys() & sizes.keys():
+        parts = [sizes.get(part, (size, size, size)) for part, size in sums[name]]
+        least, optimal, greatest = map(sum, zip(*parts, strict=True))
+        found[name] = (least, optimal, greatest)
+    return found
+
+
 def _whole(ranges: Ranges, optimal: Mapping[str, int]) -> Sizes:
     return {name: (low, optimal.get(name, high), high) for name, (low, high) in ranges.items()}
 
 
-def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile) -> Sizes:
+def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile, sums: Sums) -> Sizes:
     """The sizes of a profile that a user wrote: by input, least, optimal and greatest shape."""
     found = [
         _chosen_sizes(
@@ -99,7 +116,7 @@ def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile) -> S
     sizes: Sizes = _whole(ranges, {})
     for name in found[0]:
         sizes[name] = (found[0][name], found[1][name], found[2][name])
-    return sizes
+    return _summed(sizes, {name: sums[name] for name in sums.keys() - found[0].keys()})
 
 
 def _chosen_sizes(

@@ -112,7 +112,7 @@ def check_network(
     lowered = structural_copy(program)
     with tempfile.TemporaryDirectory() as folder:
         request = lowering_request(prepared, config, lowered, Path(folder))
-        profiles = profiles_of(request.inputs, request.ranges, request.options)
+        profiles = profiles_of(request.inputs, request.ranges, request.options, request.sums)
         check = replace(check, profile=tuple(one for each in profiles for one in each))
         try:
             run_pipeline(build(lowering("onnx")), lowered, prepared.context)
