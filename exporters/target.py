@@ -53,6 +53,8 @@ class LoweringRequest:
     """Least and greatest size of each symbolic dimension, by the name that users see."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """What the sizes of each dimension in `ranges` that is no sum of others are multiples of."""
+    sums: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
+    """The parts of each dimension that is a sum of others, with the size of one that is fixed."""
     options: Any = None
     """An instance of the target's own `options`; None: their defaults."""
     tell: Callable[[str, int, int], None] = lambda phase, done, total: None

@@ -75,9 +75,13 @@ def verify_engine(
         smallest = [] if problems else rows_apart(engine, reference)
         reasons = dict.fromkeys((*(str(error.reason) for error in smallest), *verdict.reasons))
         return msgspec.structs.replace(verdict, reasons=tuple(reasons))
+    return noted(verdict, rows_left_out(reference))
+
+
+def rows_left_out(reference: Reference) -> list[str]:
+    """A note where rows of a batch cannot be compared with each alone; else none."""
     why = "" if reference.rows is None else reference.rows.why
-    said = f"rows of a batch were not compared with each alone: {why}"
-    return noted(verdict, [said] if why else [])
+    return [f"rows of a batch were not compared with each alone: {why}"] if why else []
 
 
 def row_errors(

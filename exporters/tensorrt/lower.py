@@ -96,7 +96,7 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     """
     options = order.options
     trt = require_library(library, options)
-    profiles = profiles_of(order.inputs, order.ranges, options, order.steps)
+    profiles = profiles_of(order.inputs, order.ranges, options, order.sums, order.steps)
     needs: Mapping[str, str] = {}
     if not library.builds_without_gpu:
         compatible = options.version_compatible

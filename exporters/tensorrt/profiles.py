@@ -7,13 +7,17 @@ https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-dyna
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from enginecast.errors import UsageError
 from enginecast.exporters.tensorrt.options import PROFILE, NetworkOptions, Profile
 from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
-NO_STEPS: Mapping[str, int] = {}
 Ranges = Mapping[str, tuple[int, int]]
+Sums = Mapping[str, Sequence[tuple[str, int]]]
+"""What a symbol is the sum of: symbols, each with the size that it has where it is fixed."""
+NO_SUMS: Sums = MappingProxyType({})
+NO_STEPS: Mapping[str, int] = MappingProxyType({})
 Sizes = dict[str, tuple[int, int, int]]
 """Least, optimal and greatest size of each symbol."""
 LARGEST = 2**31 - 1
@@ -26,6 +30,7 @@ def profiles_of(
     inputs: Sequence[Input],
     ranges: Ranges,
     options: NetworkOptions,
+    sums: Sums = NO_SUMS,
     steps: Mapping[str, int] = NO_STEPS,
 ) -> tuple[tuple[ShapeRange, ...], ...]:
     """The profiles of an engine, each with the shapes of every input that has a symbolic dimension;
@@ -34,6 +39,8 @@ def profiles_of(
     Args:
         inputs: as the manifest has them.
         ranges: least and greatest size of each symbol.
+        sums: of symbols; TensorRT holds each of a profile's three shapes to them, so the greatest
+            may lie beyond the range.  A profile that the user wrote may name other sizes.
         options: `profiles` and `optimal` hold what the user chose, by input.
         steps: what the sizes of each symbol that is no sum of others are multiples of.
 
@@ -47,14 +54,14 @@ def profiles_of(
     if not varying:
         return ()
     if options.profiles:
-        sizes = [_given_sizes(inputs, ranges, steps, each) for each in options.profiles]
+        sizes = [_given_sizes(inputs, ranges, steps, each, sums) for each in options.profiles]
         _require_ranges(sizes, {name: ranges[name] for name in steps})
     elif options.optimal:
         said = "--target-option opt-shape="
         chosen = _chosen_sizes(inputs, ranges, steps, options.optimal, said)
-        sizes = [_whole(ranges, chosen)]
+        sizes = [_summed(_whole(ranges, chosen), sums)]
     else:
-        sizes = default_profiles(varying, ranges, steps)
+        sizes = [_summed(each, sums) for each in default_profiles(varying, ranges, steps)]
     return tuple(
         tuple(
             ShapeRange(
@@ -95,12 +102,26 @@ def default_profiles(
     return kept
 
 
+def _summed(sizes: Sizes, sums: Sums) -> Sizes:
+    """With the sums of sizes in place of what was chosen for them."""
+    found = dict(sizes)
+    for name in sums.keys() & sizes.keys():
+        parts = [sizes.get(part, (size, size, size)) for part, size in sums[name]]
+        least, optimal, greatest = map(sum, zip(*parts, strict=True))
+        found[name] = (least, optimal, greatest)
+    return found
+
+
 def _whole(ranges: Ranges, optimal: Mapping[str, int]) -> Sizes:
     return {name: (low, optimal.get(name, high), high) for name, (low, high) in ranges.items()}
 
 
 def _given_sizes(
-    inputs: Sequence[Input], ranges: Ranges, steps: Mapping[str, int], profile: Profile
+    inputs: Sequence[Input],
+    ranges: Ranges,
+    steps: Mapping[str, int],
+    profile: Profile,
+    sums: Sums,
 ) -> Sizes:
     """The sizes of a profile that a user wrote: by input, least, optimal and greatest shape."""
     found = [
@@ -112,7 +133,7 @@ def _given_sizes(
     sizes: Sizes = _whole(ranges, {})
     for name in found[0]:
         sizes[name] = (found[0][name], found[1][name], found[2][name])
-    return sizes
+    return _summed(sizes, {name: sums[name] for name in sums.keys() - found[0].keys()})
 
 
 def _require_ranges(profiles: Sequence[Sizes], ranges: Ranges) -> None:

@@ -67,7 +67,7 @@ class TensorRT(Target):
         return lowering(getattr(options, "route", "onnx"))
 
     def check_shapes(self, request: LoweringRequest) -> None:
-        profiles_of(request.inputs, request.ranges, request.options, request.steps)
+        profiles_of(request.inputs, request.ranges, request.options, request.sums, request.steps)
 
     def lower(self, request: LoweringRequest) -> Artifact:
         return lower_to_tensorrt(request, self.library)

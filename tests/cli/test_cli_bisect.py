@@ -105,8 +105,8 @@ class Inner(nn.Module):
 
     def forward(self, x):
         if x.dtype == torch.float16:
-            return (x.float() * 1e6 * 1e-6).half()
-        return x * 1e6 * 1e-6
+            return torch.asinh(x.float() * 1e6).half()
+        return torch.asinh(x * 1e6)
 
 
 class Model(nn.Module):

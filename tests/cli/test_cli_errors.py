@@ -104,8 +104,8 @@ def test_damaged_models(
         (2, ("--precision", "fp12"), "'fp12' is not a precision Available: fp32, fp16, bf16"),
         (
             2,
-            ("--target", "tensorrt", "--arch", "sm90", "--precision", "int8"),
-            "--precision int8 does not fit --target tensorrt",
+            ("--target", "tensorrt", "--arch", "sm90", "--precision", "nvfp4-storage"),
+            "sm90 (Hopper: H100, H200) has no NVFP4 weights in TensorRT",
         ),
         (
             2,

@@ -210,3 +210,7 @@ def test_each_of_two_engines_may_mix_rows_as_the_model_does(
     assert done.code == 0, done.err
     stored = cast(capsys, "verify", "out", "--json")
     assert (stored.code, len(stored.json["verdict"]["reasons"])) == (0, 1), stored.err
+    # An engine that does not run here is asked by its fp32 twin.
+    alone = cast(capsys, "export", "row_blocks:crowded", "-o", "one", "--json", *two[:2], *sizes)
+    assert alone.code == 0, alone.err
+    assert any("rows depend on each other" in why for why in alone.json["verdict"]["reasons"])

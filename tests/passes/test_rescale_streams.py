@@ -40,6 +40,7 @@ from transformers import (
 )
 
 from enginecast.errors import PassError, SpecError
+from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
 from enginecast.passes.registry import build
@@ -254,6 +255,18 @@ def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
     after, sites = rewritten(before, "rescale-streams", calibrated(before))
     assert notes(sites), reasons(sites)
     assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
+
+
+def test_a_case_that_is_not_finite_in_eager_is_left_to_it() -> None:
+    def spread(module: Any, x: Tensor) -> Tensor:
+        normed = last_norm(module, x)
+        return normed + normed.std(1, keepdim=True)  # NaN for a single token
+
+    before = net(spread)
+    several, single = torch.randint(0, 32, (2, 5)), torch.zeros(1, 1, dtype=torch.long)
+    cases = tuple(calibrated(before, ids).calibration[0] for ids in (several, single))
+    _, sites = rewritten(before, "rescale-streams", PassContext(calibration=cases))
+    assert notes(sites), reasons(sites)
 
 
 def test_bad_input() -> None:

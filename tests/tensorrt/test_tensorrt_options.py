@@ -116,7 +116,6 @@ OF_TENSORRT = "--target {} takes no options of --target tensorrt"
         ("onnxruntime", {"also": ("onnxruntime",)}, "--also onnxruntime does not fit --target onn"),
         (TRT, {"also": ("aotinductor",)}, "--also aotinductor: expected onnxruntime or openvino"),
         (TRT, {"also": ("onnxruntime",) * 2}, "--also onnxruntime: given twice"),
-        (TRT, {"precision": "int8"}, "--precision int8 does not fit --target tensorrt"),
         (TRT, {"device": "cpu"}, "--device cpu does not fit --target tensorrt"),
     ],
 )

@@ -27,7 +27,7 @@ def sizes(
     *inputs: Input, ranges: Any = RANGES, steps: Any = STEPS, **given: Any
 ) -> list[tuple[Any, ...]]:
     """Of each input in each profile: its number, and least, optimal and greatest shape."""
-    found = profiles_of(inputs, ranges, NetworkOptions(**given), steps)
+    found = profiles_of(inputs, ranges, NetworkOptions(**given), steps=steps)
     for number, profile in enumerate(found):
         assert {one.profile for one in profile} == {number}
     return [(x.name, x.profile, x.least, x.optimal, x.greatest) for p in found for x in p]
@@ -48,6 +48,28 @@ def test_default_profiles_are_a_short_row_a_row_and_a_batch() -> None:
         found = sizes(IDS, ranges=ranges, steps=steps)
         assert [optimal for *_, optimal, _ in found] == [(1, short), (1, high), (1, short)]
     assert sizes(FIXED) == []
+
+
+def test_a_sum_has_the_size_of_its_parts_in_each_shape() -> None:
+    """As of a cache: the past may be empty, and one of a fixed size has no symbol."""
+    mask = Input(name="mask", kind="attention_mask", dtype="int64", shape=("batch", "total"))
+    past = Input(name="past", kind="tensor", dtype="float32", shape=("batch", 4, "past", 8))
+    ranges = {"batch": (1, 1), "sequence": (1, 64), "past": (0, 63), "total": (1, 64)}
+
+    def totals(*inputs: Input, **given: Any) -> list[tuple[int, ...]]:
+        sums = {"total": (("past", 5), ("sequence", 1))}
+        found = profiles_of(inputs, ranges, NetworkOptions(**given), sums)
+        masks = [one for each in found for one in each if one.name == "mask"]
+        return [(x.least[1], x.optimal[1], x.greatest[1]) for x in masks]
+
+    assert totals(IDS, mask, past) == [(1, 31, 31), (1, 127, 127), (1, 31, 127)]
+    assert totals(IDS, mask)[0] == (6, 21, 21)
+    assert totals(IDS, mask, past, optimal=parse_optimal(["ids=1x8"])) == [(1, 71, 127)]
+    ids, own = "ids=1x1,1x4,1x8", "; mask=1x2,1x3,1x9"
+    assert totals(IDS, mask, past, profiles=parse_profiles([ids, ids + own])) == [
+        (1, 67, 71),
+        (2, 3, 9),
+    ]
 
 
 def test_the_user_s_profiles_take_the_place_of_the_default_ones() -> None:
@@ -124,7 +146,7 @@ def refused(given: str | list[str]) -> None:
 def test_sizes_between_profiles_are_told(texts: tuple[str, ...], said: tuple[str, ...]) -> None:
     ranges = RANGES | {"sequence": (0, 512)} if said and "sequence: 0" in said[0] else RANGES
     inputs, options = (IDS, IMAGE), NetworkOptions(profiles=parse_profiles(texts))
-    profiles = profiles_of(inputs, ranges, options, STEPS)
+    profiles = profiles_of(inputs, ranges, options, steps=STEPS)
     told = left_out(inputs, ranges, STEPS, profiles)
     assert [a.startswith(b) for a, b in zip(told, said, strict=True)] == [True] * len(said), told
 

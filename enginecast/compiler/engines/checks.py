@@ -32,6 +32,8 @@ class Twin:
     """Names of the edge cases that it was compared on."""
     in_turn: GenerationCheck | StepCheck | None = None
     """The comparison over consecutive calls."""
+    reference: Reference | None = None
+    """What the engine has to be judged by where it runs, if that is not the model's."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Examined:
     wrong: tuple[str, ...] = ()
     in_turn: GenerationCheck | StepCheck | None = None
     """The comparison over consecutive calls; None for an engine without state."""
+    reference: Reference | None = None
+    """What the engine has to be judged by from now on, if that is not the model's."""
 
 
 @dataclass(frozen=True)

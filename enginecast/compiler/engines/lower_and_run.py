@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.tracing.sizes.shapes import named_sizes
 from enginecast.compiler.engines.checks import Check, Criteria, Judged, Running, Twin
 from enginecast.compiler.engines.rewrite import Rewritten
@@ -39,6 +39,7 @@ from enginecast.verification.engine import (
     compare_edges,
     edges_of,
     measure_engine,
+    rows_left_out,
     trimming_failures,
 )
 from enginecast.verification.reference import Reference, within_profiles
@@ -106,6 +107,7 @@ def lowering_request(
         inputs=describe_inputs(prepared.inputs),
         ranges=dict(prepared.symbols),
         steps={name: dim.step for name, dim in named_dims(prepared.inputs).items()},
+        sums={name: dim.parts for name, dim in sums(prepared.inputs).items()},
         options=config.options,
     )
 
@@ -123,8 +125,10 @@ def run_engine(
     """Run the engine if this machine can, else its fp32 twin, and judge it."""
     if not config.runs_here:
         twin = run_twin(bundle, record, config, criteria, threads, checks)
-        built = (f"parsed and built by {record.built_by}",) if record.built_by else ()
-        return EngineRun(noted(criteria.judge(twin=twin), built), in_turn=twin.in_turn)
+        notes = [f"parsed and built by {record.built_by}"] if record.built_by else []
+        notes += rows_left_out(twin.reference or criteria.reference)
+        verdict = noted(criteria.judge(twin=twin), notes)
+        return EngineRun(verdict, in_turn=twin.in_turn, reference=twin.reference)
     reference, unreached = within_profiles(criteria.reference, record.profile)
     criteria = replace(criteria, reference=reference)
     try:
@@ -160,6 +164,9 @@ def _examined(
     in_turn = None
     for check in checks:
         found = check.examine(running)
+        if found.reference is not None:
+            criteria = replace(running.criteria, reference=found.reference)
+            running = replace(running, criteria=criteria)
         running = replace(running, wrong=(*running.wrong, *found.wrong))
         in_turn = in_turn or found.in_turn
     return running, in_turn
@@ -215,6 +222,7 @@ def run_twin(
         f"the engine file ran on {provider} with its 16-bit values in fp32",
         tuple(case.name for case in edges_of(reference)),
         in_turn,
+        None if running.criteria is criteria else running.criteria.reference,
     )
 
 

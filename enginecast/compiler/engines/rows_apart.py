@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.compiler.engines.checks import Check, Judged, Running
+from enginecast.compiler.engines.checks import Check, Examined, Judged, Running
 from enginecast.compiler.engines.rebuild import Rebuild, boundaries
 from enginecast.compiler.engines.rewrite import rewrite
 from enginecast.compiler.prepare.program import Prepared
@@ -21,7 +21,7 @@ from enginecast.passes.ir.spec import render
 from enginecast.passes.registry import build
 from enginecast.verification.eager.make_reference import MIXED
 from enginecast.verification.eager.outputs import as_arrays
-from enginecast.verification.engine import as_declared, rows_apart
+from enginecast.verification.engine import as_declared, row_errors, rows_apart
 from enginecast.verification.metrics import Array, distance
 from enginecast.verification.reference import Reference
 from enginecast.verification.rows import RowError
@@ -45,6 +45,17 @@ class RowsApart(Check):
     searches: bool = True
     """Whether to look for the block; not in one of several engines, which have one program."""
 
+    def examine(self, running: Running) -> Examined:
+        """Compare rows on the fp32 twin: nothing else here runs them in a batch."""
+        reference = running.criteria.reference
+        if not running.is_twin or running.wrong:
+            return Examined()
+        _, found = row_errors(running.engine, reference)
+        if not found:
+            return Examined()
+        again = self._mixing(reference, found[0])
+        return Examined(reference=again) if again else Examined((found[0].reason,))
+
     def reconsider(self, running: Running, judged: Judged) -> Judged:
         criteria, verdict = running.criteria, judged.verdict
         reference = judged.reference or criteria.reference
@@ -55,9 +66,7 @@ class RowsApart(Check):
             return judged
         error, rows = found[0], reference.rows
         assert rows is not None  # it has batches
-        if _depend_on_each_other(self.rebuild.model.exact, rows.inputs, error):
-            why = f"in the model, rows depend on each other in a batch of {error.batch}"
-            again = replace(reference, rows=replace(rows, outputs=(), why=why))
+        if again := self._mixing(reference, error):
             return Judged(
                 replace(criteria, reference=again).judge(running.engine, running.wrong), again
             )
@@ -73,6 +82,15 @@ class RowsApart(Check):
         rest = [reason for reason in verdict.reasons if reason != error.reason]
         changed = msgspec.structs.replace(verdict, reasons=(f"{error.reason}; {said}", *rest))
         return replace(judged, verdict=changed)
+
+    def _mixing(self, reference: Reference, error: RowError) -> Reference | None:
+        """The reference without rows, where the model itself mixes them; else None."""
+        rows = reference.rows
+        assert rows is not None  # it has batches
+        if not _depend_on_each_other(self.rebuild.model.exact, rows.inputs, error):
+            return None
+        why = f"in the model, rows depend on each other in a batch of {error.batch}"
+        return replace(reference, rows=replace(rows, outputs=(), why=why))
 
 
 def _row(inputs: Mapping[str, Array], rows: Sequence[str], row: int) -> dict[str, Array]:

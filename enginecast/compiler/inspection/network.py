@@ -116,7 +116,9 @@ def check_network(
     lowered = structural_copy(program)
     with tempfile.TemporaryDirectory() as folder:
         request = lowering_request(prepared, config, lowered, Path(folder))
-        profiles = profiles_of(request.inputs, request.ranges, request.options, request.steps)
+        profiles = profiles_of(
+            request.inputs, request.ranges, request.options, request.sums, request.steps
+        )
         check = replace(check, profile=tuple(one for each in profiles for one in each))
         try:
             run_pipeline(build(lowering("onnx")), lowered, prepared.context)

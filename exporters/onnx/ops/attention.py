@@ -29,6 +29,8 @@ from enginecast.passes.ir.edit import (
     same_shape,
     same_size,
     shape_of,
+    weight_expressions,
+    weight_value,
 )
 from enginecast.passes.ir.effects import aten, own
 from enginecast.passes.ir.varying_sizes import may_be_zero
@@ -187,26 +189,58 @@ def _attends_to_itself(node: Node) -> bool:
 
 
 @rewrite(own.attention.default, when=_is_unfit_for_tensorrt, readers=["tensorrt"])
-def _tensorrt_attention(program: ProgramView, node: Node) -> None:
+def _tensorrt_attention(program: ProgramView, node: Node) -> Node | None:
     """What TensorRT's IAttention takes (its API reference, and the parser's AttentionHelpers.cpp):
 
     * a mask or `causal`, never both; and `causal` says nothing of keys of another length, so both
       become a bias then;
     * a bias in the dtype of the query, or bool.  A row of the latter that is all False has no
       result by ONNX's definition (a softmax of -inf), and NaN in a row of padding spreads to all
-      that read its key; so a bool becomes a bias that is finite;
+      that read its key; so a bool becomes a bias that is finite, and such a row zeros, as in
+      torch, afterwards;
     * a scale that the parser takes the root of.
     """
     query, bias, scale, causal = (arguments(node)[index] for index in (0, 3, 6, 7))
     if scale < 0:
         node.update_arg(0, insert(program.graph, aten.neg.default, (query,), like=node))
         node.update_arg(6, -scale)
+    hides = _may_hide_rows(program, bias, causal)
     if causal and (bias is not None or not _attends_to_itself(node)):
         bias = _with_causal(program, node, bias)
         node.update_arg(7, False)
-    if bias is not None:
-        node.update_arg(3, _additive(program, bias, node))
-        _full_bias(program, node)
+    if bias is None:
+        return None
+    node.update_arg(3, _additive(program, bias, node))
+    _full_bias(program, node)
+    return _without_hidden_rows(program, node, bias) if hides else None
+
+
+def _may_hide_rows(program: ProgramView, mask: Node | None, causal: bool) -> bool:
+    """Whether a bool mask may leave a row without a key; `causal` alone leaves it the first."""
+    if dtype_of(mask) != torch.bool or mask is None:
+        return False
+    known = not causal and mask in weight_expressions(program)
+    return not (known and bool(weight_value(program, mask).any(-1).all()))
+
+
+def _without_hidden_rows(program: ProgramView, node: Node, mask: Node) -> Node:
+    """The same attention, with zeros where a bool mask leaves no key."""
+    graph, heads = program.graph, arguments(node)[4]
+    found = insert(graph, own.attention.default, node.args, like=node, replaces=True)
+    masked = insert(graph, aten.logical_not.default, (mask,), like=node)
+    hidden = insert(graph, aten.all.dim, (masked, -1, True), like=node)
+    while len(shape_of(hidden)) < 4:
+        hidden = insert(graph, aten.unsqueeze.default, (hidden, 0), like=node)
+    if len(shape_of(node)) == 4:
+        return insert(graph, aten.masked_fill.Scalar, (found, hidden, 0.0), like=node)
+    hidden = insert(graph, aten.transpose.int, (hidden, 1, 2), like=node)
+    # One for all heads, or heads apart.
+    if same_size(shape_of(hidden)[2], 1):
+        hidden = insert(graph, aten.squeeze.dim, (hidden, 3), like=node)
+        return insert(graph, aten.masked_fill.Scalar, (found, hidden, 0.0), like=node)
+    apart = insert(graph, aten.unflatten.int, (found, -1, [heads, -1]), like=node)
+    apart = insert(graph, aten.masked_fill.Scalar, (apart, hidden, 0.0), like=node)
+    return insert(graph, aten.flatten.using_ints, (apart, 2), like=node)
 
 
 def _with_causal(program: ProgramView, node: Node, bias: Node | None) -> Node:
