@@ -170,6 +170,15 @@ TARGET_OPTION = "--target-option {}={}"
 """How a user gives an option of a target."""
 
 
+def said_target_option(text: str) -> str:
+    """An option of a target, KEY=VALUE, as a user gives it: by its short name, where it has one."""
+    key, _, value = text.partition("=")
+    short = RENAMED.get(key)
+    if short is None or not short.is_short or (short.is_flag and value not in ("", "true")):
+        return f"--target-option {text}"
+    return f"--{key}" if short.is_flag else f"--{key} {value}"
+
+
 def target_option_keys(owner: Any) -> dict[str, tuple[Field[Any], Option | None]]:
     """The fields of a target's options by what users call them."""
     said = {each.name: said for each, said in options_of(owner)}
@@ -190,7 +199,7 @@ def parse_target_options(owner: Any, texts: Sequence[str], target: str) -> Any:
         key, equals, value = text.partition("=")
         if key not in known:
             raise UsageError(
-                f"--target-option {text}: --target {target} has no option '{key}'",
+                f"{said_target_option(text)}: --target {target} has no option '{key}'",
                 hint=f"It has {', '.join(known)}.",
             )
         given.setdefault(key, []).append(value if equals else "true")
@@ -201,7 +210,7 @@ def parse_target_options(owner: Any, texts: Sequence[str], target: str) -> Any:
         if is_many(kind):
             made[each.name] = said.parse(values) if said and said.parse else tuple(values)
         elif len(values) > 1:
-            raise UsageError(f"--target-option {key}={values[-1]}: {key} is given twice")
+            raise UsageError(f"{said_target_option(f'{key}={values[-1]}')}: {key} is given twice")
         else:
             parse = said.parse if said and said.parse else _reader(kind)
             try:

@@ -51,6 +51,8 @@ class LoweringRequest:
     """As the manifest has them."""
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Least and greatest size of each symbolic dimension, by the name that users see."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """What the sizes of each dimension in `ranges` that is no sum of others are multiples of."""
     sums: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     """The parts of each dimension that is a sum of others, with the size of one that is fixed."""
     options: Any = None
@@ -104,6 +106,8 @@ class Artifact:
     """Names of files in the folder that the check of the engine reads, and that no bundle has."""
     log: tuple[str, ...] = ()
     """What was done, for build.log."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of the engine."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the engine's `EngineRecord`, by name."""
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -288,6 +292,13 @@ class Target:
         Raises:
             MissingError: it takes another machine.
             UsageError: there are none.
+        """
+
+    def check_shapes(self, request: LoweringRequest) -> None:
+        """Refuse options that do not fit a model's inputs, before any other work is done with it.
+
+        Raises:
+            UsageError: names the option.
         """
 
     def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:

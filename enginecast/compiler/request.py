@@ -28,6 +28,7 @@ from enginecast.option_fields import (
     Option,
     parse_target_options,
     require_choices,
+    said_target_option,
     takes_old_names,
 )
 from enginecast.passes.ir.spec import spelled_out
@@ -589,7 +590,7 @@ def _target_options(target: str, texts: Sequence[str]) -> Any:
     if owner is None and texts:
         have = ", ".join(name for name in OPTIONS if name != target)
         raise UsageError(
-            f"--target-option {texts[0]}: --target {target} has no options",
+            f"{said_target_option(texts[0])}: --target {target} has no options",
             hint=f"Targets with options: {have}.",
         )
     return parse_target_options(owner, texts, target) if texts else None

@@ -33,7 +33,7 @@ from enginecast.exporters.tensorrt.options import (
     Route,
     TensorRTOptions,
 )
-from enginecast.exporters.tensorrt.profiles import profiles_of
+from enginecast.exporters.tensorrt.profiles import left_out, profiles_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import QuantizedFormat
 from enginecast.runtime.device import gpu as gpus
@@ -44,7 +44,6 @@ from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 PLAN_FILE = "engine.plan"
 NETWORK_FILE, NETWORK_WEIGHTS_FILE = "network.onnx", "network.safetensors"
-WHY = "--target tensorrt"
 _LAYER = re.compile(r"\[ONNX Layer: (.*)\]")
 ADDED = "added by the parser"
 _SHOWN = 5
@@ -97,7 +96,7 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     """
     options = order.options
     trt = require_library(library, options)
-    profiles = profiles_of(order.inputs, order.ranges, options, order.sums)
+    profiles = profiles_of(order.inputs, order.ranges, options, order.sums, order.steps)
     needs: Mapping[str, str] = {}
     if not library.builds_without_gpu:
         compatible = options.version_compatible
@@ -209,7 +208,7 @@ def write_network(job: Job, folder: Path) -> Network:
         ranges=order.ranges,
     )
     if found:
-        raise refusal_of(found, library.version(job.trt))
+        raise refusal_of(found, library.version(job.trt), library.name)
     files = save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
     return Network(model, files)
 
@@ -305,9 +304,10 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
     said = [_sentence(error, nodes) for error in errors] or ["it gave no reason"]
     if count > _SHOWN:
         said.append(f"and {count - _SHOWN} more")
+    library = library_of(trt)
     return LoweringError(
-        f"{library_of(trt).version(trt)} does not take this network: {'; '.join(said)}",
-        hint="--target onnxruntime does not need TensorRT.",
+        f"{library.version(trt)} does not take this network: {'; '.join(said)}",
+        hint=f"--target onnxruntime does not need {library.title}.",
     )
 
 
@@ -355,4 +355,5 @@ def _place(job: Job, built: Built, scratch: Path) -> Artifact:
         },
         only_here=only_here,
         log=built.log,
+        notes=left_out(order.inputs, order.ranges, order.steps, job.profiles),
     )

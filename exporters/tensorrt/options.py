@@ -63,7 +63,7 @@ def _profile(text: str) -> Profile:
     found: Profile = {}
     for part in text.split(";"):
         name, _, shapes = part.strip().partition("=")
-        three = shapes.split(",")
+        three = [shape.strip() for shape in shapes.split(",")]
         if not name or len(three) != 3 or not all(map(_SHAPE.fullmatch, three)):
             raise UsageError(
                 f"{PROFILE} {text}: expected NAME=1x16,4x64,8x256, the least, the optimal and the"
@@ -71,20 +71,27 @@ def _profile(text: str) -> Profile:
             )
         if name in found:
             raise UsageError(f"{PROFILE} {text}: {name} occurs twice; give each profile its own")
-        least, optimal, greatest = found[name] = tuple(
-            tuple(map(int, shape.split("x"))) for shape in three
-        )
-        ranks = len({len(least), len(optimal), len(greatest)})
-        if ranks > 1 or not all(map(_ordered, least, optimal, greatest)):
-            raise UsageError(
-                f"{PROFILE} {text}: expected three shapes of one rank, of which none has a greater"
-                " size than the next"
-            )
+        found[name] = tuple(tuple(map(int, shape.split("x"))) for shape in three)
     return found
 
 
-def _ordered(least: int, optimal: int, greatest: int) -> bool:
-    return least <= optimal <= greatest
+def _require_order(profiles: Sequence[Profile]) -> None:
+    """Refuse shapes of an input that are of several ranks, or not in order."""
+    ranks: dict[str, int] = {}
+    for name, shapes in (each for profile in profiles for each in profile.items()):
+        text = f"{PROFILE} {name}={','.join('x'.join(map(str, shape)) for shape in shapes)}"
+        if (
+            len(shapes) != 3
+            or len({*map(len, shapes)}) > 1
+            or any(not low <= best <= high for low, best, high in zip(*shapes, strict=True))
+        ):
+            raise UsageError(
+                f"{text}: expected three shapes of one rank, of which none has a greater size than"
+                " the next"
+            )
+        rank = len(shapes[0])
+        if ranks.setdefault(name, rank) != rank:
+            raise UsageError(f"{text}: expected rank {ranks[name]}, as in its first profile")
 
 
 def parse_compute(texts: Sequence[str]) -> tuple[str, ...]:
@@ -148,6 +155,7 @@ class NetworkOptions:
 
     def __post_init__(self) -> None:
         require_choices(self, TARGET_OPTION)
+        _require_order(self.profiles)
         if self.optimal and self.profiles:
             raise UsageError(
                 "opt-shape and profile do not go together: a profile has its own optimal shape"

@@ -17,6 +17,7 @@ Ranges = Mapping[str, tuple[int, int]]
 Sums = Mapping[str, Sequence[tuple[str, int]]]
 """What a symbol is the sum of: symbols, each with the size that it has where it is fixed."""
 NO_SUMS: Sums = MappingProxyType({})
+NO_STEPS: Mapping[str, int] = MappingProxyType({})
 Sizes = dict[str, tuple[int, int, int]]
 """Least, optimal and greatest size of each symbol."""
 LARGEST = 2**31 - 1
@@ -26,7 +27,11 @@ SHORT = 4
 
 
 def profiles_of(
-    inputs: Sequence[Input], ranges: Ranges, options: NetworkOptions, sums: Sums = NO_SUMS
+    inputs: Sequence[Input],
+    ranges: Ranges,
+    options: NetworkOptions,
+    sums: Sums = NO_SUMS,
+    steps: Mapping[str, int] = NO_STEPS,
 ) -> tuple[tuple[ShapeRange, ...], ...]:
     """The profiles of an engine, each with the shapes of every input that has a symbolic dimension;
     empty: every shape is fixed.
@@ -37,22 +42,26 @@ def profiles_of(
         sums: of symbols; TensorRT holds each of a profile's three shapes to them, so the greatest
             may lie beyond the range.  A profile that the user wrote may name other sizes.
         options: `profiles` and `optimal` hold what the user chose, by input.
+        steps: what the sizes of each symbol that is no sum of others are multiples of.
 
     Raises:
-        UsageError: a chosen shape is of no input, has another rank, lies outside of the ranges, or
-            gives one symbol two sizes; or a symbol's range has no end.
+        UsageError: a chosen shape is of no input, has another rank, lies outside of the ranges or
+            between two steps, or gives one symbol two sizes; the user's profiles end elsewhere
+            than a range does; or a symbol's range has no end.
     """
     _require_ends(inputs, ranges)
     varying = [one for one in inputs if any(isinstance(size, str) for size in one.shape)]
     if not varying:
         return ()
     if options.profiles:
-        sizes = [_given_sizes(inputs, ranges, each, sums) for each in options.profiles]
+        sizes = [_given_sizes(inputs, ranges, steps, each, sums) for each in options.profiles]
+        _require_ranges(sizes, {name: ranges[name] for name in steps})
     elif options.optimal:
-        chosen = _chosen_sizes(inputs, ranges, options.optimal, "--target-option opt-shape=")
+        said = "--target-option opt-shape="
+        chosen = _chosen_sizes(inputs, ranges, steps, options.optimal, said)
         sizes = [_summed(_whole(ranges, chosen), sums)]
     else:
-        sizes = [_summed(each, sums) for each in default_profiles(varying, ranges)]
+        sizes = [_summed(each, sums) for each in default_profiles(varying, ranges, steps)]
     return tuple(
         tuple(
             ShapeRange(
@@ -66,7 +75,9 @@ def profiles_of(
     )
 
 
-def default_profiles(inputs: Sequence[Input], ranges: Ranges) -> list[Sizes]:
+def default_profiles(
+    inputs: Sequence[Input], ranges: Ranges, steps: Mapping[str, int]
+) -> list[Sizes]:
     """One short row, one row of any length, and a batch; the last one takes every shape.
 
     A batch is the symbol that is first in all inputs; short is a quarter of the greatest size.
@@ -77,9 +88,9 @@ def default_profiles(inputs: Sequence[Input], ranges: Ranges) -> list[Sizes]:
     short: Sizes = {}
     for name in used:
         low, high = ranges[name]
-        step = max(low, 1)  # a past may be empty
-        most = high // SHORT // step * step  # a multiple of the least size, as of any step
-        short[name] = (low, low, low) if name in batch else (low, max(low, most), max(low, most))
+        step = SHORT * steps.get(name, 1)
+        most = low if name in batch else max(low, high // step * steps.get(name, 1))
+        short[name] = (low, most, most)
     long = {n: short[n] if n in batch else (low, high, high) for n, (low, high) in ranges.items()}
     best = {n: high if n in batch else short[n][1] for n, (_, high) in ranges.items() if n in used}
     several = [short, long, _whole(ranges, best)]
@@ -105,11 +116,17 @@ def _whole(ranges: Ranges, optimal: Mapping[str, int]) -> Sizes:
     return {name: (low, optimal.get(name, high), high) for name, (low, high) in ranges.items()}
 
 
-def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile, sums: Sums) -> Sizes:
+def _given_sizes(
+    inputs: Sequence[Input],
+    ranges: Ranges,
+    steps: Mapping[str, int],
+    profile: Profile,
+    sums: Sums,
+) -> Sizes:
     """The sizes of a profile that a user wrote: by input, least, optimal and greatest shape."""
     found = [
         _chosen_sizes(
-            inputs, ranges, {n: shapes[i] for n, shapes in profile.items()}, f"{PROFILE} "
+            inputs, ranges, steps, {n: shapes[i] for n, shapes in profile.items()}, f"{PROFILE} "
         )
         for i in range(3)
     ]
@@ -119,8 +136,53 @@ def _given_sizes(inputs: Sequence[Input], ranges: Ranges, profile: Profile, sums
     return _summed(sizes, {name: sums[name] for name in sums.keys() - found[0].keys()})
 
 
+def _require_ranges(profiles: Sequence[Sizes], ranges: Ranges) -> None:
+    for name, (low, high) in ranges.items():
+        least, most = (
+            min(each[name][0] for each in profiles),
+            max(each[name][2] for each in profiles),
+        )
+        if most != high or (low and least != low):  # what may be empty, --profile leaves so
+            raise UsageError(
+                f"{PROFILE}: {name} from {least} to {most}, and --dynamic has it from {low} to"
+                f" {high}, which the engine would not take",
+                hint="Leave --dynamic out, or give profiles that have its least and greatest size.",
+            )
+
+
+def left_out(
+    inputs: Sequence[Input],
+    ranges: Ranges,
+    steps: Mapping[str, int],
+    profiles: Sequence[Sequence[ShapeRange]],
+) -> tuple[str, ...]:
+    """A note of the sizes within the ranges that no profile has; empty: there are none."""
+    shapes = {one.name: one.shape for one in inputs}
+    said = []
+    for name, step in steps.items():
+        spans = {
+            (least, greatest)
+            for one in (one for profile in profiles for one in profile)
+            for size, least, greatest in zip(shapes[one.name], one.least, one.greatest, strict=True)
+            if size == name
+        }
+        at, gaps = ranges[name][0], []
+        for least, greatest in sorted(spans):
+            if at < least:
+                gaps.append("..".join(map(str, dict.fromkeys((at, least - step)))))
+            at = max(at, greatest + step)
+        if gaps:
+            are = "are" if len(gaps) > 1 or ".." in gaps[0] else "is"
+            said.append(f"{name}: {' and '.join(gaps)} {are} in no profile")
+    return ("; ".join(said),) if said else ()
+
+
 def _chosen_sizes(
-    inputs: Sequence[Input], ranges: Ranges, shapes: Mapping[str, Sequence[int]], said: str
+    inputs: Sequence[Input],
+    ranges: Ranges,
+    steps: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    said: str,
 ) -> dict[str, int]:
     """The size of each symbol that the user chose a shape for.
 
@@ -147,6 +209,8 @@ def _chosen_sizes(
             low, high = ranges[dim]
             if not low <= size <= high:
                 raise UsageError(f"{option}: expected {dim} from {low} to {high}, got {size}")
+            if size % steps.get(dim, 1):
+                raise UsageError(f"{option}: expected {dim} in steps of {steps[dim]}, got {size}")
             before, where = chosen.setdefault(dim, (size, option))
             if before != size:
                 raise UsageError(f"{option}: {dim} is {size} here and {before} in {where}")

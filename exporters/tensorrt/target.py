@@ -20,6 +20,7 @@ from enginecast.exporters.tensorrt.options import (
     TensorRTOptions,
     TensorRTRTXOptions,
 )
+from enginecast.exporters.tensorrt.profiles import profiles_of
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.tensorrt.library import RTX, TENSORRT, Library, import_tensorrt
@@ -64,6 +65,9 @@ class TensorRT(Target):
 
     def lowering(self, device: str, *, arch: str | None = None, options: Any = None) -> str:
         return lowering(getattr(options, "route", "onnx"))
+
+    def check_shapes(self, request: LoweringRequest) -> None:
+        profiles_of(request.inputs, request.ranges, request.options, request.sums, request.steps)
 
     def lower(self, request: LoweringRequest) -> Artifact:
         return lower_to_tensorrt(request, self.library)

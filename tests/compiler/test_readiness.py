@@ -101,12 +101,14 @@ def test_violations_come_after_all_else_with_their_lines(
         "'node_bitwise_xor' (BitwiseXor, refused_factory.py:6)",
         "'node_bitwise_or' (BitwiseOr, refused_factory.py:7)",
     ]
-    assert ran.err.endswith(f"{table().library} does not take this network: 2 violations\n")
+    asked, title = f"--target {target}: ", "TensorRT-RTX" if "rtx" in target else "TensorRT"
+    assert ran.err.endswith(f"{asked}{table().library} does not take this network: 2 violations\n")
     by_parser = "parser" in request.node.callspec.id
     assert (" parses, got no importer [parser]" in reported[0]) is by_parser
     assert (f"{table().library} does not take this network: 2 violations; not run" in ran.out) is (
         by_parser
     )
+    assert (f"; not yet run on real {title} by us\n" in ran.out) is not by_parser
 
 
 @pytest.mark.parametrize("target", WAYS, indirect=True, ids=" by ".join)

@@ -56,6 +56,9 @@ def test_a_text_encoder_of_two_profiles(exports: Exports, tmp_path: Path, capsys
         ("input_ids", 1, [4, 32]),
         ("attention_mask", 1, [4, 32]),
     ]
+    assert "sequence: 17..23 are in no profile" in ran.err
+    notes = json.loads((bundle / "manifest.json").read_text("utf-8"))["notes"]
+    assert "sequence: 17..23 are in no profile" in notes
     assert made["verdict"]["engine"] == "not run on target"
     assert {
         "the engine file ran on CPUExecutionProvider with its 16-bit values in fp32",
@@ -152,3 +155,26 @@ def test_an_op_that_its_parser_lacks_is_named(tmp_path: Path, capsys: Capture) -
     assert "BitwiseXor" in ran.err
     assert "xor_factory.py:4" in ran.err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_profiles_and_state_are_said_to_be(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "sums_factory.py").write_text(
+        "import torch\n"
+        "class Sums(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('sum', torch.zeros(4))\n"
+        "    def forward(self, x):\n"
+        "        self.sum += x.sum(0).tanh()\n"
+        "        return self.sum * 0.5\n"
+        "def make(): return Sums(), {'x': torch.ones(3, 4)}\n",
+        encoding="utf-8",
+    )
+    export = ("export", "sums_factory:make", "-o", "out", *TARGET, "--stateful")
+    with contextlib.chdir(tmp_path):
+        ran = cast(capsys, *export, "--dynamic", "x:0=1..9", "--profile", "x=2x4,2x4,8x4")
+        assert (ran.code, "lower" in ran.err) == (2, False)
+        assert "--profile: batch from 2 to 8, and --dynamic has it from 1 to 9, which" in ran.err
+        ran = cast(capsys, *export, "--profile", "x=2x4,2x4,8x4")
+    assert ran.code == 0, ran.err
+    assert re.search(r"8 consecutive calls match .*; what ran is the network, in fp32", ran.out)

@@ -42,12 +42,16 @@ def test_every_option_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         hardware="ampere+",
         level=0,
     )
+    names = {"export": ["--profile,", "--compute,", "--strip-weights"]}
+    for command, shorts in (names | {"inspect": ["--profile,", "--compute"]}).items():
+        *_, target = cast(capsys, command, "--help").out.partition("--help-target")
+        assert target.partition("--help-inputs")[0].split()[-len(shorts) :] == shorts
     listed = cast(capsys, "export", "--help-target").out
     assert all(f"  {text.partition('=')[0]}=" in listed for text in texts)
 
 
 def test_profiles_are_the_sizes_that_are_captured() -> None:
-    texts = ("profile=ids=1x1,1x8,2x16", "profile=ids=4x1,4x1,4x8", "compute=8.6,8.9")
+    texts = ("profile=ids=1x1, 1x8, 2x16", "profile=ids=4x1,4x1,4x8", "compute=8.6,8.9")
     request = ExportRequest("model", target="tensorrt-rtx", target_options=texts)
     assert request.target_options == TensorRTRTXOptions(
         profiles=({"ids": ((1, 1), (1, 8), (2, 16))}, {"ids": ((4, 1), (4, 1), (4, 8))}),
@@ -77,6 +81,20 @@ def test_profiles_are_the_sizes_that_are_captured() -> None:
         (RTX, "level=3", "level=3: --target tensorrt-rtx has no option 'level'"),
         (RTX, "profile=x", "--profile x: expected NAME=1x16,4x64,8x256"),
         (RTX, "profile=x=1,1,2 opt-shape=x=1", "opt-shape and profile do not go together"),
+        (RTX, "profile=x=1x64,1x32,1x8", "--profile x=1x64,1x32,1x8: expected three shapes of one"),
+        (RTX, "profile=x=1x8,1x8,1x8x3", "--profile x=1x8,1x8,1x8x3: expected three shapes of one"),
+        (
+            *(RTX, "profile=x=1,1,2 profile=x=1x8,1x8,1x8"),
+            "--profile x=1x8,1x8,1x8: expected rank 1, as in its first profile",
+        ),
+        (TRT, "compute=8.6", "--compute 8.6: --target tensorrt has no option 'compute'"),
+        (
+            "onnxruntime",
+            "profile=x=1,1,2",
+            "--profile x=1,1,2: --target onnxruntime has no options",
+        ),
+        ("onnxruntime", "strip-weights=true", "--strip-weights: --target onnxruntime has no opt"),
+        (RTX, "strip-weights=no", "strip-weights=no: expected true or false"),
         ("aotinductor", "level=3", "level=3: --target aotinductor has no options"),
         ("onnxruntime", "level=3", "level=3: --target onnxruntime has no options"),
     ],

@@ -25,7 +25,7 @@ from enginecast.errors import (
     VerificationError,
     first_line,
 )
-from enginecast.option_fields import target_option_keys
+from enginecast.option_fields import said_target_option, target_option_keys
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.runtime.bundle.pipeline_folder import pipeline_at
 
@@ -104,7 +104,7 @@ def _refuse_of_builds(options: Any) -> None:
     ]
     if found:
         raise UsageError(
-            f"--target-option {', '.join(found)}: for an export alone: it changes no plan",
+            f"{', '.join(map(said_target_option, found))}: for an export alone: it changes no plan",
             hint="Leave it out.",
         )
 

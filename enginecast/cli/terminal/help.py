@@ -190,6 +190,8 @@ class HelpCommand(ReadsOptions, TyperCommand):
             with formatter.section("More options"):
                 for name, parameters in groups.items():
                     rest = [max(one.opts, key=len) for one in parameters if one not in first]
+                    if "--target-option" in rest:
+                        rest += _short_names(ctx.info_name)
                     if rest and name in TOPICS:
                         formatter.write(f"  --help-{TOPICS[name]}\n")
                         formatter.write(f"{textwrap.fill(', '.join(rest), 76, **INDENTED)}\n")
@@ -230,6 +232,17 @@ def target_option_rows(target: str) -> list[tuple[str, str]]:
         text = said.help if said is not None else ""
         rows.append((f"{key}={value}", f"{text}{f'  [default: {default}]' * bool(default)}"))
     return rows
+
+
+def _short_names(command: str) -> list[str]:
+    """Of options of our targets that a command has."""
+    every = [each for name in OPTIONS for each in target_option_keys(options_of(name)).items()]
+    fits = {
+        key
+        for key, (_, said) in every
+        if said is not None and (not said.commands or command in said.commands)
+    }
+    return [f"--{name}" for name, one in RENAMED.items() if one.is_short and name in fits]
 
 
 def _opposite(name: str) -> str:

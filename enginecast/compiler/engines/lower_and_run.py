@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.specs import InputSpec, sums
+from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.tracing.sizes.shapes import named_sizes
 from enginecast.compiler.engines.checks import Check, Criteria, Judged, Running, Twin
 from enginecast.compiler.engines.rewrite import Rewritten
@@ -106,6 +106,7 @@ def lowering_request(
         arch=config.arch,
         inputs=describe_inputs(prepared.inputs),
         ranges=dict(prepared.symbols),
+        steps={name: dim.step for name, dim in named_dims(prepared.inputs).items()},
         sums={name: dim.parts for name, dim in sums(prepared.inputs).items()},
         options=config.options,
     )

@@ -187,6 +187,9 @@ class ExportSession:
 
     def _of_program(self, model: Prepared) -> Candidate:
         """Engines that are made of a program, from the reference on."""
+        for config in self.config.engines:
+            program, folder = model.captured.program, self.staging.folder
+            target_of(config.target).check_shapes(lowering_request(model, config, program, folder))
         with self.steps("read the weights"):
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
@@ -247,13 +250,14 @@ class ExportSession:
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)
             manifest = with_field(manifest, **task.describe(self.source), kept=inside)
-        notes = list[str]()
+        notes = [note for artifact in artifacts for note in artifact.notes]
         if any(artifact.requires.get(SUMS) == EXACT for artifact in artifacts):
             notes.append(
                 "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU"
                 " without VNNI: load refuses it there"
             )
-            self.steps.say(notes[-1])
+        for note in notes:
+            self.steps.say(note)
         manifest = with_field(manifest, notes=(*manifest.notes, *notes))
         folder, threads = self.staging.folder, self.request.threads
         bundle = unsealed(folder, manifest, [n for artifact in artifacts for n in artifact.files])
@@ -294,10 +298,11 @@ class ExportSession:
         )
         notes += [note for engine in rewritten.engines for note in engine.notes]
         notes += other_dtypes(model, manifest)
-        in_turn = next((run.in_turn for run in runs if run.in_turn), None)
-        if in_turn is not None:
-            manifest, result = task.with_result(manifest, in_turn)
-            notes.append(result)
+        run = next((run for run in runs if run.in_turn), None)
+        if run is not None and run.in_turn is not None:
+            manifest, result = task.with_result(manifest, run.in_turn)
+            where = "" if run.verdict.engine == "ran" else "; what ran is the network, in fp32"
+            notes.append(f"{result}{where}")
         for name, part in self.parts.items():
             line = verdict_line(part.report.verdict, part.report.floor_dtype)
             notes.append(f"{name}: {line}")

@@ -30,7 +30,7 @@ from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import RTX, import_tensorrt
 
-NOT_RUN = "not yet run on real TensorRT by us"
+NOT_RUN = "not yet run on real {} by us"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class NetworkCheck:
     profile: tuple[ShapeRange, ...]
     """Of the inputs that vary; empty: all are fixed."""
     violations: tuple[Violation, ...]
+    title: str = "TensorRT"
+    """Of the library that was asked for."""
     plugins: bool = False
     """Whether TensorRT's plugins are there."""
     unknown: int = 0
@@ -61,7 +63,7 @@ class NetworkCheck:
             "library": self.library,
             "parsed": self.parsed,
             "ready": not self.violations,
-            "run": NOT_RUN,
+            "run": NOT_RUN.format(self.title),
             "operators": {
                 name: {"count": count, "support": self.support(name)}
                 for name, count in sorted(self.operators.items())
@@ -86,7 +88,8 @@ class NetworkCheck:
         what = "every operator in this network is one that {} takes"
         if count:
             what = f"not every operator is one that {{}} takes: {several}"
-        return f"{what.format(self.library)}, by the table of its answers; {NOT_RUN}"
+        not_run = NOT_RUN.format(self.title)
+        return f"{what.format(self.library)}, by the table of its answers; {not_run}"
 
 
 def check_network(
@@ -107,12 +110,15 @@ def check_network(
         operators={},
         profile=(),
         violations=(),
+        title=library.title,
         plugins=library.has_plugins,
     )
     lowered = structural_copy(program)
     with tempfile.TemporaryDirectory() as folder:
         request = lowering_request(prepared, config, lowered, Path(folder))
-        profiles = profiles_of(request.inputs, request.ranges, request.options, request.sums)
+        profiles = profiles_of(
+            request.inputs, request.ranges, request.options, request.sums, request.steps
+        )
         check = replace(check, profile=tuple(one for each in profiles for one in each))
         try:
             run_pipeline(build(lowering("onnx")), lowered, prepared.context)
@@ -137,5 +143,5 @@ def check_network(
         operators=op_counts(model),
         violations=tuple(found),
         unknown=unknown_sizes(model.graph, request.ranges) if library.has_plugins else 0,
-        refusal=refusal_of(found, check.library, shown=0) if found else None,
+        refusal=refusal_of(found, check.library, library.name, shown=0) if found else None,
     )

@@ -62,12 +62,15 @@ def check_ready(
     ]
 
 
-def refusal_of(found: Sequence[Violation], library: str, *, shown: int = SHOWN) -> LoweringError:
+def refusal_of(
+    found: Sequence[Violation], library: str, target: str, *, shown: int = SHOWN
+) -> LoweringError:
     """The error that reports the violations; `details` has all of them.
 
     Args:
         found: at least one violation.
-        library: with its version, such as "TensorRT-RTX 1.7.1.116".
+        library: what answered, with its version, such as "TensorRT-RTX 1.7.1.116".
+        target: as a user names it.
         shown: how many of them its message has; 0: they were shown.
     """
     lines = [f"  {violation}" for violation in found[:shown]]
@@ -75,8 +78,8 @@ def refusal_of(found: Sequence[Violation], library: str, *, shown: int = SHOWN) 
         lines.append(f"  and {len(found) - shown} more")
     count = "1 violation" if len(found) == 1 else f"{len(found)} violations"
     error = LoweringError(
-        "\n".join([f"{library} does not take this network: {count}", *lines]),
-        hint="`enginecast inspect` with this target lists them all." if shown else "",
+        "\n".join([f"--target {target}: {library} does not take this network: {count}", *lines]),
+        hint=f"`enginecast inspect --target {target}` lists them all." if shown else "",
     )
     error.details["violations"] = [str(violation) for violation in found]
     return error
