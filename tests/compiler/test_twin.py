@@ -61,9 +61,8 @@ def test_the_verdict_says_that_the_file_ran(made: tuple[Path, Judge]) -> None:
     folder, judge = made
     found = judge(folder)
     assert (found.outcome, found.engine) == ("verified-by-emulation", "not run on target")
-    assert found.reasons[-1] == (
-        "the engine file ran on CPUExecutionProvider with its 16-bit values in fp32"
-    )
+    said = "the engine file ran on CPUExecutionProvider with its 16-bit values in fp32"
+    assert said in found.reasons
     assert not found.where.provider
     assert [path for path in folder.iterdir() if "twin" in path.name] == []
 
