@@ -37,7 +37,15 @@ from enginecast.errors import PassError, SpecError
 from enginecast.passes.analyses.scale_free import Norm, Region, find_regions, set_epsilon, why_not
 from enginecast.passes.analyses.value_bounds import largest_for_any_input, largest_values
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
-from enginecast.passes.ir.edit import SCALE, aten, dtype_of, insert, is_float, weight_expressions
+from enginecast.passes.ir.edit import (
+    SCALE,
+    aten,
+    dtype_of,
+    first_input,
+    insert,
+    is_float,
+    weight_expressions,
+)
 from enginecast.passes.ir.match import is_call, op_name
 from enginecast.passes.ir.scaled_values import mark_scaled
 from enginecast.passes.ir.sites import SiteLog
@@ -45,6 +53,8 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 
 LARGEST = torch.finfo(torch.float16).max
+DENSE = (Trait.RESHAPES, Trait.PERMUTES, Trait.IDENTITY)
+"""Of what moves values, ops that leave no gaps between them."""
 WAY_OUT = "--precision bf16 has the range, --skip-modules-pattern keeps a module in fp32"
 
 
@@ -94,7 +104,6 @@ class _Rescaling:
         self._cases = context.calibration
         self._log = SiteLog(context)
         self._weights = weight_expressions(program)
-        self._scaled: set[Node] = set()
         self._sizes: dict[Node, float] = {}
         """The largest magnitude of everything that may have to be scaled."""
         self._exponents: Counter[tuple[Node, Node]] = Counter()
@@ -127,7 +136,11 @@ class _Rescaling:
         told = {node for region in regions for node in region.members}
         for node, size in self._sizes.items():
             if size > LARGEST and node not in told and has(node, Trait.HEAVY):
-                self._refuse_overflow(node, size)
+                self._log.refused(
+                    node,
+                    f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power"
+                    f" of two passes through what reads it: {WAY_OUT}",
+                )
         return self._log.sites
 
     def _measure(self, regions: Iterable[Region]) -> None:
@@ -222,23 +235,34 @@ class _Rescaling:
         for member in region.members:
             mark_scaled(member, -power)
         for member, users in region.readers.items():  # as it was
-            whole = self._times(member, power, before=min(users), like=member)
-            mark_scaled(whole, power)
+            whole = self._as_it_was(member, power, before=min(users))
             for user in users:
                 user.replace_input_with(member, whole)
-        self._scaled.update(region.members)
 
     def _scale_norm(self, norm: Norm, power: int) -> None:
         set_epsilon(norm.node, norm.epsilon * 2.0 ** (-power * norm.degree))
         for inner, times in norm.inner.items():
             mark_scaled(inner, -power * times)
 
-    def _refuse_overflow(self, node: Node, size: float) -> None:
-        self._log.refused(
-            node,
-            f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power of two"
-            f" passes through what reads it: {WAY_OUT}",
-        )
+    def _as_it_was(self, member: Node, power: int, *, before: Node) -> Node:
+        """A member at its true scale, in the layout that it has: kernels of the same op differ in
+        their last bit between a part of a tensor and a tensor of its own.
+        """
+        source, moves = member, list[Node]()
+        while has(source, Trait.MOVES):
+            moves.append(source)
+            source = first_input(source)
+        if not any(has(node, Trait.MOVES) and not has(node, *DENSE) for node in moves):
+            source, moves = member, []
+        whole = self._times(source, power, before=before, like=source)
+        mark_scaled(whole, power)
+        graph = self._program.graph
+        with graph.inserting_before(before):
+            for node in reversed(moves):
+                args = (whole, *node.args[1:])
+                whole = insert(graph, node.target, args, dict(node.kwargs), like=node)  # type: ignore[arg-type]
+                mark_scaled(whole, power)
+        return whole
 
     def _times(self, source: Node, power: int, *, before: Node, like: Node) -> Node:
         graph = self._program.graph

@@ -257,6 +257,29 @@ def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
     assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
 
 
+class Gated(nn.Module):
+    """A feed-forward of which an activation reads a part, and whose product is loud."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 34), nn.Linear(17, 8), nn.LayerNorm(8)
+        nn.init.constant_(self.up.bias[3:4], 7e4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, gate = self.up(x).chunk(2, -1)
+        normed: Tensor = self.norm(self.down(hidden * torch.nn.functional.silu(gate)))
+        return normed
+
+
+def test_a_part_of_a_tensor_is_scaled_back_as_a_part() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 7, 8)
+    before = captured(Gated().eval().requires_grad_(False), x)
+    after, sites = rewritten(before, "rescale-streams", calibrated(before))
+    assert len(notes(sites)) == 1, reasons(sites)
+    assert same_bits(before, after, x)
+
+
 def test_a_case_that_is_not_finite_in_eager_is_left_to_it() -> None:
     def spread(module: Any, x: Tensor) -> Tensor:
         normed = last_norm(module, x)
