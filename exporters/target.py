@@ -52,7 +52,7 @@ class LoweringRequest:
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Least and greatest size of each symbolic dimension, by the name that users see."""
     steps: Mapping[str, int] = field(default_factory=dict)
-    """What the sizes of each dimension in `ranges` that is no sum of others are multiples of."""
+    """Dimension in `ranges` -> its sizes are multiples of this; sums of others have none."""
     sums: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     """The parts of each dimension that is a sum of others, with the size of one that is fixed."""
     options: Any = None

@@ -22,7 +22,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.bundle.manifest import ShapeRange, profile_of
 from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.verification.floor import UNIT_ROUNDOFF, Floor
 from enginecast.verification.metrics import Array, Loss, Metrics, compare, measure, row_mask
@@ -64,6 +64,11 @@ class ReferenceCase:
     """Outputs of few numbers with sums in other orders, [orders, ...]."""
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the inputs, by name."""
+        return {name: array.shape for name, array in self.inputs.items()}
+
+    @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(array.nbytes for part in _parts(self) for array in part.values())
@@ -75,9 +80,9 @@ class Rows:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    """Those whose rows are in any batch what they are alone, in eager."""
+    """Those of which eager gives the same row in any batch as alone."""
     why: str = ""
-    """Why the others, or all, are not compared so; empty: there are no others."""
+    """Why some outputs, or all, are not compared by row; empty: all are."""
 
 
 @dataclass(frozen=True)
@@ -132,19 +137,6 @@ class Reference:
         return measured
 
 
-def profile_of(profile: Sequence[ShapeRange], inputs: Mapping[str, Array]) -> int | None:
-    """The number of the profile that a run takes: the first that has the shapes; None: none has."""
-    for number in sorted({one.profile for one in profile}):
-        ranges = [one for one in profile if one.profile == number]
-        shapes = ((inputs[one.name].shape, one) for one in ranges)
-        if all(
-            all(map(int.__le__, one.least, shape)) and all(map(int.__le__, shape, one.greatest))
-            for shape, one in shapes
-        ):
-            return number
-    return None
-
-
 def within_profiles(
     reference: Reference, profile: Sequence[ShapeRange]
 ) -> tuple[Reference, tuple[str, ...]]:
@@ -155,7 +147,7 @@ def within_profiles(
     """
 
     def is_taken(case: ReferenceCase) -> bool:
-        return not profile or profile_of(profile, case.inputs) is not None
+        return not profile or profile_of(profile, case.shapes) is not None
 
     kept, edges = (tuple(filter(is_taken, cases)) for cases in (reference.cases, reference.edges))
     names = frozenset(case.name for case in kept)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginecast.runtime.bundle.manifest import EngineRecord, Excess, Manifest
+from enginecast.runtime.bundle.manifest import EngineRecord, Excess, Manifest, profile_of
 from enginecast.runtime.size_checks import holds
 from enginecast.verification.accepted_excess import ExcessReason
 from enginecast.verification.floor import Floor, most_wrong
 from enginecast.verification.metrics import NOT_FINITE, Array, Metrics
-from enginecast.verification.reference import Reference, ReferenceCase, Rows, profile_of
+from enginecast.verification.reference import Reference, ReferenceCase, Rows
 from enginecast.verification.verdict import FEW_VALUES, row_limit
 
 SMALL = (1, 2, 3)
@@ -105,7 +105,7 @@ def batches(
     step = manifest.steps.get(symbol, 1)
     elements = {n: sum(array.size for array in c.inputs.values()) for n, c in cases.items()}
     numbers: Sequence[int | None] = sorted({one.profile for one in record.profile}) or [None]
-    in_profile = {name: profile_of(record.profile, case.inputs) for name, case in cases.items()}
+    in_profile = {name: profile_of(record.profile, case.shapes) for name, case in cases.items()}
     for number in numbers:
         fitting = {n: c.inputs for n, c in cases.items() if in_profile[n] == number}
         base = base_case(fitting, rows.inputs)
@@ -117,7 +117,7 @@ def batches(
         for size in sorted({*SMALL, greatest - greatest % step} - held):
             if max(least, 1) <= size <= most and size % step == 0:
                 case = in_batch(cases[base], rows, size)
-                is_of_profile = profile_of(record.profile, case.inputs) == number
+                is_of_profile = profile_of(record.profile, case.shapes) == number
                 if is_of_profile and _fits(manifest, case):
                     yield size, case
 

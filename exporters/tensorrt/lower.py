@@ -90,7 +90,7 @@ def lower_to_tensorrt(order: LoweringRequest, library: Library) -> Artifact:
     Raises:
         MissingError: the library is not installed or does not load, or there is no GPU, or another
             one than was asked for, and the library needs it.
-        UsageError: a shape does not fit the inputs, or a GPU that there are no plans for.
+        UsageError: a shape does not fit the inputs, or TensorRT builds no plans for the GPU.
         LoweringError: an op has no form, the parser or the builder refuses the network.  No file is
             left then.
     """

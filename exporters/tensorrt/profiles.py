@@ -42,7 +42,7 @@ def profiles_of(
         sums: of symbols; TensorRT holds each of a profile's three shapes to them, so the greatest
             may lie beyond the range.  A profile that the user wrote may name other sizes.
         options: `profiles` and `optimal` hold what the user chose, by input.
-        steps: what the sizes of each symbol that is no sum of others are multiples of.
+        steps: symbol -> its sizes are multiples of this; sums of other symbols have none.
 
     Raises:
         UsageError: a chosen shape is of no input, has another rank, lies outside of the ranges or

@@ -1,6 +1,7 @@
 """The schema of a bundle's `manifest.json`.  `manifest_json` writes and reads it."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -348,6 +349,27 @@ class ShapeRange(Record, frozen=True, kw_only=True):
 
 QuantizedFormat = Literal["", "fp8", "int8", "int4", "nvfp4", "mxfp8"]
 """The formats of quantized values in an engine; ONNX Runtime's int4 is among its int8."""
+
+
+def profile_of(profile: Sequence[ShapeRange], shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """The number of the optimization profile that a run takes: the first that has the shapes.
+
+    Args:
+        profile: as `EngineRecord.profile` has it.
+        shapes: of the inputs, by name.
+
+    Returns:
+        None: no profile has them.
+    """
+    for number in sorted({one.profile for one in profile}):
+        if all(
+            low <= size <= high
+            for one in profile
+            if one.profile == number
+            for low, size, high in zip(one.least, shapes[one.name], one.greatest, strict=True)
+        ):
+            return number
+    return None
 
 
 class EngineRecord(Record, frozen=True, kw_only=True):

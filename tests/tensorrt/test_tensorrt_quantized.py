@@ -200,7 +200,7 @@ def test_a_plan_for_tensorrt_becomes_static_products(tmp_path: Path) -> None:
 
 
 class Layers(nn.Module):
-    """Convolutions of every kind, linears, and one whose rows are no whole blocks."""
+    """Convolutions of every kind, and linears; the rows of one do not divide into blocks."""
 
     def __init__(self) -> None:
         super().__init__()

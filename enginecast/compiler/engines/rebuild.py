@@ -77,8 +77,8 @@ class Rebuild:
 
 
 def boundaries(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
-    """The values that leave modules and are no outputs yet, by the name of their node: the paths of
-    the modules, innermost first.
+    """Node name -> paths of the modules that the value leaves, innermost first; without values that
+    the program returns already.
     """
     returned = {spec.arg.name for spec in program.graph_signature.output_specs}
     return {

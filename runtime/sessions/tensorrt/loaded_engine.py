@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from enginecast.errors import BundleError, InputError, MissingError
-from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
+from enginecast.runtime.bundle.manifest import (
+    EngineRecord,
+    Input,
+    Manifest,
+    Output,
+    ShapeRange,
+    profile_of,
+)
 from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger
 from enginecast.runtime.sessions.tensorrt.library import RTX, library_of
 
@@ -75,9 +82,12 @@ class LoadedEngine:
             InputError: none has; names the profiles.
         """
         given = {one.name: shape for one, shape in zip(self.inputs, shapes, strict=True)}
-        for number, profile in enumerate(self.profiles or ({},)):
-            if all(_has(profile.get(name), shape) for name, shape in given.items()):
-                return number
+        if not self.profiles:
+            return 0
+        every = [one for profile in self.profiles for one in profile.values()]
+        number = profile_of(every, given)
+        if number is not None:
+            return number
         varying = self.profiles[0]
         shown = "; ".join(
             ", ".join(f"{one.name} {_range(one)}" for one in profile.values())
@@ -89,13 +99,6 @@ class LoadedEngine:
             f"{self.file}: expected {several}: {shown}; got {got}",
             hint="The engine was built for those; export it with the range that you need.",
         )
-
-
-def _has(built: ShapeRange | None, shape: Sequence[int]) -> bool:
-    return built is None or all(
-        low <= size <= high
-        for low, size, high in zip(built.least, shape, built.greatest, strict=True)
-    )
 
 
 def _range(built: ShapeRange) -> str:
