@@ -18,14 +18,16 @@ in fp32 every value keeps its bits, up to the power of two.
 k is the smallest that leaves `headroom` bits between the largest value over the calibration inputs
 and fp16's largest.  Weights are scaled by an expression: nothing is computed here.
 
+What something reads at its true scale, an output, a softmax, an activation, fp16 may not hold.
+Such values are marked to stay in fp32, with what reads them (`precision.out_of_range`).
+
 Must not happen: a region of another dtype than fp32 (what fp16 already rounded would not keep its
-bits), or one whose values something reads at their true scale that fp16 does not hold: an output, a
-softmax, an activation.  Such an overflow is left, and named.
+bits).
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +37,11 @@ from torch.fx import Node
 
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.analyses.scale_free import Norm, Region, find_regions, set_epsilon, why_not
-from enginecast.passes.analyses.value_bounds import largest_for_any_input, largest_values
+from enginecast.passes.analyses.value_bounds import (
+    Magnitudes,
+    largest_for_any_input,
+    magnitudes,
+)
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
@@ -46,16 +52,16 @@ from enginecast.passes.ir.edit import (
     is_float,
     weight_expressions,
 )
-from enginecast.passes.ir.match import is_call, op_name
-from enginecast.passes.ir.scaled_values import mark_scaled
+from enginecast.passes.ir.match import is_call, real_users
+from enginecast.passes.ir.scaled_values import mark_scaled, scale_of
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.precision.out_of_range import keep_in_fp32
 
 LARGEST = torch.finfo(torch.float16).max
 DENSE = (Trait.RESHAPES, Trait.PERMUTES, Trait.IDENTITY)
 """Of what moves values, ops that leave no gaps between them."""
-WAY_OUT = "--precision bf16 has the range, --skip-modules-pattern keeps a module in fp32"
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,9 @@ class _Rescaling:
         self._cases = context.calibration
         self._log = SiteLog(context)
         self._weights = weight_expressions(program)
+        self._found: dict[Node, Magnitudes] = {}
         self._sizes: dict[Node, float] = {}
-        """The largest magnitude of everything that may have to be scaled."""
+        """The largest magnitude of every value as it was, what is inserted here included."""
         self._exponents: Counter[tuple[Node, Node]] = Counter()
         """(reader, source) -> the power of two by which what is read there is scaled"""
 
@@ -122,48 +129,50 @@ class _Rescaling:
                         f"the program computes in {names}: scaling is exact in f32 only",
                     )
             return self._log.sites
-        if not regions:
+        if not self._measure(regions):
             return self._log.sites
-        self._measure(regions)
         for region in regions:
             self._rescale(region)
         for (reader, source), exponent in self._exponents.items():
             if exponent:
                 factor = self._times(source, exponent, before=reader, like=reader)
                 factor.meta.pop(SCALE, None)  # of the reader
+                if source in self._sizes:
+                    self._sizes[factor] = self._sizes[source] * 2.0**exponent
                 reader.replace_input_with(source, factor)
-        # What is beyond fp16 and no power of two reaches.
-        told = {node for region in regions for node in region.members}
-        for node, size in self._sizes.items():
-            if size > LARGEST and node not in told and has(node, Trait.HEAVY):
-                self._log.refused(
-                    node,
-                    f"its values leave fp16's range (max {size:.3g} > {LARGEST:.0f}), and no power"
-                    f" of two passes through what reads it: {WAY_OUT}",
-                )
+        self._keep_in_fp32()
         return self._log.sites
 
-    def _measure(self, regions: Iterable[Region]) -> None:
+    def _keep_in_fp32(self) -> None:
+        """Mark what is beyond fp16 and no power of two reaches."""
+        held = {node: size * 2.0 ** _exponent(node) for node, size in self._sizes.items()}
+        limit = LARGEST * 2.0**-self._options.headroom
+        for node in keep_in_fp32(self._program, held, limit):
+            reason = why_not(real_users(node)[0])
+            self._log.done(node, f"stays in fp32 (max {held[node]:.3g}): {reason}")
+
+    def _measure(self, regions: Sequence[Region]) -> bool:
+        """Whether there is anything to do."""
         if not self._cases:
             given = self._options.k is not None and self._options.j is not None
             if given or not any(region.is_residual for region in regions):
-                return
+                return given
             raise PassError(
                 f"{self._options.name} has no calibration inputs to choose its powers of two by",
                 hint=f"Give both powers: {self._options.name}{{k=3 j=0}}.",
             )
-        watched = {node for region in regions for node in _held(region)}
-        watched |= {source for region in regions for _, source in region.entries} - self._weights
-        watched |= {node for node in self._program.graph.nodes if has(node, Trait.HEAVY)}
-        self._sizes = largest_values(self._program, self._cases, watched - self._weights)
-        streams = {node for one in regions if one.is_residual for node in one.members}
-        reached = self._largest(streams)
+        watched = set(filter(is_float, self._program.graph.nodes)) - self._weights
+        inside = {node for region in regions for node in region.members}
+        self._found = magnitudes(self._program, self._cases, watched, inside)
+        self._sizes = {node: found.largest for node, found in self._found.items()}
+        reached = self._largest(n for one in regions if one.is_residual for n in one.members)
         if reached < self._options.reach:
             raise PassError(
                 f"the calibration inputs reach {reached:.3g} in the residual stream, and it is"
                 f" known to reach {self._options.reach:.3g}",
                 hint="Give inputs as the model gets them: --prompts FILE or --inputs FILE.",
             )
+        return True
 
     def _largest(self, nodes: Iterable[Node]) -> float:
         return max((self._sizes.get(node, 0.0) for node in nodes), default=0.0)
@@ -178,10 +187,6 @@ class _Rescaling:
         if not power:
             if region.is_residual:
                 self._log.refused(site, f"its values are within fp16's range (max {largest:.3g})")
-            return
-        if reason := self._blocked(region):
-            if region.is_residual or any(has(node, Trait.HEAVY) for node in region.members):
-                self._log.refused(site, reason)
             return
         if self._log.skipped(site):
             return
@@ -205,21 +210,6 @@ class _Rescaling:
             f"scaled by 2^-{power} ({writers} writers, {read}):"
             f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{bound}",
         )
-
-    def _blocked(self, region: Region) -> str:
-        """Why a region cannot be scaled; empty if it can."""
-        for member, users in region.readers.items():
-            size = self._sizes.get(member, 0.0)
-            if size > LARGEST:
-                return f"fp16 does not hold it (max {size:.3g}), and {why_not(users[0])}: {WAY_OUT}"
-        for _, source in region.entries:
-            size = self._sizes.get(source, 0.0)
-            if size > LARGEST:
-                return (
-                    f"{op_name(source)} gives values that fp16 does not hold (max {size:.3g}), and"
-                    f" no power of two passes through it: {WAY_OUT}"
-                )
-        return ""
 
     def _scale(self, region: Region, power: int) -> None:
         for member, layer in region.layers.items():
@@ -256,13 +246,19 @@ class _Rescaling:
             source, moves = member, []
         whole = self._times(source, power, before=before, like=source)
         mark_scaled(whole, power)
+        self._keep_size(whole, member)
         graph = self._program.graph
         with graph.inserting_before(before):
             for node in reversed(moves):
                 args = (whole, *node.args[1:])
                 whole = insert(graph, node.target, args, dict(node.kwargs), like=node)  # type: ignore[arg-type]
                 mark_scaled(whole, power)
+                self._keep_size(whole, member)
         return whole
+
+    def _keep_size(self, node: Node, like: Node) -> None:
+        if like in self._sizes:
+            self._sizes[node] = self._sizes[like]
 
     def _times(self, source: Node, power: int, *, before: Node, like: Node) -> Node:
         graph = self._program.graph
@@ -275,6 +271,12 @@ def _held(region: Region) -> list[Node]:
     them."""
     lengths = [node for norm in region.norms if norm.degree == 1 for node in norm.inner]
     return [*region.members, *lengths]
+
+
+def _exponent(node: Node) -> int:
+    """The power of two by which a value is scaled; where channels have one each, none is told."""
+    exponent = scale_of(node)
+    return exponent if isinstance(exponent, int) else 0
 
 
 def _holds_product(region: Region) -> bool:

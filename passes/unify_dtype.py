@@ -94,6 +94,7 @@ from enginecast.passes.precision.dtype_classes import (
     result_classes,
 )
 from enginecast.passes.precision.inf_clamps import drop_inf_clamps
+from enginecast.passes.precision.out_of_range import is_beyond, is_marked, kept_in_fp32
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -158,6 +159,8 @@ class UnifyDtype(Pass):
         for name in self.keep_classes:
             nodes = {node for node in all_nodes(program) if name in module_classes(node)}
             kept |= _calls(nodes, f"keep_classes={name!r}")
+        if self.to == "fp16":
+            kept |= kept_in_fp32(program)
         if self.residual == "same":
             return kept
         stream = residual_stream(program)
@@ -241,7 +244,7 @@ def _clamp_fills(
         # What is computed from integers keeps its literals (a rotary base of 1e6) and is clamped
         # where it meets the stream; a fill is not computed with.
         literal = has(node, Trait.FILLS if kind is Class.EXACT else Trait.LITERAL)
-        if not literal or kind is Class.ISLAND:
+        if not literal or kind is Class.ISLAND or is_marked(node):
             continue
         low = node.args[1] if is_call(node, aten.clamp_min.default) else 0.0
         if isinstance(low, float) and 0.0 < low < smallest:  # or 0 / 0 would follow
@@ -441,6 +444,8 @@ class _Retyper:
         values: Any = output.args[0]
         if self.results is None:
             for source in filter(is_float, list(output.all_input_nodes)):
+                if self.low is torch.float16 and is_beyond(source):
+                    continue
                 output.replace_input_with(source, self.cast(source, self.low, output))
         elif isinstance(values, tuple | list):  # not the condition of a loop
             found = zip(values, self.results, strict=True)

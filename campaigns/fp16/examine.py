@@ -12,14 +12,15 @@ from family_models import FAMILIES
 from harness import keep_rows, one_line
 from product import export, reasons
 from torch import Tensor, nn
+from torch.fx import Node
 
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.compiler.prepare.open_model import open_model
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.passes.analyses.scale_free import find_regions
-from enginecast.passes.analyses.value_bounds import largest_values
+from enginecast.passes.analyses.scale_free import Layer, find_regions, layer_of
+from enginecast.passes.analyses.value_bounds import magnitudes
 from enginecast.passes.ir.base import Site
 from enginecast.passes.ir.edit import (
     aten,
@@ -27,17 +28,32 @@ from enginecast.passes.ir.edit import (
     structural_copy,
     weight_expressions,
     weight_specs,
+    weight_tensor,
 )
+from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.registry import build
 
 LOUD = 2e5
 """Of the channel that is planted: T5's stream reaches 1.4e5, VAEs 3e5, feed-forwards 7e5."""
+RATIO = 2000.0
+"""Between the planted channel and the others, as in a trained model: were it more, their share of a
+norm's result would be too small for fp16."""
+STEADY = 0.2
+"""Between the least and the largest value of a channel that a loud one may be made of: one that is
+near zero for some input is not loud there, and lost in its row."""
+WEIGHT = 3e4
+"""The largest one."""
 CHANNEL = 1
 COMPONENTS = tuple(tiny_components.CONFIGS)
 SUMS = (aten.add.Tensor, aten.mul.Tensor)
-PLANTED = (aten.linear.default, aten.conv2d.default, aten.conv3d.default)
+PLANTED = (
+    aten.embedding.default,
+    aten.linear.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+)
 MODELS = {one.name: one for one in FAMILIES}
 
 
@@ -71,10 +87,12 @@ def examine(name: str, folder: Path) -> Row:
     else:
         tiny_components.save(name, quiet)
     options = ModelOptions()
-    prepared = prepare(open_model(str(quiet), options), options, Steps())
-    kind: Any = prepared.source.model_class
+    kind: Any = open_model(str(quiet), options).model_class
     row.kind = kind.__name__
     module: Any = kind.from_pretrained(quiet).eval()
+    enlarge(module)
+    module.save_pretrained(quiet)
+    prepared = prepare(open_model(str(quiet), options), options, Steps())
     row.planted = plant(module, prepared)
     module.save_pretrained(loud)
     for file in quiet.iterdir():
@@ -87,8 +105,8 @@ def examine(name: str, folder: Path) -> Row:
     cases = [case.inputs for case in again.cases]
     nodes = filter(is_float, program.graph.nodes)
     heavy = {n for n in nodes if has(n, Trait.HEAVY) or n.target in SUMS}
-    row.largest = max(largest_values(program, cases, heavy).values())
-    powers = [site.note.split()[2] for site in rescaled(again) if site.rewritten]
+    row.largest = max(found.largest for found in magnitudes(program, cases, heavy).values())
+    powers = [site.note.split()[2] for site in rescaled(again) if "scaled by" in site.note]
     row.plain = plainly(kind.from_pretrained(loud).eval(), cases[0])
     row.regions = f"{len(powers)}: {', '.join(sorted(set(powers)))}" if powers else "0"
     code, reported = export(str(loud), folder / "out", ["--precision", "fp16"])
@@ -101,24 +119,70 @@ def examine(name: str, folder: Path) -> Row:
     return row
 
 
+def enlarge(module: nn.Module) -> None:
+    """Give layers weights as large as trained ones have, so that values are not all near zero."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d):
+            weight = layer.weight.data
+            spread = weight[0].numel() ** -0.5 / max(float(weight.std()), 1e-6)
+            weight.mul_(max(1.0, spread))
+
+
 def plant(module: nn.Module, prepared: Prepared) -> int:
-    """Make one channel of what feeds each norm loud, by a layer's bias or a row of its weight; how
-    many layers have one.
+    """Make one channel of what feeds each norm loud, whatever the input: by an embedding, a bias,
+    or a weight that reads a channel which is steady; where none is, all channels.
+
+    Returns:
+        How many layers have one.
     """
     program, state = prepared.captured.program, module.state_dict()
-    specs, loud = weight_specs(program), {}
-    for region in find_regions(program, weight_expressions(program)):
-        for node, layer in region.layers.items() if region.norms else ():
-            if node.target in PLANTED and layer.times[0].name in specs:
-                loud[node] = next(str(specs[w.name].target) for w in (*layer.plus, *layer.times))
+    specs, loud = weight_specs(program), dict[Node, Layer]()
+    weights = weight_expressions(program)
+    for region in find_regions(program, weights):
+        for node, scaling in region.layers.items() if region.norms else ():
+            # An embedding may be multiplied by a constant before it is read.
+            writer = node if node.target in PLANTED else scaling.data
+            layer = layer_of(writer, weights) if writer is not None else None
+            if writer is None or layer is None or writer.target not in PLANTED:
+                continue
+            if specs.keys() >= {one.name for one in layer.times}:
+                loud[writer] = layer
                 break
-    sizes = largest_values(program, [case.inputs for case in prepared.cases], set(loud))
-    for node, name in loud.items():
-        name = next(one for one in state if name.endswith(one))
-        if state[name].dim() == 1:
-            state[name][CHANNEL] = LOUD
-        else:
-            state[name][CHANNEL] *= LOUD / sizes[node]
+
+    def copies(weight: Node) -> tuple[Tensor, Tensor]:
+        spec = specs[weight.name]
+        name = next(one for one in state if one.endswith(str(spec.target)))
+        return state[name], weight_tensor(program, spec)
+
+    cases = [case.inputs for case in prepared.cases]
+    for node, layer in sorted(
+        loud.items()
+    ):  # in graph order, since each changes the input of the next
+        rows: dict[Node, list[Tensor]] = {node: []} | ({layer.data: []} if layer.data else {})
+
+        def keep(
+            _: int, seen: Node, tensor: Tensor, rows: Mapping[Node, list[Tensor]] = rows
+        ) -> None:
+            if seen in rows:
+                rows[seen].append(tensor.flatten(0, -2))
+
+        interpret_cases(program, cases, watch=keep)
+        largest = max(float(tensor.abs().max()) for tensor in rows[node])
+        for weight in copies(layer.times[0]):
+            weight *= LOUD / RATIO / largest
+            if node.target is aten.embedding.default:
+                weight[:, CHANNEL] = LOUD
+            elif not layer.plus and layer.data is not None:
+                given = torch.cat(rows[layer.data]).abs()
+                channel = int((given.amin(dim=0) / given.amax(dim=0)).argmax())
+                if float(given[:, channel].min()) < STEADY * float(given[:, channel].max()):
+                    # All channels are loud, as far as fp16 holds the weights.
+                    weight *= min(RATIO, WEIGHT / float(weight.abs().max()))
+                    continue
+                weight[CHANNEL] = 0.0
+                weight[CHANNEL, channel] = min(WEIGHT, LOUD / float(given[:, channel].max()))
+        for bias in copies(layer.plus[0]) if layer.plus else ():
+            bias[CHANNEL] = LOUD
     return len(loud)
 
 

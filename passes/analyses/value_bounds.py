@@ -9,7 +9,7 @@ their sum.  No input comes near it: every step is taken at its worst.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Bound:
 
 
 UNKNOWN = Bound(math.inf, math.inf)
+LEAST_EXPONENT = -13
+"""Of `frexp`: that of fp16's smallest normal number."""
+LADDER = 64
+"""Powers of two that are counted apart, from fp16's smallest normal number on."""
 
 
 def largest_for_any_input(
@@ -155,10 +159,43 @@ def _of_product(left: Bound, right: Bound) -> Bound:
     return Bound(left.largest * right.largest, length)
 
 
-def largest_values(
-    program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]], watched: Set[Node]
-) -> dict[Node, float]:
-    """Run the program over all cases and keep the largest magnitude of each watched value.
+@dataclass
+class Magnitudes:
+    """How large the elements of a value get over all inputs, and how small."""
+
+    largest: float = 0.0
+    numbers: int = 0
+    """How many elements there are, where they are counted."""
+    _by_power: Tensor = field(default_factory=lambda: torch.zeros(LADDER, dtype=torch.int64))
+
+    def add(self, tensor: Tensor, *, counted: bool) -> bool:
+        """Count what one run gives; whether all of it is finite."""
+        low, high = (float(bound) for bound in torch.aminmax(tensor))
+        is_finite = math.isfinite(low) and math.isfinite(high)
+        if not is_finite:
+            tensor = tensor[tensor.isfinite()]
+            low, high = (float(b) for b in torch.aminmax(tensor)) if tensor.numel() else (0.0, 0.0)
+        self.largest = max(self.largest, -low, high)
+        if counted:
+            exponents = torch.frexp(tensor).exponent - LEAST_EXPONENT
+            normal = exponents[(exponents >= 0) & (tensor != 0)].clamp(max=LADDER - 1)
+            self._by_power += normal.flatten().bincount(minlength=LADDER)
+            self.numbers += tensor.numel()
+        return is_finite
+
+    def subnormal(self, power: int) -> float:
+        """Share of the elements that are normal numbers of fp16, and are not if they are scaled by
+        2^-power."""
+        return int(self._by_power[:power].sum()) / self.numbers if self.numbers else 0.0
+
+
+def magnitudes(
+    program: ExportedProgram,
+    cases: Sequence[Mapping[str, Tensor]],
+    watched: Set[Node],
+    counted: Set[Node] = frozenset(),
+) -> dict[Node, Magnitudes]:
+    """Run the program over all cases and keep how large the watched values get.
 
     Rows that a mask leaves out count as well: an infinity there is a NaN once attention multiplies
     it by zero.
@@ -166,22 +203,19 @@ def largest_values(
     Args:
         program: computes in fp32, so that nothing is cut off.
         watched: nodes; those that give no tensor are left out of the result.
+        counted: nodes whose small elements are counted, too.
 
     Raises:
         PassError: a watched value is not finite, and in no case are all outputs.
     """
-    largest: dict[Node, float] = {}
+    sizes: dict[Node, Magnitudes] = {}
     lost: list[Node] = []
 
     def keep(_: int, node: Node, tensor: Tensor) -> None:
         if node not in watched or not tensor.numel():
             return
-        low, high = (float(bound) for bound in torch.aminmax(tensor))
-        if not (math.isfinite(low) and math.isfinite(high)):
+        if not sizes.setdefault(node, Magnitudes()).add(tensor, counted=node in counted):
             lost.append(node)
-            finite = tensor[tensor.isfinite()]
-            low, high = (float(b) for b in torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
-        largest[node] = max(largest.get(node, 0.0), -low, high)
 
     found = interpret_cases(program, cases, watch=keep)
     # Rows that attend to nothing, or the mean of no token, are NaN in some cases, as in eager.
@@ -196,4 +230,4 @@ def largest_values(
             hint="Look for inputs that the model cannot handle: no precision can represent these"
             " values.",
         )
-    return largest
+    return sizes

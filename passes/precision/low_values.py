@@ -5,22 +5,23 @@ from collections.abc import Iterator, Mapping, Set
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.analyses.residual_stream import residual_sums
 from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.match import is_float_cast
-from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.precision.dtype_classes import Class, classify
 
+BOUNDED = frozenset({aten.tanh.default, aten.sigmoid.default, aten.erf.default})
+"""Functions that give a right number for an infinite one."""
 LOW = frozenset({Class.STREAM, Class.RAISED})
 
 
 def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
-    """The values that are in the compute dtype, or are cast to it, where they matter: that
-    leave a module, go into a weighted sum or come out of one, or are sums of the residual stream.
+    """The values that are in the compute dtype, or are cast to it, and must fit into its range.
 
-    Others that stay inside a module are left out: the cube in a GELU is larger than fp16 holds and
-    harms nothing.  So are masks and what they are added to: their fill values are clamped.
+    What only bounded functions read is left out, and so is what follows from it up to there: the
+    cube in a GELU is larger than fp16 holds, and the tanh of infinity is 1.  So are masks and what
+    they are added to: their fill values are clamped.
 
     Args:
         program: as captured; not altered.
@@ -28,22 +29,21 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     """
     classes = classify(program, frozenset(kept))
     masked = _masked(program, classes)
-    sums = residual_sums(program)
-    values = []
+    values, harmless = [], set[Node]()
+    for node in reversed(list(all_nodes(program))):
+        users = list(_readers(node))
+        passes_on = node.target in BOUNDED or has(node, Trait.ARITHMETIC)
+        if passes_on and users and all(u.target in BOUNDED or u in harmless for u in users):
+            harmless.add(node)
     for node in all_nodes(program):
         if node.op != "call_function" or node in masked or is_float_cast(node):
             continue
-        kind, path = classes.get(node), module_path(node)
-        readers = list(_readers(node))
+        kind = classes.get(node)
         is_low = kind in LOW or (
             kind is Class.PRECISE
-            and any(user.op == "output" or classes.get(user) in LOW for user in readers)
+            and any(user.op == "output" or classes.get(user) in LOW for user in _readers(node))
         )
-        matters = has(node, Trait.HEAVY) or any(
-            user.op == "output" or has(user, Trait.HEAVY) or module_path(user) != path
-            for user in readers
-        )
-        if is_low and (node in sums or matters):
+        if is_low and node not in harmless:
             values.append(node)
     return values
 

@@ -15,7 +15,6 @@ import enginecast.compiler.inspection.precision as advice_module
 from enginecast.capture.sources.open_source import open_source
 from enginecast.compiler.inspection.precision import Advice, PrecisionOption, advise
 from enginecast.compiler.prepare.program import Prepared, prepare
-from enginecast.compiler.prepare.reference import reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.interpret import interpret
@@ -143,23 +142,18 @@ def by_hand(exponents: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "large", "is_safe"),
+    ("function", "large"),
     [
-        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0, True),
-        (lambda h: by_hand(h.exp()), 20.0, False),
+        (lambda h: h / torch.sqrt((h * h).sum(-1, keepdim=True)), 700.0),
+        (lambda h: by_hand(h.exp()), 20.0),
     ],
     ids=["unit", "softmax"],
 )
-def test_an_overflow_within_a_module_is_judged_as_an_export_judges_it(
-    function: Callable[[Tensor], Tensor], large: float, is_safe: bool
+def test_an_overflow_within_a_module_is_safe_because_it_stays_in_fp32(
+    function: Callable[[Tensor], Tensor], large: float
 ) -> None:
     torch.manual_seed(0)
     module = Projected(function, large)
     prepared = prepare(open_source(module, example={"x": torch.randn(4, 16)}), NONE, Steps())
     fp16 = by_name(advise(prepared))["fp16"]
-    assert fp16.safe is is_safe, fp16.sentence
-    floor = reference_of(prepared, "fp16").floor
-    if is_safe:
-        assert floor.defects == ()
-    else:
-        assert "values leave fp16's range at the model itself test_advice.py:" in fp16.trouble
+    assert fp16.safe, fp16.sentence

@@ -26,6 +26,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.precision.low_values import low_values
+from enginecast.passes.precision.out_of_range import is_beyond
 from enginecast.passes.presets import preset
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
@@ -247,7 +248,7 @@ def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     return [
         LargestValue(module_path(node), source_line(node), measured.largest[node])
         for node in low_values(measured.program, policy.kept(measured.program))
-        if node in measured.largest
+        if node in measured.largest and not (policy.to == "fp16" and is_beyond(node))
     ]
 
 
