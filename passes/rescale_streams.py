@@ -55,13 +55,56 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.match import is_call, real_users
 from enginecast.passes.ir.scaled_values import mark_scaled, scale_of
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.precision.out_of_range import keep_in_fp32
 
 LARGEST = torch.finfo(torch.float16).max
+FITTED_KEY = "enginecast_fitted"
 DENSE = (Trait.RESHAPES, Trait.PERMUTES, Trait.IDENTITY)
 """Of what moves values, ops that leave no gaps between them."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Values that plain fp16 does not hold, or barely, and what is done about them."""
+
+    module: str
+    source: str
+    """Of the norm, or else the first other reader."""
+    values: int
+    """How many of the program's values are treated alike."""
+    largest: float
+    """Over the calibration inputs, as the model has it."""
+    power: int | None
+    """They are scaled by 2^-power; None: they stay in fp32."""
+    subnormal: float
+    """Share of the elements that lose digits because the power makes them subnormal in fp16."""
+    reason: str = ""
+    """Why they stay in fp32."""
+    is_output: bool = False
+    """Whether that is because the model gives them."""
+
+    @property
+    def plain(self) -> str:
+        """What the plain conversion to fp16 would make of them."""
+        if self.largest > LARGEST:
+            return "infinite"
+        return f"{math.log2(LARGEST / self.largest):.1f} bits left"
+
+    @property
+    def headroom_bits(self) -> float | None:
+        """How many times they may double; None in fp32."""
+        if self.power is None:
+            return None
+        return math.log2(LARGEST / self.largest) + self.power
+
+
+def fitted(program: ExportedProgram) -> tuple[Fitted, ...]:
+    """What `rescale-streams` did to a program; structural copies keep it."""
+    found: tuple[Fitted, ...] = program.graph_module.meta.get(FITTED_KEY, ())
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,6 +158,7 @@ class _Rescaling:
         """The largest magnitude of every value as it was, what is inserted here included."""
         self._exponents: Counter[tuple[Node, Node]] = Counter()
         """(reader, source) -> the power of two by which what is read there is scaled"""
+        self._fitted: list[Fitted] = []
 
     def run(self) -> list[Site]:
         regions = list(find_regions(self._program, self._weights))
@@ -141,6 +185,7 @@ class _Rescaling:
                     self._sizes[factor] = self._sizes[source] * 2.0**exponent
                 reader.replace_input_with(source, factor)
         self._keep_in_fp32()
+        self._program.graph_module.meta[FITTED_KEY] = tuple(self._fitted)
         return self._log.sites
 
     def _keep_in_fp32(self) -> None:
@@ -148,8 +193,10 @@ class _Rescaling:
         held = {node: size * 2.0 ** _exponent(node) for node, size in self._sizes.items()}
         limit = LARGEST * 2.0**-self._options.headroom
         for node in keep_in_fp32(self._program, held, limit):
-            reason = why_not(real_users(node)[0])
+            user = real_users(node)[0]
+            reason, out = why_not(user), user.op == "output"
             self._log.done(node, f"stays in fp32 (max {held[node]:.3g}): {reason}")
+            self._fitted.append(Fitted(*_place(node), 1, held[node], None, 0.0, reason, out))
 
     def _measure(self, regions: Sequence[Region]) -> bool:
         """Whether there is anything to do."""
@@ -197,6 +244,11 @@ class _Rescaling:
             holds = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
             bound = f"; no input exceeds {most:.3g}, which k={holds} holds"
         self._scale(region, power)
+        small = max(
+            (self._found[node].subnormal(power) for node in region.members if node in self._found),
+            default=0.0,
+        )
+        self._fitted.append(Fitted(*_place(site), len(region.members), largest, power, small))
         writers = len({*region.layers, *(node for node, _ in region.entries)})
         readers = {"norms": len(region.norms), "layers": len(region.through)}
         readers["others"] = len({user for users in region.readers.values() for user in users})
@@ -205,10 +257,11 @@ class _Rescaling:
             for what, count in readers.items()
             if count
         )
+        lost = f", {small:.1%} of a value's elements become subnormal" if small >= 0.001 else ""
         self._log.done(
             site,
             f"scaled by 2^-{power} ({writers} writers, {read}):"
-            f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{bound}",
+            f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{lost}{bound}",
         )
 
     def _scale(self, region: Region, power: int) -> None:
@@ -271,6 +324,10 @@ def _held(region: Region) -> list[Node]:
     them."""
     lengths = [node for norm in region.norms if norm.degree == 1 for node in norm.inner]
     return [*region.members, *lengths]
+
+
+def _place(node: Node) -> tuple[str, str]:
+    return module_path(node), source_line(node)
 
 
 def _exponent(node: Node) -> int:

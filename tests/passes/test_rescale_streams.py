@@ -1,5 +1,6 @@
 """rescale-streams: every bit kept in every family, the smallest powers, and a reason where not."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.scaled_values import scale_of
 from enginecast.passes.registry import build
+from enginecast.passes.rescale_streams import fitted
 from enginecast.verification.program.observer import Observer
 
 WIDTH = 16
@@ -180,6 +182,31 @@ def test_what_needs_values_that_fp16_does_not_hold_stays_in_fp32(case: str) -> N
         assert given.dtype == (torch.float32 if scale > 65504 else torch.float16)
     layers = [n for n in half.graph.nodes if n.target is torch.ops.aten.linear.default]
     assert {n.meta["val"].dtype for n in layers} == {torch.float16}  # those are what costs
+
+
+def test_a_table_says_what_is_done() -> None:
+    before = net(lambda n, x: (n.norms[2](x), x))
+    after, _ = rewritten(before, "rescale-streams", calibrated(before))
+    scaled, kept = fitted(after)
+    assert (scaled.module, scaled.plain, scaled.power) == ("norms.0", "infinite", 4)
+    assert scaled.headroom_bits == pytest.approx(math.log2(65504 / scaled.largest) + 4)
+    assert (kept.power, kept.is_output, kept.headroom_bits) == (None, True, None)
+    assert scaled.subnormal == 0.0
+    loud = net(last_norm)
+    loud.state_dict["embed.weight"].data[:, 1:] *= 1e-9  # 1e-4, below fp16's normal 2^-3 * 1e-4
+    (one,) = fitted(rewritten(loud, "rescale-streams", calibrated(loud))[0])
+    assert 0.4 < one.subnormal < 1.0
+
+
+def test_an_epsilon_that_fp16_takes_for_zero_stays_in_fp32() -> None:
+    class Divided(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(x)
+            return x / (x.sum(-1, keepdim=True) + 1e-15)
+
+    x = torch.tensor([[1.0, 3.0], [-1.0, -2.0]])
+    program, _ = rewritten(captured(Divided(), x), HALF, PassContext())
+    assert program.module()(x).tolist() == [[0.25, 0.75], [0.0, 0.0]]
 
 
 def flat(found: Any) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from enginecast.compiler.inspection.script import ScriptInspection
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.precision.census import Held
 from enginecast.passes.quantize.plan.planning import form_in_words
+from enginecast.passes.rescale_streams import Fitted
 from enginecast.verification.report.layout import print_table
 from enginecast.verification.report.tables import print_emulation
 
@@ -57,6 +58,9 @@ def print_inspection(found: Inspection, console: Console) -> None:
     say(console, f"sites to fuse: {expected or 'none'}")
     where = "this machine runs it" if found.runs_here else "no provider of this machine runs it"
     say(console, f"{found.precision} for {found.device}: {where}")
+    if found.regions:
+        console.print()
+        print_regions(found.regions, console)
     if found.quantization is not None:
         print_plan(found.quantization, console)
     if found.emulation is not None:
@@ -136,6 +140,35 @@ def print_advice(advice: Advice, console: Console) -> None:
         f"the cheapest that is safe: --precision {advice.recommended} (ranges of"
         f" {len(advice.cases)} verification inputs, run in fp32)",
     )
+
+
+def print_regions(regions: Sequence[Fitted], console: Console) -> None:
+    """What is done about values that fp16 does not hold; layers that are alike share a row."""
+    rows: dict[tuple[str, ...], list[Fitted]] = {}
+    for one in regions:
+        done = f"fp32: {one.reason}" if one.power is None else f"2^-{one.power}"
+        rows.setdefault((INDEX.sub("*", one.module), one.source, done), []).append(one)
+    table = []
+    for (module, source, done), alike in rows.items():
+        worst = max(alike, key=lambda one: one.largest)
+        bits = "" if worst.headroom_bits is None else f"{worst.headroom_bits:.1f} bits"
+        small = max(one.subnormal for one in alike)
+        table.append(
+            (
+                f"{module if len(alike) > 1 else worst.module or '(the model)'} {source}",
+                str(sum(one.values for one in alike)),
+                f"{worst.largest:.3g}",
+                worst.plain,
+                bits,
+                f"{small:.1%}" if small >= 0.0005 else "",
+                done,
+            )
+        )
+    columns = (
+        *("fitted into fp16", "values", "largest", "plain fp16", "headroom", "subnormal"),
+        "scaled by, or kept in",
+    )
+    print_table(console, columns, table, whole=6)
 
 
 def print_plan(plan: QuantizationPlan, console: Console) -> None:

@@ -2,9 +2,10 @@
 lowering passes of each engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.compiler.prepare.program import Prepared
@@ -13,12 +14,13 @@ from enginecast.compiler.request import EngineConfig, computed_dtype
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.registry import DEFAULT, target_of
 from enginecast.passes.ir.base import Pass, Site
-from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.edit import structural_copy, value
 from enginecast.passes.ir.pipeline import Observer as Watcher
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.lower.drop_assertions import DropAssertions
+from enginecast.passes.precision.out_of_range import is_beyond
 from enginecast.passes.registry import build
-from enginecast.passes.rescale_streams import RescaleStreams
+from enginecast.passes.rescale_streams import RescaleStreams, fitted
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verification.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verification.eager.make_reference import range_culprit
@@ -136,6 +138,25 @@ class Rewritten:
         for run in self.runs:
             found.setdefault(run.pass_.name, []).extend(run.sites)
         return found
+
+
+def fp32_notes(program: ExportedProgram, names: Sequence[str]) -> Iterator[str]:
+    """What of a program in fp16 is in fp32, because fp16 does not hold it.
+
+    Args:
+        names: of its tensor outputs.
+    """
+    results = next(iter(program.graph.find_nodes(op="output"))).args[0]
+    tensors = [node for node in results if isinstance(value(node), Tensor)]
+    for name, node in zip(names, tensors, strict=True):
+        if is_beyond(node):
+            yield f"output '{name}' is fp32: fp16 does not hold its values"
+    kept = [one for one in fitted(program) if one.power is None and not one.is_output]
+    if kept:
+        place = f"{kept[0].module or 'the model itself'} {kept[0].source}"
+        more = f" and {len(kept) - 1} more values" if len(kept) > 1 else ""
+        stays = "stay" if more else "stays"
+        yield f"{place} (max {kept[0].largest:.3g}){more} {stays} in fp32, with what reads that"
 
 
 def rewrite(

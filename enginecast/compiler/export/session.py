@@ -33,7 +33,7 @@ from enginecast.compiler.engines.lower_and_run import (
     unsealed,
 )
 from enginecast.compiler.engines.rebuild import Rebuild, keeping
-from enginecast.compiler.engines.rewrite import rewrite
+from enginecast.compiler.engines.rewrite import fp32_notes, rewrite
 from enginecast.compiler.engines.rows_apart import RowsApart, without_fused_attention
 from enginecast.compiler.engines.ties import Ties
 from enginecast.compiler.export.scripted import (
@@ -218,6 +218,7 @@ class ExportSession:
             elif is_wrong(rewritten):
                 rewritten = replace(rewritten, bisection=find_culprits(model, rewritten, steps))
         problems = (*problems, *rewritten.failures)
+        wide = fp32_notes(rewritten.program, model.output_names)
         plan = plan_notes(plan_of(rewritten.program))
         judged = Candidate(
             model=model,
@@ -225,7 +226,7 @@ class ExportSession:
             reference=rewritten.reference,
             runs=(),
             rungs=model.captured.rungs,
-            notes=(*model.captured.notes, *plan, *rewritten.notes),
+            notes=(*model.captured.notes, *wide, *plan, *rewritten.notes),
             program=print_ir(
                 rewritten.engines[0].program if rewritten.engines else rewritten.program
             ),

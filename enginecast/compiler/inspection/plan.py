@@ -23,6 +23,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.registry import build
+from enginecast.passes.rescale_streams import Fitted, fitted
 from enginecast.verification.eager.outputs import mask_of
 from enginecast.verification.emulate.data import Emulation
 from enginecast.verification.emulate.profiles import get_profile
@@ -73,6 +74,8 @@ class Inspection:
     """Nodes of the program as captured, and after the passes."""
     emulation: Emulation | None
     """What low precision would do, module by module; None for fp32."""
+    regions: tuple[Fitted, ...] = ()
+    """What would be scaled, or stay in fp32, so that fp16 holds it."""
     quantization: QuantizationPlan | None = None
     """What would be quantized, layer by layer."""
     tensorrt: NetworkCheck | None = None
@@ -135,6 +138,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
         runs_here=config.runs_here,
         nodes=(_calls(captured.program), _calls(program)),
         emulation=emulation,
+        regions=fitted(program),
         quantization=plan_of(program),
         tensorrt=check_network(prepared, config, program),
     )
