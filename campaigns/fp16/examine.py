@@ -13,6 +13,7 @@ from harness import keep_rows, one_line
 from product import export, reasons
 from torch import Tensor, nn
 from torch.fx import Node
+from zoo import examine as zoo
 
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.compiler.prepare.open_model import open_model
@@ -21,7 +22,6 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.passes.analyses.scale_free import Layer, find_regions, layer_of
 from enginecast.passes.analyses.value_bounds import magnitudes
-from enginecast.passes.ir.base import Site
 from enginecast.passes.ir.edit import (
     aten,
     is_float,
@@ -34,6 +34,7 @@ from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.registry import build
+from enginecast.passes.rescale_streams import Fitted, fitted
 
 LOUD = 2e5
 """Of the channel that is planted: T5's stream reaches 1.4e5, VAEs 3e5, feed-forwards 7e5."""
@@ -55,6 +56,8 @@ PLANTED = (
     aten.conv3d.default,
 )
 MODELS = {one.name: one for one in FAMILIES}
+OTHERS = ("swin", "convnext", "mistral")
+"""Types of the zoo."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Row:
     outcome: str = "not built"
     regions: str = ""
     """Scaled, and their powers."""
+    wide: int = 0
+    """Values that stay in fp32 because fp16 does not hold them at any scale that is read."""
     casts: int = 0
     """Of the engine: where it leaves fp16."""
     seconds: float = 0.0
@@ -84,6 +89,9 @@ def examine(name: str, folder: Path) -> Row:
     quiet, loud = folder / "quiet", folder / "loud"
     if name in MODELS:
         quiet = MODELS[name].make(quiet)
+    elif name in OTHERS:
+        zoo.first_that_runs(zoo.Row(name), folder)
+        quiet = (folder / "model").resolve()
     else:
         tiny_components.save(name, quiet)
     options = ModelOptions()
@@ -106,7 +114,9 @@ def examine(name: str, folder: Path) -> Row:
     nodes = filter(is_float, program.graph.nodes)
     heavy = {n for n in nodes if has(n, Trait.HEAVY) or n.target in SUMS}
     row.largest = max(found.largest for found in magnitudes(program, cases, heavy).values())
-    powers = [site.note.split()[2] for site in rescaled(again) if "scaled by" in site.note]
+    done = rescaled(again)
+    powers = [f"2^-{one.power}" for one in done if one.power is not None]
+    row.wide = len(done) - len(powers)
     row.plain = plainly(kind.from_pretrained(loud).eval(), cases[0])
     row.regions = f"{len(powers)}: {', '.join(sorted(set(powers)))}" if powers else "0"
     code, reported = export(str(loud), folder / "out", ["--precision", "fp16"])
@@ -186,11 +196,11 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
     return len(loud)
 
 
-def rescaled(prepared: Prepared) -> tuple[Site, ...]:
+def rescaled(prepared: Prepared) -> tuple[Fitted, ...]:
     """What rescale-streams does to the program."""
     program = structural_copy(prepared.captured.program)
-    (run,) = run_pipeline(build("rescale-streams"), program, prepared.context)
-    return run.sites
+    run_pipeline(build("rescale-streams"), program, prepared.context)
+    return fitted(program)
 
 
 def plainly(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:

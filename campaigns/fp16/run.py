@@ -6,7 +6,7 @@ from typing import Any
 
 from harness import Campaign, Ended
 
-from fp16.examine import COMPONENTS, MODELS, Row, examine
+from fp16.examine import COMPONENTS, MODELS, OTHERS, Row, examine
 from fp16.page import PAGE, STORE, render
 
 
@@ -17,7 +17,7 @@ class Fp16(Campaign[str, Row]):
     seconds = 900
 
     def items(self) -> Sequence[str]:
-        return [*COMPONENTS, *MODELS]
+        return [*COMPONENTS, *MODELS, *OTHERS]
 
     def examine(self, item: str, folder: Path) -> Row:
         return examine(item, folder)
