@@ -29,8 +29,8 @@ and 2000 times the others. Then it exports them with `--precision fp16`.
 * **enginecast**: the verdict in true fp16 arithmetic; none of these engines has run on a GPU.
 * **regions**: how many `rescale-streams` scaled, and by which powers
   ([how](../how-it-works/passes.md#values-that-fp16-does-not-hold)).
-* **in fp32**: values that stay in fp32, with what reads them, because fp16 does not hold them at the
-  scale at which they are read.
+* **in fp32**: values that stay in fp32, with what reads them: fp16 does not hold them at the scale
+  at which they are read.
 * **casts**: nodes of the engine that leave fp16, those of the model's own norms among them.
 """
 
