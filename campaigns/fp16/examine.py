@@ -165,10 +165,8 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
         return state[name], weight_tensor(program, spec)
 
     cases = [case.inputs for case in prepared.cases]
-    for node, layer in sorted(
-        loud.items()
-    ):  # in graph order, since each changes the input of the next
-        rows: dict[Node, list[Tensor]] = {node: []} | ({layer.data: []} if layer.data else {})
+    for node, layer in sorted(loud.items()):  # each changes the input of the next
+        rows = {one: list[Tensor]() for one in (node, layer.data) if one is not None}
 
         def keep(
             _: int, seen: Node, tensor: Tensor, rows: Mapping[Node, list[Tensor]] = rows
