@@ -88,15 +88,16 @@ class Fitted:
 
     @property
     def plain(self) -> str:
-        """What the plain conversion to fp16 would make of them."""
+        """What the plain conversion to fp16 would make of them; empty if they are all zero, or were
+        not measured."""
         if self.largest > LARGEST:
             return "infinite"
-        return f"{math.log2(LARGEST / self.largest):.1f} bits left"
+        return f"{math.log2(LARGEST / self.largest):.1f} bits left" if self.largest else ""
 
     @property
     def headroom_bits(self) -> float | None:
-        """How many times they may double; None in fp32."""
-        if self.power is None:
+        """How many times they may double; None in fp32, or where `plain` is empty."""
+        if self.power is None or not self.largest:
             return None
         return math.log2(LARGEST / self.largest) + self.power
 
