@@ -180,7 +180,7 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
             weight *= LOUD / RATIO / largest
             if node.target is aten.embedding.default:
                 weight[:, CHANNEL] = LOUD
-            elif not layer.plus and layer.data is not None:
+            elif not layer.plus and layer.data is not None and rows[layer.data]:
                 given = torch.cat(rows[layer.data]).abs()
                 channel = int((given.amin(dim=0) / given.amax(dim=0)).argmax())
                 if float(given[:, channel].min()) < STEADY * float(given[:, channel].max()):
