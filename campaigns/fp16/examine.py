@@ -1,6 +1,6 @@
 """One model with loud channels, in fp16: plainly converted, and exported."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from enginecast.passes.analyses.value_bounds import magnitudes
 from enginecast.passes.ir.edit import (
     aten,
     is_float,
+    shape_of,
     structural_copy,
     weight_expressions,
     weight_specs,
@@ -49,9 +50,10 @@ WEIGHT = 3e4
 CHANNEL = 1
 COMPONENTS = tuple(tiny_components.CONFIGS)
 SUMS = (aten.add.Tensor, aten.mul.Tensor)
+LINEAR = aten.linear.default
 PLANTED = (
     aten.embedding.default,
-    aten.linear.default,
+    LINEAR,
     aten.conv2d.default,
     aten.conv3d.default,
 )
@@ -155,7 +157,8 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
             layer = layer_of(writer, weights) if writer is not None else None
             if writer is None or layer is None or writer.target not in PLANTED:
                 continue
-            if specs.keys() >= {one.name for one in layer.times}:
+            fits = shape_of(layer.times[0])[0] > CHANNEL
+            if fits and specs.keys() >= {one.name for one in layer.times}:
                 loud[writer] = layer
                 break
 
@@ -172,26 +175,36 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
             _: int, seen: Node, tensor: Tensor, rows: Mapping[Node, list[Tensor]] = rows
         ) -> None:
             if seen in rows:
-                rows[seen].append(tensor.flatten(0, -2))
+                flat = tensor.flatten(0, -2)
+                rows[seen].append(flat[flat.isfinite().all(-1)])
 
         interpret_cases(program, cases, watch=keep)
-        largest = max(float(tensor.abs().max()) for tensor in rows[node])
+        largest = max(float(tensor.abs().max()) for tensor in rows[node] if tensor.numel())
         for weight in copies(layer.times[0]):
             weight *= LOUD / RATIO / largest
             if node.target is aten.embedding.default:
                 weight[:, CHANNEL] = LOUD
-            elif not layer.plus and layer.data is not None and rows[layer.data]:
-                given = torch.cat(rows[layer.data]).abs()
-                channel = int((given.amin(dim=0) / given.amax(dim=0)).argmax())
-                if float(given[:, channel].min()) < STEADY * float(given[:, channel].max()):
-                    # All channels are loud, as far as fp16 holds the weights.
+            elif not layer.plus:
+                read = rows[layer.data] if layer.data and node.target is LINEAR else []
+                channel, size = steady(read)
+                if channel is None:  # all are loud, as far as fp16 holds the weights
                     weight *= min(RATIO, WEIGHT / float(weight.abs().max()))
-                    continue
-                weight[CHANNEL] = 0.0
-                weight[CHANNEL, channel] = min(WEIGHT, LOUD / float(given[:, channel].max()))
+                else:
+                    weight[CHANNEL] = 0.0
+                    weight[CHANNEL, channel] = min(WEIGHT, LOUD / size)
         for bias in copies(layer.plus[0]) if layer.plus else ():
             bias[CHANNEL] = LOUD
     return len(loud)
+
+
+def steady(rows: Sequence[Tensor]) -> tuple[int | None, float]:
+    """A channel that is about as large for every input, if there is one, and its largest value."""
+    if not rows:
+        return None, 0.0
+    sizes = torch.cat(list(rows)).abs()
+    channel = int((sizes.amin(dim=0) / sizes.amax(dim=0)).argmax())
+    least, most = float(sizes[:, channel].min()), float(sizes[:, channel].max())
+    return (channel if least > STEADY * most else None), most
 
 
 def rescaled(prepared: Prepared) -> tuple[Fitted, ...]:

@@ -90,7 +90,8 @@ class _Bounds:
         if width is None:
             return UNKNOWN
         if node in self._weights:
-            weight = weight_value(self._program, node).float()
+            weight = weight_value(self._program, node)
+            weight = weight.abs() if weight.is_complex() else weight.float()
             if not weight.numel():
                 return Bound(0.0, 0.0)
             return Bound(float(weight.abs().max()), float(weight.norm(dim=-1).max()))

@@ -11,8 +11,8 @@ or in a mix.  The classes:
   no-op, torch.export may show *later* uses of the value through the cast as well (T5's residual
   add reads it): so each user decides which one it reads.
 * `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what
-  follows from a raised value up to where the source casts back, complex numbers and ops that torch
-  has no 16-bit kernel for, with their results.
+  follows from a raised value up to where the source casts back, what comes from inputs alone and is
+  read so, complex numbers and ops that torch has no 16-bit kernel for, with their results.
 * `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
   masks). No cast of the source lowers it; the stream op that reads it gets it cast.
 * `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
@@ -114,11 +114,30 @@ def _classify(
             classes[node] = Class.PRECISE
         elif node.op == "call_function":
             classes[node] = _call_class(node, classes)
+    _keep_inputs_precise(graph, classes)
     for node in reversed(list(graph.nodes)):
         is_exact = classes.get(node) is Class.EXACT and node.op == "call_function"
         if is_exact and node.users and all(_ends_in_integers(u, classes) for u in node.users):
             classes[node] = Class.ISLAND
     return classes
+
+
+def _keep_inputs_precise(graph: Graph, classes: dict[Node, Class]) -> None:
+    """Keep what comes from inputs alone, and is read in fp32 alone, in fp32: a timestep that goes
+    through fp16 before its sine is taken has lost its phase.
+    """
+    light: set[Node] = set()
+    for node in graph.nodes:
+        sources = [s for s in node.all_input_nodes if s in classes]
+        if has(node, Trait.MOVES, Trait.CASTS, Trait.ARITHMETIC) and all(
+            classes[source] is Class.INPUT or source in light for source in sources
+        ):
+            light.add(node)
+    for node in reversed(list(graph.nodes)):
+        if node in light and classes.get(node) in (Class.STREAM, Class.RAISED):
+            readers = {classes[user] for user in node.users if user in classes}
+            if readers == {Class.PRECISE}:
+                classes[node] = Class.PRECISE
 
 
 def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:

@@ -191,3 +191,23 @@ def test_factor_beyond_fp16_is_left_as_it_is() -> None:
     after, _ = rewritten(program, "unify-dtype{to=fp16}")
     x = torch.randn(2, 5, WIDTH) * 0.01
     assert relative_error(outputs(after, x)[0], outputs(program, x)[0]) < 2e-3
+
+
+def test_an_input_that_is_read_in_fp32_alone_is_not_rounded() -> None:
+    class Timestep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            phase = t.to(x.dtype)[:, None].float() * torch.arange(1.0, WIDTH + 1) * 1000.0
+            embedded: Tensor = self.linear(x) * torch.sin(phase).to(x.dtype)
+            return embedded
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, WIDTH), torch.tensor([0.3127, 0.7713]))
+    program = captured(Timestep().eval().requires_grad_(False), *inputs)
+    after, _ = rewritten(program, "unify-dtype{to=fp16}")
+    (wanted,), (found,) = outputs(program, *inputs), outputs(after, *inputs)
+    assert found.dtype == torch.float16
+    assert float((found.float() - wanted).abs().max()) < 2e-3  # 2 if t went through fp16
