@@ -246,7 +246,11 @@ def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> Precisi
 def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     """Where 16-bit values would be, in order of execution."""
     return [
-        LargestValue(module_path(node), source_line(node), measured.largest[node])
+        LargestValue(
+            f"the input {node.name!r}" if node.op == "placeholder" else module_path(node),
+            source_line(node),
+            measured.largest[node],
+        )
         for node in low_values(measured.program, policy.kept(measured.program))
         if node in measured.largest and not (policy.to == "fp16" and is_beyond(node))
     ]
@@ -272,6 +276,8 @@ def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
         first = next((p for p in _places(measured, kept) if p.largest > limit), None)
         if first is None:
             return "|".join(found)
+        if not first.source:  # an input
+            return ""
         # In all layers: `block.0.wo` becomes `block[.][0-9]+[.]wo`.
         parts = ["[0-9]+" if p.isdigit() else re.escape(p) for p in first.module.split(".")]
         pattern = "^" + "[.]".join(parts) + "([.]|$)"
