@@ -57,6 +57,7 @@ from enginecast.capture.tracing.state.program_writes import (
 )
 from enginecast.capture.tracing.torch_export import Traced
 from enginecast.errors import CaptureError
+from enginecast.passes.captured.inline_autocast import InlineAutocast, regions
 from enginecast.passes.captured.keep_outputs import KeepOutputs
 from enginecast.passes.captured.widen_halves import WidenHalves
 from enginecast.passes.ir.base import PassContext
@@ -277,10 +278,11 @@ def describe(
             writes to its own state.
     """
     observe = [] if watch is None else [watch(program)]
-    passes, said = build(JUDGED), tuple[str, ...]()
+    first = [InlineAutocast()] if any(regions(program)) else []
+    passes, said = [*first, *build(JUDGED)], tuple[str, ...]()
     if wanted:
         places, said = named_outputs(program, wanted)
-        passes = (KeepOutputs(tuple(places), tuple(places.values())), *passes)
+        passes = [KeepOutputs(tuple(places), tuple(places.values())), *passes]
     runs = run_pipeline(passes, program, PassContext(), observe)
     computed = computed_instead(program, runs[-1].sites)
     refuse_mutation(program)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.captured import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.compiler.prepare.open_model import input_specs
 from enginecast.compiler.prepare.program import prepare
 from enginecast.compiler.prepare.reference import reference_of
@@ -128,6 +128,9 @@ def test_autocast_is_off_and_what_it_would_cast_is_known() -> None:
     assert {dtype for n in found.program.graph.nodes if (dtype := dtype_of(n))} == {torch.float32}
     (region,) = found.autocast
     assert region.startswith("bfloat16 at test_captured_writes.py:")
+    program = torch.export.export(Model(halves).eval(), (torch.randn(3, 8),))
+    with pytest.raises(CaptureError, match="in bfloat16 within torch"):
+        describe(program)
     source = open_source(Model(halves).eval(), example={"x": torch.randn(3, 8)})
     ready = prepare(source, ModelOptions(), Steps())
     with pytest.raises(CaptureError, match=r"in bfloat16 within torch.autocast at .* fp32 engine"):

@@ -18,8 +18,8 @@ from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.prepare.program import Prepared
-from enginecast.compiler.prepare.reference import reference_of
-from enginecast.errors import EnginecastError, PassError
+from enginecast.compiler.prepare.reference import reference_of, refuse_autocast
+from enginecast.errors import CaptureError, EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -175,6 +175,10 @@ def advise(prepared: Prepared, arithmetic: str = "ort-cuda") -> Advice:
         prepared.source.fingerprint()  # names the weights that are not numbers, if it is they
     trial = _Trial(prepared, get_profile(arithmetic)) if elements <= SMALL else None
     options = [_option(name, plain, trial) for name in PRECISIONS]
+    try:
+        refuse_autocast(prepared)
+    except CaptureError as error:
+        options[-1] = replace(options[-1], refusal=error.message)
     safe = [option.precision for option in options if option.safe]
     return Advice(
         options=tuple(replace(option, sentence=option.in_words(safe)) for option in options),

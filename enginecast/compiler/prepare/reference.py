@@ -49,7 +49,7 @@ def reference_of(
     program, names = prepared.captured.program, prepared.output_names
     halves = _halves_of(prepared.captured.in_halves)
     if dtype == "fp32":
-        _refuse_autocast(prepared)
+        refuse_autocast(prepared)
     elif prepared.source.keeps_dtypes and halves not in ("", dtype):
         raise CaptureError(
             f"the model computes in {halves} whatever its weights are cast to, and an {dtype}"
@@ -84,7 +84,7 @@ def reference_of(
     return replace(reference, edges=found)
 
 
-def _refuse_autocast(prepared: Prepared) -> None:
+def refuse_autocast(prepared: Prepared) -> None:
     """An fp32 engine does not round where torch.autocast does; where it casts nothing, all is well.
 
     Raises:
@@ -124,8 +124,12 @@ def _that_never_tie(program: ExportedProgram, rows: Rows | None) -> Rows | None:
     return replace(rows, outputs=(), why=why)
 
 
-def in_turn(model: OpenedModel) -> CalledInTurn:
-    """What runs eager, after it has looked for state that is kept from call to call."""
+def in_turn(model: OpenedModel, *, autocasts: bool = False) -> CalledInTurn:
+    """What runs eager, after it has looked for state that is kept from call to call.
+
+    Args:
+        autocasts: see `run_named`; TorchScript has the model's regions as they are.
+    """
     smallest = min(model.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     inputs = smallest.inputs
     others = [case.inputs for case in model.cases if case.inputs is not inputs]
@@ -135,7 +139,7 @@ def in_turn(model: OpenedModel) -> CalledInTurn:
     changed = alike[:1] or [{n: t if n in fitting else _other_values(t) for n, t in inputs.items()}]
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
-    call = partial(run_named, wanted=model.wanted)
+    call = partial(run_named, wanted=model.wanted, autocasts=autocasts)
     return CalledInTurn(call, inputs, [*heavy[:1], *changed, *sizes[:1]], model.source.trained)
 
 
