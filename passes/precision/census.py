@@ -123,8 +123,8 @@ def take_census(program: ExportedProgram, fates: Mapping[str, str] = _UNKNOWN) -
             # Of a cast of a weight, the module of the weight's readers.
             readers = (path for user in node.users if (path := module_path(user)))
             place = module_path(node) or next(readers, "")
-            key = (what, by, source_line(node), fates.get(node.name, ""))
-            met.setdefault(key, []).append(place)
+            at = (what, by, source_line(node), fates.get(node.name, ""))
+            met.setdefault(at, []).append(place)
     return Census(
         held=tuple(Held(*key, count, elements[key]) for key, count in counts.items()),
         meetings=tuple(

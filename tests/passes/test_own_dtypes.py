@@ -99,18 +99,21 @@ class Loud(nn.Module):
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         if self.read in ("bfloat16", "float16"):
             with torch.autocast("cpu", dtype=getattr(torch, self.read)):
-                return self.head(self.norm(self.first(x * scale))).float()
+                found: Tensor = self.head(self.norm(self.first(x * scale)))
+                return found.float()
         h = self.first(x * scale.to(x.dtype))  # the scale of a latent comes in fp32
         if self.read == "off":  # with weights in fp32, as autocast leaves them
             with torch.autocast("cpu", enabled=False):
-                h = self.norm(h.float()).to(h.dtype)
-            return self.head(h)
+                n = self.norm(h.float()).to(h.dtype)
+            found = self.head(n)
+            return found
         n = nn.functional.layer_norm(h.float(), (16,)).type_as(h)
         if self.read == "half":
             n = (n.half() * 1.001).to(h.dtype)
         if self.read == "residual":
             n = self.norm((h.float() + n.float()).type_as(h))
-        return self.head(n)
+        found = self.head(n)
+        return found
 
 
 AMP: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {

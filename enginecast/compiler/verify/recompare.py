@@ -25,7 +25,7 @@ from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
+from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -163,10 +163,13 @@ class InRange(Check):
         if natively and verdict.outcome != "rejected":
             return judged
         prepared, program = self.prepared, structural_copy(self.prepared.captured.program)
-        stored = _calibration(prepared, self.folder)
+        stored = _of_export(prepared, self.folder)
         context = replace(prepared.context, calibration=tuple(stored), names=())
-        run_pipeline(build(self.manifest.pipeline), program, context)
         profile = get_profile(target_of(engine.record.target).arithmetic)
+        try:
+            run_pipeline(build(self.manifest.pipeline), program, context)
+        except EnginecastError:  # too few of the inputs of the export are stored
+            return judged
         found = true_dtype_check(
             program, prepared.cases, self.reference, profile, names=prepared.output_names
         )
@@ -179,7 +182,7 @@ class InRange(Check):
             for place in before.modules
             if place.module == overflow.module and place.headroom_bits is not None
         )
-        left = next((f", where those of the export left {found:.1f} bits" for found in bits), "")
+        left = next((f", where those of the export left {each:.1f} bits" for each in bits), "")
         reason = (
             f"{found.problems[0]}{left}: export again with such inputs (--inputs, --prompts), or"
             " use --precision bf16"
@@ -282,20 +285,27 @@ def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
 
 
 def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
-    """The inputs that the engine's static scales were made from: those of its own reference, of
-    which some may not have been stored, and those that were drawn besides.
+    """The inputs that the engine's static scales were made from: those of its export, and those
+    that were drawn besides.
+    """
+    drawn = with_more_calibration(prepared).calibration
+    return [*_of_export(prepared, folder), *(case.inputs for case in drawn)]
+
+
+def _of_export(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
+    """The inputs that the passes had when the engine was made: those of its reference, of which
+    some may not have been stored.
     """
     stored = folder / REFERENCE_NAME
-    drawn = with_more_calibration(prepared).calibration
     if not stored.is_file():
-        return [case.inputs for case in (*prepared.cases, *drawn)]
+        return [case.inputs for case in prepared.cases]
     known = read_reference(stored)
     found: list[Mapping[str, Tensor]] = [
         {name: torch.from_numpy(array.copy()) for name, array in case.inputs.items()}
         for case in known.cases
     ]
     lost = [case for case in prepared.cases if case.name in known.left_out]
-    return [*found, *(case.inputs for case in (*lost, *drawn))]
+    return [*found, *(case.inputs for case in lost)]
 
 
 def same_model(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
