@@ -18,7 +18,8 @@ in fp32 every value keeps its bits, up to the power of two.
 k is the smallest that leaves `headroom` bits between the largest value over the calibration inputs
 and fp16's largest.  Weights are scaled by an expression: nothing is computed here.
 
-What something reads at its true scale, an output, a softmax, an activation, fp16 may not hold.
+What something reads at its true scale, an output, a softmax, an activation, fp16 may not hold, nor
+an input.
 Such values are marked to stay in fp32, with what reads them (`precision.out_of_range`).
 
 Must not happen: a region of another dtype than fp32 (what fp16 already rounded would not keep its
@@ -58,6 +59,7 @@ from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.precision.cast_borders import is_rounding
 from enginecast.passes.precision.out_of_range import keep_in_fp32
 
 LARGEST = torch.finfo(torch.float16).max
@@ -164,7 +166,8 @@ class _Rescaling:
     def run(self) -> list[Site]:
         regions = list(find_regions(self._program, self._weights))
         nodes = set(self._program.graph.nodes) - self._weights
-        dtypes = {dtype_of(node) for node in filter(is_float, nodes)}
+        calls = (node for node in nodes if node.op == "call_function" and not is_rounding(node))
+        dtypes = {dtype_of(node) for node in filter(is_float, calls)}
         if dtypes & {torch.float16, torch.bfloat16}:
             names = " and ".join(sorted(map(dtype_text, dtypes)))
             for region in regions:
@@ -194,10 +197,12 @@ class _Rescaling:
         held = {node: size * 2.0 ** _exponent(node) for node, size in self._sizes.items()}
         limit = LARGEST * 2.0**-self._options.headroom
         for node in keep_in_fp32(self._program, held, limit):
-            user = real_users(node)[0]
-            reason, out = why_not(user), user.op == "output"
+            user, is_input = real_users(node)[0], node.op == "placeholder"
+            reason = "it is an input" if is_input else why_not(user)
+            place = (f"input '{node.name}'", "") if is_input else _place(node)
             self._log.done(node, f"stays in fp32 (max {held[node]:.3g}): {reason}")
-            self._fitted.append(Fitted(*_place(node), 1, held[node], None, 0.0, reason, out))
+            out = user.op == "output"
+            self._fitted.append(Fitted(*place, 1, held[node], None, 0.0, reason, out))
 
     def _measure(self, regions: Sequence[Region]) -> bool:
         """Whether there is anything to do."""
@@ -332,7 +337,7 @@ def _place(node: Node) -> tuple[str, str]:
 
 
 def _exponent(node: Node) -> int:
-    """The power of two by which a value is scaled; where channels have one each, none is told."""
+    """The power of two by which a value is scaled; 0 where channels have one each."""
     exponent = scale_of(node)
     return exponent if isinstance(exponent, int) else 0
 

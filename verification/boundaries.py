@@ -296,8 +296,8 @@ def largest_values(
         program: in fp32, whose values do not leave their range.
 
     Returns:
-        The magnitudes by node, in order of execution, for nodes that depend on the inputs; and the
-        outputs of each case.
+        The magnitudes by node, in order of execution, for inputs and nodes that depend on them; and
+        the outputs of each case.
     """
     found: dict[Node, float] = {}
 
@@ -305,6 +305,10 @@ def largest_values(
         if tensor.is_floating_point() and tensor.numel():
             found[node] = max(found.get(node, 0.0), _largest(tensor))
 
+    for node in program.graph.find_nodes(op="placeholder"):
+        for number, case in enumerate(cases):
+            if node.name in case:
+                keep(number, node, case[node.name])
     return found, interpret_cases(program, cases, watch=keep)
 
 

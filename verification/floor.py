@@ -102,6 +102,8 @@ class Floor:
     halves: str = ""
     """For fp32: "fp16" or "bf16" where the model computes in it by itself; eager's kernels round
     there more often than to their results."""
+    autocast: bool = False
+    """Whether eager ran under `torch.autocast`: it does not run in the dtype as a whole."""
     accept: tuple[Acceptance, ...] = ()
     """Errors that are accepted although they are larger than the floor allows."""
 

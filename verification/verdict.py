@@ -335,6 +335,11 @@ def _floor_notes(floor: Floor) -> Iterator[str]:
             f"eager {floor.label}: eager's own error and that of the plan's {floor.rounding}"
             " rounding, as it was simulated before the rewriting"
         )
+    if floor.autocast:
+        yield (
+            f"eager does not run in {floor.dtype} as a whole: its error is that under"
+            f" torch.autocast, with weights in fp32"
+        )
     if floor.estimated:
         cause = floor.culprit or "values leave fp16's range"
         yield f"eager fp16 is not a measure ({cause}): an eighth of eager bf16's error is taken"

@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.python.autocast import autocast_off
 from enginecast.errors import CaptureError, UsageError
 
 ASK = "output_hidden_states"
@@ -215,14 +217,20 @@ def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:
     return free
 
 
-def run_named(module: nn.Module, inputs: Mapping[str, Tensor], wanted: Wanted) -> dict[str, Tensor]:
+def run_named(
+    module: nn.Module, inputs: Mapping[str, Tensor], wanted: Wanted, *, autocasts: bool = False
+) -> dict[str, Tensor]:
     """Run a module and name its outputs, as the captured program names them.
+
+    Args:
+        autocasts: whether its own regions of torch.autocast cast, as they do for its users.
 
     Raises:
         CaptureError, UsageError: see `name_result`.
     """
     asking, own_hidden = _asking(module, wanted)
-    returned = _called(module, module.forward, {**inputs, **asking})
+    with nullcontext() if autocasts else autocast_off():
+        returned = _called(module, module.forward, {**inputs, **asking})
     return name_result(returned, wanted, inputs, own_hidden).tensors
 
 

@@ -118,12 +118,13 @@ class FactorySource(Source):
 
     def _runs(self, dtype: torch.dtype | None = None) -> bool:
         """Whether the module takes its example, in its own dtypes or cast to one."""
-        module = copy_sharing_weights(self._module)
+        module, given = copy_sharing_weights(self._module), self.example()
         if dtype is not None:
             cast_module(module, dtype)
+            given = {n: t.to(dtype) if t.dtype in HALVES else t for n, t in given.items()}
         try:
             with torch.no_grad():
-                take_named_tensors(module, self.call)(**self.example())
+                take_named_tensors(module, self.call)(**given)
         except Exception:  # the model's own code
             return False
         return True

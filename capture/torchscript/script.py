@@ -210,7 +210,8 @@ class Positional(nn.Module):
             a.to(self.dtype) if a.is_floating_point() and a.dtype != self.dtype else a
             for a in arguments
         ]
-        named = run_named(self.model, dict(zip(self.inputs, given, strict=True)), self.wanted)
+        inputs = dict(zip(self.inputs, given, strict=True))
+        named = run_named(self.model, inputs, self.wanted, autocasts=True)
         self.outputs = tuple(named)
         return tuple(named.values())
 

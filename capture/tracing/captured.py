@@ -28,6 +28,7 @@ from enginecast.capture.outputs.flatten import (
     name_outputs,
     name_result,
 )
+from enginecast.capture.python.autocast import autocast_off
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.factory import is_dense
@@ -56,6 +57,7 @@ from enginecast.capture.tracing.state.program_writes import (
 )
 from enginecast.capture.tracing.torch_export import Traced
 from enginecast.errors import CaptureError
+from enginecast.passes.captured.inline_autocast import InlineAutocast, regions
 from enginecast.passes.captured.keep_outputs import KeepOutputs
 from enginecast.passes.captured.widen_halves import WidenHalves
 from enginecast.passes.ir.base import PassContext
@@ -110,6 +112,8 @@ class Captured:
     """The program before what the model computes in 16 bits became rounded fp32."""
     runs: tuple[PassRun, ...] = ()
     """Of the passes that every capture runs."""
+    autocast: tuple[str, ...] = ()
+    """The model's regions of torch.autocast that cast, with dtype and line: they were off."""
 
     @property
     def as_written(self) -> ExportedProgram:
@@ -196,6 +200,7 @@ def capture(
         size_checks=checks,
         unlike_eager=search.unlike_eager,
         runs=tuple(runs),
+        autocast=traced.autocast,
     )
     return _finished(captured, wanted, observe, weights, source.keeps_dtypes)
 
@@ -259,7 +264,7 @@ def _swept(source: Source, traced: Traced, wanted: Wanted) -> tuple[OtherSizes, 
         return untold(module, traced.program, traced.inputs, example_sizes(traced.inputs))
     name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
     walker = Walker(module, traced.program, traced.inputs)
-    with libraries_patched(module), attempt.entered(module):
+    with libraries_patched(module), attempt.entered(module), autocast_off():
         return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
 
 
@@ -273,10 +278,11 @@ def describe(
             writes to its own state.
     """
     observe = [] if watch is None else [watch(program)]
-    passes, said = build(JUDGED), tuple[str, ...]()
+    first = [InlineAutocast()] if any(regions(program)) else []
+    passes, said = [*first, *build(JUDGED)], tuple[str, ...]()
     if wanted:
         places, said = named_outputs(program, wanted)
-        passes = (KeepOutputs(tuple(places), tuple(places.values())), *passes)
+        passes = [KeepOutputs(tuple(places), tuple(places.values())), *passes]
     runs = run_pipeline(passes, program, PassContext(), observe)
     computed = computed_instead(program, runs[-1].sites)
     refuse_mutation(program)

@@ -15,6 +15,7 @@ from enginecast.capture.control_flow.converters.restructure import user_function
 from enginecast.capture.control_flow.operators.sites import NOTHING, PYTHON, SETTLED, Site
 from enginecast.capture.inputs.specs import InputSpec, named_dims, sums
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
+from enginecast.capture.python.autocast import autocast_off
 from enginecast.capture.python.locations import SourceLocation, Spot, is_model_code
 from enginecast.capture.python.preserve_caches import preserving_caches
 from enginecast.capture.python.quiet import quiet_torch
@@ -68,6 +69,8 @@ class Traced:
     """Where code was rewritten, and what it became."""
     runs: Sequence[PassRun] = ()
     """Of the passes that it went through."""
+    autocast: tuple[str, ...] = ()
+    """The model's regions of torch.autocast that cast, with dtype and line: they were off."""
 
     @property
     def branches(self) -> tuple[SourceLocation, ...]:
@@ -134,6 +137,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
             suggestions_left_out(),
             whole_recurrences(),
             noting_decisions() as decided,
+            autocast_off() as autocast,
         ):
             program = torch.export.export(
                 module,
@@ -181,6 +185,7 @@ def trace(source: Source, attempt: Attempt, wanted: Wanted) -> Traced:
         had_levels=traced is not program,
         sites=sites,
         runs=runs,
+        autocast=tuple(sorted(autocast)),
     )
 
 

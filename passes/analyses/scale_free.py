@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -30,13 +31,14 @@ from enginecast.passes.analyses.residual_stream import SUMS, residual_sums
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
+    dtype_of,
     first_input,
     is_float,
     same_shape,
     shape_of,
     value,
 )
-from enginecast.passes.ir.match import NoMatch, is_call, op_name, real_users
+from enginecast.passes.ir.match import NoMatch, is_call, is_float_cast, op_name, real_users
 from enginecast.passes.ir.pattern import Match
 from enginecast.passes.ir.traits import Trait, has
 
@@ -285,6 +287,8 @@ class _Regions:
 
     def _sources(self, node: Node, reaches: set[Node]) -> tuple[Node, ...]:
         args = arguments(node)
+        if is_float_cast(node) and torch.float16 in (dtype_of(node), dtype_of(args[0])):
+            return ()  # at another scale, it would lose or keep other small values
         if has(node, Trait.JOINS):
             return tuple(dict.fromkeys(args[0])) if all(map(is_float, args[0])) else ()
         if is_call(node, aten.where.self, *SUMS):

@@ -218,6 +218,10 @@ def magnitudes(
         if not sizes.setdefault(node, Magnitudes()).add(tensor, counted=node in counted):
             lost.append(node)
 
+    for node in program.graph.find_nodes(op="placeholder"):
+        for number, case in enumerate(cases):
+            if node.name in case:
+                keep(number, node, case[node.name])
     found = interpret_cases(program, cases, watch=keep)
     # Rows that attend to nothing, or the mean of no token, are NaN in some cases, as in eager.
     sound = (

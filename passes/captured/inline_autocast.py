@@ -4,7 +4,8 @@
     after:   what submod_1 holds
 
 A region that casts nothing, as one that switches autocast off, becomes a part of the graph around
-it.  One that computes in 16 bits does so whatever precision is asked for; it is refused.
+it.  A trace has no others (`capture.python.autocast`); a program that was given may, which compute
+in 16 bits whatever precision is asked for.  They are refused.
 """
 
 import operator

@@ -30,9 +30,14 @@ def mark_rounding(cast: Node, dtype: torch.dtype) -> None:
     mark_border(cast, f"{_OF_SOURCE} {dtype_text(dtype)}")
 
 
+def is_rounding(node: Node) -> bool:
+    """Whether a node is one of the two casts that round as the source does, there and back."""
+    return border_of(node).startswith(_OF_SOURCE)
+
+
 def rounds_as_source(program: ExportedProgram) -> bool:
     """Whether some values are rounded because the source computes them in 16 bits."""
-    return any(border_of(node).startswith(_OF_SOURCE) for node in all_nodes(program))
+    return any(map(is_rounding, all_nodes(program)))
 
 
 def mark_border(cast: Node, text: str) -> None:

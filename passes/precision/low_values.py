@@ -17,7 +17,8 @@ LOW = frozenset({Class.STREAM, Class.RAISED})
 
 
 def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
-    """The values that are in the compute dtype, or are cast to it, and must fit into its range.
+    """The values that are in the compute dtype, or are cast to it, as inputs are, and must fit into
+    its range.
 
     What only bounded functions read is left out, and so is what follows from it up to there: the
     cube in a GELU is larger than fp16 holds, and the tanh of infinity is 1.  So are masks and what
@@ -36,9 +37,11 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
         if passes_on and users and all(u.target in BOUNDED or u in harmless for u in users):
             harmless.add(node)
     for node in all_nodes(program):
+        kind = classes.get(node)
+        if node.op == "placeholder" and kind is Class.INPUT and node not in harmless:
+            values.append(node)
         if node.op != "call_function" or node in masked or is_float_cast(node):
             continue
-        kind = classes.get(node)
         is_low = kind in LOW or (
             kind is Class.PRECISE
             and any(user.op == "output" or classes.get(user) in LOW for user in _readers(node))

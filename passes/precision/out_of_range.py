@@ -5,8 +5,9 @@
     %g = gelu(%t)                reads what fp16 does not hold: fp32
     %s = sum(%g)                 reads it, too, and fits again: fp32, and cast for what comes next
 
-So such a value stays in fp32, and what reads it, up to where values fit again.  A pass that knows
-how large values get marks them; `unify-dtype` to fp16 obeys.  It also keeps a divisor's epsilon.
+So such a value stays in fp32, and what reads it, up to where values fit again.  So do inputs, which
+engines take in fp32.  A pass that knows how large values get marks them; `unify-dtype` to fp16
+obeys.  It also keeps a divisor's epsilon.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from enginecast.passes.ir.match import is_call, real_users
 from enginecast.passes.precision.low_values import low_values
 
 KEPT = "enginecast_in_fp32"
+FILL = 1e37
+"""From here on, a number says "not here"."""
 VANISHES = 2.0**-25
 """The largest number that fp16 rounds to zero."""
 BEYOND, READS = "beyond fp16", "reads such a value"
@@ -35,7 +38,10 @@ def keep_in_fp32(
         limit: the largest magnitude that may be fp16.
     """
     for start in low_values(program, set()):
-        if sizes.get(start, 0.0) <= limit or is_marked(start):
+        size = sizes.get(start, 0.0)
+        if size <= limit or is_marked(start) or not real_users(start):
+            continue
+        if start.op == "placeholder" and size >= FILL:  # a mask, which may as well be infinite
             continue
         yield start
         beyond = [start]

@@ -11,9 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.open_source import open_source
-from enginecast.capture.tracing.captured import Captured, capture
+from enginecast.capture.tracing.captured import Captured, capture, describe
 from enginecast.compiler.prepare.open_model import input_specs
+from enginecast.compiler.prepare.program import prepare
+from enginecast.compiler.prepare.reference import reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
+from enginecast.passes.ir.edit import dtype_of
 
 
 class Model(nn.Module):
@@ -111,12 +116,25 @@ def backward(self: Model, x: Tensor) -> Tensor:
         (sets, "forward sets the data of a tensor at .*test_captured_writes.py:"),
         (sparse, "forward makes a sparse or quantized tensor"),
         (backward, "torch.export does not see how the model makes a tensor that it reads"),
-        (halves, "forward computes in bfloat16 within torch.autocast at test_captured_writes.py:"),
     ],
 )
 def test_what_cannot_be_is_refused_at_its_line(function: Function, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         captured(Model(function))
+
+
+def test_autocast_is_off_and_what_it_would_cast_is_known() -> None:
+    found = captured(Model(halves))
+    assert {dtype for n in found.program.graph.nodes if (dtype := dtype_of(n))} == {torch.float32}
+    (region,) = found.autocast
+    assert region.startswith("bfloat16 at test_captured_writes.py:")
+    program = torch.export.export(Model(halves).eval(), (torch.randn(3, 8),))
+    with pytest.raises(CaptureError, match="in bfloat16 within torch"):
+        describe(program)
+    source = open_source(Model(halves).eval(), example={"x": torch.randn(3, 8)})
+    ready = prepare(source, ModelOptions(), Steps())
+    with pytest.raises(CaptureError, match=r"in bfloat16 within torch.autocast at .* fp32 engine"):
+        reference_of(ready, "fp32")
 
 
 class Statistics(nn.Module):

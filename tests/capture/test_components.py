@@ -158,6 +158,20 @@ def test_an_engine_from_a_folder(tmp_path: Path) -> None:
     agrees(folder, tmp_path / "engine", "encode", 6, 10)
 
 
+def test_weights_in_fp8_are_read_as_they_are(dit: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(dit, tmp_path / "dit")
+    stored = {
+        name: tensor.to(torch.float8_e4m3fn if tensor.ndim == 2 else torch.bfloat16)
+        for name, tensor in load_file(folder / f"{STEM}.safetensors").items()
+    }
+    save_file(stored, folder / f"{STEM}.safetensors")
+    eager = opened(folder).eager()
+    assert all(torch.equal(t.float(), stored[n].float()) for n, t in eager.state_dict().items())
+    save_file({**stored, "scale": torch.ones(1)}, folder / f"{STEM}.safetensors")
+    with pytest.raises(EnginecastError, match="has no place for scale"):
+        opened(folder).weights()
+
+
 def options(**given: Any) -> ModelOptions:
     return ModelOptions(component=ComponentOptions(**given))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
-from programs import TOKENS, Text, captured, prompts
+from programs import TOKENS, Function, Text, captured, prompts
 from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
@@ -15,7 +15,7 @@ from enginecast.passes.captured.bind_weights import BindWeights
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import value, weight_specs
 from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.precision.census import CAPTURE, MODEL, Meeting, take_census
+from enginecast.passes.precision.census import CAPTURE, MODEL, Meeting, cast_fates, take_census
 
 BLOCK = "model.encoder.block.{}.layer.1.DenseReluDense.wo"
 
@@ -65,6 +65,34 @@ def test_casts_of_the_models_code_are_named_with_their_lines(mixed: ExportedProg
     sums = at(meetings, "add.Tensor reads f16 and f32")
     assert sum(meeting.count for meeting in sums) == 2, "the residual: once fp16 + fp32, then back"
     assert {meeting.by for meeting in meetings} == {MODEL}
+
+
+def mixes(x: Tensor) -> Tensor:
+    scores = x @ x.transpose(-1, -2)
+    weights = scores.float().softmax(-1).to(x.dtype)
+    angles = torch.arange(x.shape[-1]).float()
+    return (weights @ x).float() + x * angles.cos().to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("low", "becomes"),
+    [
+        (
+            "f16",
+            [
+                "stays: read in f32 by softmax.int",
+                "stays: what is computed in f32 becomes f16",
+                "dropped: read in f16 by add.Tensor",
+                "stays: f32, computed from integers",
+            ],
+        ),
+        ("f32", ["dropped: f32 throughout"]),
+    ],
+)
+def test_what_becomes_of_a_cast_is_told(low: str, becomes: list[str]) -> None:
+    program = captured(Function(mixes), torch.randn(2, 4, 8))
+    meetings = take_census(program, cast_fates(program, set(), low)).meetings
+    assert [meeting.becomes for meeting in meetings] == becomes
 
 
 @pytest.mark.slow

@@ -1,14 +1,25 @@
-"""Dtypes that the model's own code asks for: fp32 around ops without 16-bit kernels, and fp8."""
+"""Dtypes that the model's own code asks for: fp32 around ops without 16-bit kernels, fp8, and casts
+around loud values, as code for mixed precision has them.
+"""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from programs import LOW, Function, captured, outputs, relative_error, rewritten, same_bits
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from enginecast.capture.sources.open_source import open_source
+from enginecast.compiler.engines.rewrite import rewrite
+from enginecast.compiler.prepare.program import prepare
+from enginecast.compiler.prepare.reference import reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.passes.canonicalize import _holds_exactly
+from enginecast.passes.presets import preset
+from enginecast.passes.registry import build
 from enginecast.verification.floor import LIMIT, least_floor
 
 W = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
@@ -67,6 +78,70 @@ def test_what_has_no_16_bit_kernel_stays_in_fp32(
     assert wanted.dtype == torch.float64
     own = relative_error(ISLANDS[name](example().to(LOW[to])), wanted)
     assert relative_error(found, wanted) <= LIMIT * max(own, least_floor(to))
+
+
+LOUD = 2e5
+
+
+class Loud(nn.Module):
+    """A loud channel, a norm that reads it as code for mixed precision does, and a head."""
+
+    def __init__(self, read: str, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.read = read
+        self.first, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+        with torch.no_grad():
+            self.first.bias[1] = LOUD
+            self.first.weight *= 100
+        self.to(dtype)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        if self.read in ("bfloat16", "float16"):
+            with torch.autocast("cpu", dtype=getattr(torch, self.read)):
+                found: Tensor = self.head(self.norm(self.first(x * scale)))
+                return found.float()
+        h = self.first(x * scale.to(x.dtype))  # the scale of a latent comes in fp32
+        if self.read == "off":  # with weights in fp32, as autocast leaves them
+            with torch.autocast("cpu", enabled=False):
+                n = self.norm(h.float()).to(h.dtype)
+            found = self.head(n)
+            return found
+        n = nn.functional.layer_norm(h.float(), (16,)).type_as(h)
+        if self.read == "half":
+            n = (n.half() * 1.001).to(h.dtype)
+        if self.read == "residual":
+            n = self.norm((h.float() + n.float()).type_as(h))
+        found = self.head(n)
+        return found
+
+
+AMP: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
+    **{
+        read: (partial(Loud, read), {"x": torch.randn(3, 8), "scale": torch.ones(1)})
+        for read in ("bfloat16", "float16", "off", "half", "residual")
+    },
+    "stored in bf16": (
+        partial(Loud, "scores", torch.bfloat16),
+        {"x": torch.randn(3, 8).bfloat16(), "scale": torch.ones(1)},
+    ),
+    "loud input": (
+        partial(Loud, "scores"),
+        {"x": torch.randn(3, 8), "scale": torch.full((1,), LOUD)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AMP)
+def test_casts_of_the_model_do_not_cost_it_its_protection(name: str) -> None:
+    make, example = AMP[name]
+    ready = prepare(open_source(make().eval(), example=example), ModelOptions(), Steps())
+    reference = reference_of(ready, "fp16")
+    assert reference.floor.autocast is (name == "off")
+    found = rewrite(ready, build(preset("fp16")), reference, Steps())
+    assert (found.failures, found.problems) == ((), ())
+    assert found.emulated is not None
+    assert found.emulated.emulation.overflow is None
 
 
 F8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)

@@ -22,9 +22,11 @@ from enginecast.verification.eager.outputs import (
     Case,
     Eager,
     Forward,
+    MixedDtypesError,
     NamedInputs,
     as_array,
     as_arrays,
+    autocast_outputs,
     eager_outputs,
     mask_of,
     reference_outputs,
@@ -155,8 +157,16 @@ def make_reference(
         reference = replace(reference, floor=replace(reference.floor, cases=against(plain)))
         return with_samples(with_losses(reference, plain), samples)
     low = partial(eager_outputs, eager, cases, forward=forward)
-    own = low(dtype=dtype)
-    floor = Floor(dtype, against(own))
+    try:
+        own = low(dtype=dtype)
+    except MixedDtypesError as error:
+        low = partial(autocast_outputs, eager, cases, forward=forward)
+        try:
+            own = low(dtype=dtype)
+        except VerificationError:
+            raise error from None
+    is_autocast = low.func is autocast_outputs
+    floor = Floor(dtype, against(own), autocast=is_autocast)
     reference = with_losses(replace(reference, floor=floor), own)
     if dtype == "fp16":
         wider = low(dtype="bf16")
@@ -467,6 +477,8 @@ def range_culprit(
     for node, size in largest.items():
         if size > limit and node not in fills and is_module_output(node) is not inner:
             place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
+            if node.op == "placeholder":
+                place = f"the input {node.name!r}"
             return f"values leave fp16's range at {place} (max {size:.3g} > {limit:.0f})"
     return None
 

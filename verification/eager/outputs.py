@@ -40,6 +40,10 @@ FP32_FIRST = (
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
+class MixedDtypesError(VerificationError):
+    """Eager has an op that reads tensors of several dtypes."""
+
+
 class Case(Protocol):
     """Named inputs."""
 
@@ -130,12 +134,30 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             of_dtypes = any(word in str(error) for word in ("dtype", "Half", "BFloat16"))
             hint = FP32_FIRST if of_dtypes else NARROW
-            raise VerificationError(
+            is_mixed = of_dtypes and "not implemented" not in str(error)
+            raise (MixedDtypesError if is_mixed else VerificationError)(
                 f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
                 hint="Without eager there is no floor to judge an engine by. "
                 + (FP32_ALONE.format(dtype) if dtype in ("fp16", "bf16") else hint),
             ) from error
     return found
+
+
+def autocast_outputs(
+    eager: Eager, cases: Sequence[Case], *, dtype: str, forward: Forward
+) -> Outputs:
+    """Run the eager module under `torch.autocast` in a 16-bit dtype, with weights and inputs in
+    fp32: as code is trained and run that casts by itself.
+
+    Raises:
+        VerificationError: it does not run so, either.
+    """
+
+    def cast(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        with torch.autocast("cpu", dtype=DTYPES[dtype]):
+            return forward(module, inputs)
+
+    return eager_outputs(eager, cases, dtype="fp32", forward=cast)
 
 
 class _Widening(TorchDispatchMode):

@@ -118,6 +118,18 @@ def overflow_sentence(found: Overflow) -> str:
     )
 
 
+def headroom_sentence(emulation: Emulation) -> str:
+    """How much larger values may get than on the inputs that were run, in words; empty: no value
+    is other than zero."""
+    for place in tightest(emulation, 1):
+        at = f"{place.module or 'the model itself'} {place.source}".strip()
+        return (
+            f"headroom on these inputs: {place.headroom_bits:.1f} bits, at {at}"
+            f" (max {place.max_abs:.3g}); pass louder ones, if there are any (--inputs, --prompts)"
+        )
+    return ""
+
+
 def tightest(emulation: Emulation, count: int) -> list[StoredValues]:
     """The modules with the least headroom; of those that return the same value, the innermost."""
     innermost: dict[tuple[str, str, float], StoredValues] = {}

@@ -191,9 +191,10 @@ class Recorder:
         beyond = float(torch.where(lost | clamped, wanted, 0.0).max())
         tally.max_abs = max(tally.max_abs, beyond)
         if count and self._overflow is None:
+            given = [n for n in tally.node.all_input_nodes if n.op == "placeholder"]
             self._overflow = Overflow(
                 module=module_path(tally.node),
-                source=source_line(tally.node),
+                source=source_line(tally.node) or "".join(f"(input {n.name!r})" for n in given),
                 op=_op(tally.node),
                 dtype=_name(low.dtype),
                 case=self.cases[case],

@@ -50,6 +50,12 @@ CLASS = "_class_name"
 VERSION = "_diffusers_version"
 WHERE_FROM = ("_name_or_path", VERSION)
 """Entries that say where a config comes from, and not what it is."""
+_HELD_AS = {
+    torch.float64: torch.float32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.float8_e5m2: torch.bfloat16,
+}
+"""Of weights in a file whose dtype no model here computes in; bf16 holds all that fp8 does."""
 ENTRIES = ("decode", "encode")
 """Methods of an autoencoder that are engines of their own; the first is what pipelines end with."""
 
@@ -168,7 +174,7 @@ class ComponentSource(Source):
         expected = empty.state_dict()
         self._check(tensors, expected)
         kept = {name: tensors[name] for name in expected}
-        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
+        return {n: t.to(_HELD_AS.get(t.dtype, t.dtype)) for n, t in kept.items()}
 
     def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not those of the class."""
@@ -196,10 +202,10 @@ class ComponentSource(Source):
                     f" {list(tensor.shape)}",
                     hint="config.json does not belong to these weights.",
                 )
-            if found.is_floating_point() and found.dtype not in LOADABLE:
+            if found.is_floating_point() and found.dtype not in (*LOADABLE, *_HELD_AS):
                 raise SourceError(
                     f"{file}: {name} is stored as {found.dtype}, expected float32, float16,"
-                    " bfloat16 or float64"
+                    " bfloat16, float64, float8_e4m3fn or float8_e5m2"
                 )
 
     def _bare(self, dtype: torch.dtype = torch.float32) -> nn.Module:

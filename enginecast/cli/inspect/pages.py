@@ -90,8 +90,11 @@ def print_census(found: Dtypes, console: Console) -> None:
     console.print()
     if found.census.meetings:
         meetings = found.census.meetings
-        met = ((m.what, str(m.count), m.source or m.by, some(m.modules)) for m in meetings)
-        print_table(console, ("where float dtypes meet", "times", "at", "in"), met)
+        met = (
+            (m.what, str(m.count), m.source or m.by, some(m.modules), m.becomes) for m in meetings
+        )
+        columns = ("where float dtypes meet", "times", "at", "in", "in the engine")
+        print_table(console, columns, met)
         console.print()
     for note in found.notes:
         console.print(f"- {note}")

@@ -138,14 +138,15 @@ def reference_of_script(
             compared on usual values only.
     """
     notes: list[str] = []
-    eager, forward = model.source.eager, partial(run_named, wanted=model.wanted)
+    eager = model.source.eager
+    forward = partial(run_named, wanted=model.wanted, autocasts=True)
 
     def exact(cases: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
         outputs, note = fp64_outputs(eager, cases, forward)
         notes.extend([note] if note else [])
         return outputs
 
-    run = in_turn(model)
+    run = in_turn(model, autocasts=True)
     is_script = model.source.given_script() is not None
     code = nn.Module() if is_script else model.source.empty()  # Python code mentions sizes
     parameters = sum(model.source.weight_elements().values())

@@ -78,6 +78,7 @@ from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.sessions.integer_sums import EXACT, SUMS
 from enginecast.verification.accepted_excess import check_names, parse_accept
+from enginecast.verification.emulate.data import headroom_sentence
 from enginecast.verification.emulate.widened import widened_cases
 from enginecast.verification.reference import Reference
 from enginecast.verification.verdict import verdict_line
@@ -257,6 +258,9 @@ class ExportSession:
                 "its int8 products have weights of 8 bits, whose sums saturate on an x86 CPU"
                 " without VNNI: load refuses it there"
             )
+        emulated = rewritten.engines[0].emulated
+        if reference.floor.dtype == "fp16" and emulated is not None:
+            notes += filter(None, [headroom_sentence(emulated.emulation)])
         for note in notes:
             self.steps.say(note)
         manifest = with_field(manifest, notes=(*manifest.notes, *notes))

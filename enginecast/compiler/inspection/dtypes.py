@@ -6,8 +6,8 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.precision.census import Census, take_census
+from enginecast.passes.precision.census import MODEL, Census, Meeting, take_census
 from enginecast.passes.precision.inf_clamps import MEANING
 
 KEEPS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -61,9 +61,25 @@ class Dtypes:
     notes: tuple[str, ...]
 
 
-def dtypes_of(program: ExportedProgram, model_class: type[nn.Module] | None) -> Dtypes:
-    """Take the census of a captured program, and read its classes where they are known."""
-    census = take_census(program)
+def dtypes_of(
+    program: ExportedProgram,
+    model_class: type[nn.Module] | None,
+    fates: Mapping[str, str],
+    autocast: Sequence[str] = (),
+) -> Dtypes:
+    """Take the census of a captured program, and read its classes where they are known.
+
+    Args:
+        fates: what becomes of the model's casts, by the name of their node.
+        autocast: its regions of torch.autocast, as `Captured` has them.
+    """
+    census = take_census(program, fates)
+    regions = (text.partition(" at ") for text in autocast)
+    off = tuple(
+        Meeting(f"torch.autocast to {dtype}", MODEL, line, 1, ("",), "off: --precision decides")
+        for dtype, _, line in regions
+    )
+    census = replace(census, meetings=(*off, *census.meetings))
     kept = kept_modules(census, model_class)
     clamps = () if census.clamps else source_clamps(program)
     return Dtypes(census, kept, clamps, tuple(_notes(census, kept, clamps)))

@@ -21,9 +21,11 @@ from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
-from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.text import DTYPES, dtype_text
+from enginecast.passes.precision.census import cast_fates
 from enginecast.passes.registry import build
 from enginecast.passes.rescale_streams import Fitted, fitted
+from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verification.eager.outputs import mask_of
 from enginecast.verification.emulate.data import Emulation
 from enginecast.verification.emulate.profiles import get_profile
@@ -96,7 +98,13 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
     """Run the passes of a plan on a copy of the captured program, and measure what they do."""
     captured = prepared.captured
     program = structural_copy(captured.program)
-    runs = run_pipeline(build(config.pipeline), program, prepared.context)
+    passes = build(config.pipeline)
+    at = next((n for n, each in enumerate(passes) if isinstance(each, UnifyDtype)), 0)
+    runs = run_pipeline(passes[:at], program, prepared.context)
+    policy = passes[at] if passes else None
+    unify = policy if isinstance(policy, UnifyDtype) else UnifyDtype()
+    fates = cast_fates(program, unify.kept(program), dtype_text(DTYPES[unify.to]))
+    runs += run_pipeline(passes[at:], program, prepared.context)
     arithmetic, emulation = target_of(config.target).arithmetic, None
     if config.precision != "fp32":
         cases = prepared.observed
@@ -117,7 +125,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
             f"{spec.name}: [{', '.join(map(str, spec.dims))}]" for spec in captured.outputs
         ),
         census=census(captured.program),
-        dtypes=dtypes_of(captured.program, prepared.source.model_class),
+        dtypes=dtypes_of(captured.program, prepared.source.model_class, fates, captured.autocast),
         attempts=(str(Tried(FIRST, "taken")), *(f"    {rung}" for rung in captured.rungs)),
         control_flow=tuple(flow_of(prepared)),
         advice=advise(prepared, arithmetic),

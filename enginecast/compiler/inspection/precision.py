@@ -18,8 +18,8 @@ from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.prepare.program import Prepared
-from enginecast.compiler.prepare.reference import reference_of
-from enginecast.errors import EnginecastError, PassError
+from enginecast.compiler.prepare.reference import reference_of, refuse_autocast
+from enginecast.errors import CaptureError, EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext
 from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -175,6 +175,10 @@ def advise(prepared: Prepared, arithmetic: str = "ort-cuda") -> Advice:
         prepared.source.fingerprint()  # names the weights that are not numbers, if it is they
     trial = _Trial(prepared, get_profile(arithmetic)) if elements <= SMALL else None
     options = [_option(name, plain, trial) for name in PRECISIONS]
+    try:
+        refuse_autocast(prepared)
+    except CaptureError as error:
+        options[-1] = replace(options[-1], refusal=error.message)
     safe = [option.precision for option in options if option.safe]
     return Advice(
         options=tuple(replace(option, sentence=option.in_words(safe)) for option in options),
@@ -246,7 +250,11 @@ def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> Precisi
 def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     """Where 16-bit values would be, in order of execution."""
     return [
-        LargestValue(module_path(node), source_line(node), measured.largest[node])
+        LargestValue(
+            f"the input {node.name!r}" if node.op == "placeholder" else module_path(node),
+            source_line(node),
+            measured.largest[node],
+        )
         for node in low_values(measured.program, policy.kept(measured.program))
         if node in measured.largest and not (policy.to == "fp16" and is_beyond(node))
     ]
@@ -272,6 +280,8 @@ def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
         first = next((p for p in _places(measured, kept) if p.largest > limit), None)
         if first is None:
             return "|".join(found)
+        if not first.source:  # an input
+            return ""
         # In all layers: `block.0.wo` becomes `block[.][0-9]+[.]wo`.
         parts = ["[0-9]+" if p.isdigit() else re.escape(p) for p in first.module.split(".")]
         pattern = "^" + "[.]".join(parts) + "([.]|$)"

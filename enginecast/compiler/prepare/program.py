@@ -243,6 +243,11 @@ def prepare(
             more.append(
                 f"the model computes in 16 bits itself, and its fp32 engine rounds alike: {found}"
             )
+        if captured.autocast:
+            more.append(
+                "the model's regions of torch.autocast are off, for --precision says what is"
+                f" computed in 16 bits: {'; '.join(captured.autocast)}"
+            )
         for note in (*captured.notes, *more):
             steps.say(note)
     every_note = [*notes, *sizes, *values, *captured.notes, *more]

@@ -43,9 +43,20 @@ def reference_of(
         notes: gets sentences on state that the model keeps between calls.
 
     Raises:
-        CaptureError: a second call with equal inputs gives another result, or may.
+        CaptureError: a second call with equal inputs gives another result, or may; or the model
+            computes in 16 bits by itself, as by torch.autocast, and the engine would not.
     """
     program, names = prepared.captured.program, prepared.output_names
+    halves = _halves_of(prepared.captured.in_halves)
+    if dtype == "fp32":
+        refuse_autocast(prepared)
+    elif prepared.source.keeps_dtypes and halves not in ("", dtype):
+        raise CaptureError(
+            f"the model computes in {halves} whatever its weights are cast to, and an {dtype}"
+            " engine would not round alike",
+            hint=f"Give --precision {halves} or fp32, or let its code follow its weights:"
+            " x.to(self.weight.dtype).",
+        )
     run, eager = in_turn(prepared), prepared.source.eager
     exact = partial(reference_outputs, prepared.exact)
     reference = make_reference(
@@ -58,7 +69,7 @@ def reference_of(
         mask_input=prepared.mask_input,
         exact=exact,
         singles={case.name: case.singles for case in prepared.cases if case.singles},
-        halves=_halves_of(prepared.captured.in_halves),
+        halves=halves,
         row_inputs=prepared.row_inputs,
     )
     reference = replace(reference, rows=_that_never_tie(program, reference.rows))
@@ -71,6 +82,33 @@ def reference_of(
     cases = prepared.edge_cases
     found = edge_reference(prepared.source.eager, cases, forward, exact, program, names, dtype)
     return replace(reference, edges=found)
+
+
+def refuse_autocast(prepared: Prepared) -> None:
+    """An fp32 engine does not round where torch.autocast does; where it casts nothing, all is well.
+
+    Raises:
+        CaptureError: names the region.
+    """
+    if not (places := prepared.captured.autocast):
+        return
+    case, wanted = prepared.cases[0], prepared.wanted
+    with torch.no_grad():
+        off, on = (
+            run_named(prepared.source.eager(), _copied(case.inputs), wanted, autocasts=casts)
+            for casts in (False, True)
+        )
+    if all(torch.equal(tensor, on[name]) for name, tensor in off.items()):
+        return
+    raise CaptureError(
+        f"forward computes in {places[0].replace(' at ', ' within torch.autocast at ')}, and an"
+        " fp32 engine would not",
+        hint="Give --precision fp16 or bf16, or leave autocast out of forward.",
+    )
+
+
+def _copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
 def _that_never_tie(program: ExportedProgram, rows: Rows | None) -> Rows | None:
@@ -86,8 +124,12 @@ def _that_never_tie(program: ExportedProgram, rows: Rows | None) -> Rows | None:
     return replace(rows, outputs=(), why=why)
 
 
-def in_turn(model: OpenedModel) -> CalledInTurn:
-    """What runs eager, after it has looked for state that is kept from call to call."""
+def in_turn(model: OpenedModel, *, autocasts: bool = False) -> CalledInTurn:
+    """What runs eager, after it has looked for state that is kept from call to call.
+
+    Args:
+        autocasts: see `run_named`; TorchScript has the model's regions as they are.
+    """
     smallest = min(model.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     inputs = smallest.inputs
     others = [case.inputs for case in model.cases if case.inputs is not inputs]
@@ -97,7 +139,7 @@ def in_turn(model: OpenedModel) -> CalledInTurn:
     changed = alike[:1] or [{n: t if n in fitting else _other_values(t) for n, t in inputs.items()}]
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
-    call = partial(run_named, wanted=model.wanted)
+    call = partial(run_named, wanted=model.wanted, autocasts=autocasts)
     return CalledInTurn(call, inputs, [*heavy[:1], *changed, *sizes[:1]], model.source.trained)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import RECORDED, Recorded
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
-from enginecast.compiler.engines.checks import Check, OtherKernels
+from enginecast.compiler.engines.checks import Check, Judged, OtherKernels, Running
 from enginecast.compiler.engines.fresh_inputs import with_more_calibration
 from enginecast.compiler.engines.rebuild import Rebuild
 from enginecast.compiler.engines.rows_apart import RowsApart, lowered, without_fused_attention
@@ -24,7 +25,7 @@ from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.prepare.reference import captured_wrongly, reference_of, with_kernels
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
+from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -32,6 +33,9 @@ from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.engine import Engine
+from enginecast.verification.emulate.profiles import get_profile
+from enginecast.verification.emulate.run import emulate, true_dtype_check
+from enginecast.verification.engine import runs_natively
 from enginecast.verification.program.quantized_floor import planned_reference
 from enginecast.verification.reference import REFERENCE_NAME, Reference, read_reference
 
@@ -136,8 +140,60 @@ def reference_of_model(
             *(program, plan, prepared.cases, reference, prepared.output_names),
             _calibration(prepared, folder),
         )
-    kernels = OtherKernels(partial(with_kernels, prepared))
-    return Remade(reference, same_model(model, source, manifest), problems, (kernels,), prepared)
+    checks: tuple[Check, ...] = (OtherKernels(partial(with_kernels, prepared)),)
+    if manifest.precision == "fp16" and plain:
+        checks = (*checks, InRange(prepared, reference, manifest, folder))
+    return Remade(reference, same_model(model, source, manifest), problems, checks, prepared)
+
+
+@dataclass(frozen=True)
+class InRange(Check):
+    """An fp16 engine holds the values of these inputs: its passes chose powers of two by those of
+    its export. Where the machine computes fp16 in fp32, nothing else shows it.
+    """
+
+    prepared: Prepared
+    reference: Reference
+    manifest: Manifest
+    folder: Path
+
+    def reconsider(self, running: Running, judged: Judged) -> Judged:
+        engine, verdict = running.engine, judged.verdict
+        natively = runs_natively(engine.record.precision, engine.provider)
+        if natively and verdict.outcome != "rejected":
+            return judged
+        prepared, program = self.prepared, structural_copy(self.prepared.captured.program)
+        stored = _of_export(prepared, self.folder)
+        context = replace(prepared.context, calibration=tuple(stored), names=())
+        profile = get_profile(target_of(engine.record.target).arithmetic)
+        try:
+            run_pipeline(build(self.manifest.pipeline), program, context)
+        except EnginecastError:  # too few of the inputs of the export are stored
+            return judged
+        found = true_dtype_check(
+            program, prepared.cases, self.reference, profile, names=prepared.output_names
+        )
+        overflow = found.emulation.overflow
+        if not found.problems or overflow is None:
+            return judged
+        _, before = emulate(program, {str(n): case for n, case in enumerate(stored)}, profile)
+        bits = (
+            place.headroom_bits
+            for place in before.modules
+            if place.module == overflow.module and place.headroom_bits is not None
+        )
+        left = next((f", where those of the export left {each:.1f} bits" for each in bits), "")
+        reason = (
+            f"{found.problems[0]}{left}: export again with such inputs (--inputs, --prompts), or"
+            " use --precision bf16"
+        )
+        reasons = verdict.reasons if verdict.outcome == "rejected" else ()
+        return replace(
+            judged,
+            verdict=msgspec.structs.replace(
+                verdict, outcome="rejected", reasons=(reason, *reasons)
+            ),
+        )
 
 
 def options_of(manifest: Manifest, *, allow_code: bool, random_weights: int | None) -> ModelOptions:
@@ -229,20 +285,27 @@ def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
 
 
 def _calibration(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
-    """The inputs that the engine's static scales were made from: those of its own reference, of
-    which some may not have been stored, and those that were drawn besides.
+    """The inputs that the engine's static scales were made from: those of its export, and those
+    that were drawn besides.
+    """
+    drawn = with_more_calibration(prepared).calibration
+    return [*_of_export(prepared, folder), *(case.inputs for case in drawn)]
+
+
+def _of_export(prepared: Prepared, folder: Path) -> list[Mapping[str, Tensor]]:
+    """The inputs that the passes had when the engine was made: those of its reference, of which
+    some may not have been stored.
     """
     stored = folder / REFERENCE_NAME
-    drawn = with_more_calibration(prepared).calibration
     if not stored.is_file():
-        return [case.inputs for case in (*prepared.cases, *drawn)]
+        return [case.inputs for case in prepared.cases]
     known = read_reference(stored)
     found: list[Mapping[str, Tensor]] = [
         {name: torch.from_numpy(array.copy()) for name, array in case.inputs.items()}
         for case in known.cases
     ]
     lost = [case for case in prepared.cases if case.name in known.left_out]
-    return [*found, *(case.inputs for case in (*lost, *drawn))]
+    return [*found, *(case.inputs for case in lost)]
 
 
 def same_model(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
