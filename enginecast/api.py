@@ -212,7 +212,8 @@ def _texts(given: Sequence[str]) -> tuple[str, ...]:
 def _ranges(model: object, example: Example | None, dynamic: Dynamic) -> tuple[str, ...]:
     """What varies, in the words of `--dynamic`."""
     if isinstance(example, Recorded):
-        specs = from_example(example.example, of_pipeline=True)
+        alone = example.is_one_image
+        specs = from_example(example.example, of_pipeline=True, no_batch=alone)
         return dynamic_texts(dynamic, example.call, specs)
     if not isinstance(model, nn.Module) or example is None:
         return dynamic_texts(dynamic)

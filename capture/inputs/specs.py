@@ -222,7 +222,7 @@ def from_example(
     config: PreTrainedConfig | None = None,
     *,
     of_pipeline: bool = False,
-    is_one_size: bool = False,
+    no_batch: bool = False,
 ) -> tuple[InputSpec, ...]:
     """Inputs of a model from one example of each.
 
@@ -237,7 +237,7 @@ def from_example(
         example: one tensor for each input.
         config: the model's config.
         of_pipeline: whether it is a call of a pipeline's component.
-        is_one_size: whether image sizes are part of the model, so that no batch varies.
+        no_batch: whether none varies: image sizes are part of the model, or it takes one image.
 
     Raises:
         UsageError: the example is empty, or has complex numbers.
@@ -259,7 +259,7 @@ def from_example(
     main = [t for n, t in example.items() if kinds[n] != "tensor" or not is_known]
     leading = [tensor.shape[0] for tensor in main if tensor.ndim]
     batch = leading[0] if leading and leading[0] >= (1 if is_known or of_pipeline else 2) else None
-    batch = None if is_one_size else batch
+    batch = None if no_batch else batch
     places, reserved = _placeholders(example, kinds, config)
     least = max((column + 1 for column, _ in places), default=1)
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}

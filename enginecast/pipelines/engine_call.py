@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from enginecast.capture.inputs.calls import leaves_of
+from enginecast.capture.inputs.derive.diffusion import one_by_one
 from enginecast.capture.outputs.flatten import ASK, HIDDEN_STATES
 from enginecast.capture.sources.calls.recording import PACKING, by_name
 from enginecast.errors import InputError
@@ -62,7 +63,7 @@ class EngineCall:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Run the engine.
+        """Run the engine; once for each image, where it takes one.
 
         Args:
             device: where the engine runs.
@@ -73,8 +74,7 @@ class EngineCall:
         """
         given = by_name(self.method, module, tuple(args), dict(kwargs))
         packing = [given.pop(name, None) for name in PACKING]
-        leaves = leaves_of(given)
-        asked = leaves.pop(ASK, None)
+        asked = given.pop(ASK, None)
         hidden = bool(_setting(module, ASK) if asked is None else asked)
         if hidden and HIDDEN_STATES not in self.returned.names:
             raise InputError(
@@ -82,16 +82,21 @@ class EngineCall:
                 hint=f"Record a call that asks for them, or export {self.owner} again with"
                 " --hidden-state INDEX.",
             )
-        feeds = self._feeds(module, leaves, device)
-        try:
-            found = engine.run(feeds, as_dlpack=True)
-        except InputError as error:
-            hint = self._wider(module, feeds) or error.hint
-            raise InputError(f"{self.owner}: {error.message}", hint=hint) from error
-        outputs = {}
-        for spec in self.manifest.outputs:
-            tensor = tensor_of(found[spec.name], spec.dtype).to(like.device)
-            outputs[spec.name] = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        outputs: dict[str, Tensor] = {}
+        alone = not any(path.endswith(".1") for path in self.call.inputs)
+        images = one_by_one(self.call.model_class, given, others=alone)
+        for number, each in enumerate(images):
+            feeds = self._feeds(module, leaves_of(each), device)
+            try:
+                found = engine.run(feeds, as_dlpack=True)
+            except InputError as error:
+                hint = self._wider(module, feeds) or error.hint
+                raise InputError(f"{self.owner}: {error.message}", hint=hint) from error
+            for spec in self.manifest.outputs:
+                tensor = tensor_of(found[spec.name], spec.dtype).to(like.device)
+                tensor = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+                name = f"{spec.name.rpartition('.')[0]}.{number}" if number else spec.name
+                outputs[name] = tensor
         config, layers = getattr(module, "config", None), None
         if isinstance(config, PreTrainedConfig):
             layers = getattr(config.get_text_config(), "num_hidden_layers", None)

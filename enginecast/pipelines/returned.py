@@ -118,7 +118,7 @@ class Returned:
         if field == POSTERIOR and self.posterior is not None:
             return self.posterior(outputs[names[0]])
         if any("." in name for name in names):
-            return tuple(outputs[name] for name in names)
+            return tuple(t for name, t in outputs.items() if name.partition(".")[0] == field)
         return outputs[names[0]]
 
     def _refusal(self, name: str, there: str) -> Exception:

@@ -1,5 +1,7 @@
 """Forwards that are written again for torch.export give what the library's own code gives."""
 
+from typing import Any
+
 import diffusers
 import pytest
 import torch
@@ -42,6 +44,37 @@ def test_lumina2_is_the_library_s(lumina: nn.Module, mask: torch.Tensor) -> None
             found = lumina(*given).sample
         assert torch.equal(found, lumina2(lumina, *given, return_dict=False)[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [(1, 33), (32, 64)])
+def test_z_image_is_the_library_s(tokens: tuple[int, ...]) -> None:
+    kind, config = CONFIGS["z-image"]
+    torch.manual_seed(0)
+    model: Any = getattr(diffusers, kind)(**config).eval()
+    for pad in (model.x_pad_token, model.cap_pad_token):
+        nn.init.normal_(pad.data)
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((4, 6), (16, 8))
+    images = [torch.randn(4, 1, *size, generator=generator) for size in sizes]
+    texts = [torch.randn(count, 8, generator=generator) for count in tokens]
+    given = images, torch.rand(2, generator=generator), texts
+    with torch.no_grad():
+        expected = model(*given).sample
+        with with_equivalents(model):
+            found = model(*given).sample
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated")
+def test_chroma_s_times_are_the_library_s() -> None:
+    kind, config = CONFIGS["chroma"]
+    model: nn.Module = getattr(diffusers, kind)(**config).eval()
+    [part] = [p for p in model.modules() if type(p).__name__.startswith("ChromaCombined")]
+    times = torch.tensor([0.25, 1.0, 0.7])
+    expected = part(times)
+    with with_equivalents(model):
+        assert torch.equal(part(times), expected)
 
 
 def test_what_is_captured_in_the_place_of_a_forward_is_said(lumina: nn.Module) -> None:

@@ -74,3 +74,14 @@ def test_a_table_of_complex_numbers_with_a_new_dim(tmp_path: Path) -> None:
     module, x = Turned(), torch.randn(2, 5, 6, 8)
     lower(captured(module, x), tmp_path)
     torch.testing.assert_close(run(tmp_path, x)[0], module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_complex_numbers_are_padded_to_one_length(tmp_path: Path) -> None:
+    def padded(x: Tensor) -> Tensor:
+        one, other = torch.view_as_complex(x).unbind()
+        rows = nn.utils.rnn.pad_sequence([one, other[:3]], batch_first=True, padding_value=2.0)
+        return torch.view_as_real(rows)
+
+    x = torch.randn(2, 5, 4, 2)
+    lower(captured(Function(padded), x), tmp_path)
+    torch.testing.assert_close(run(tmp_path, x)[0], padded(x), rtol=1e-5, atol=1e-5)

@@ -320,6 +320,48 @@ def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPa
     assert len(compared) == len({*compared})  # a digest takes seconds for each GB
 
 
+def test_images_that_do_not_see_one_another_run_one_by_one(tmp_path: Path) -> None:
+    parts = {"transformer": model("z-image"), "vae": model("vae")}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    encoder = {"text_encoder": None, "tokenizer": None}
+    pipe: Any = diffusers.ZImagePipeline(scheduler=scheduler, **parts, **encoder)
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randn(tokens, 8, generator=generator) for tokens in (5, 40, 7, 32)]
+
+    def pictures(height: int, count: int, **more: Any) -> Tensor:
+        made = pipe(
+            prompt_embeds=texts[:count],
+            negative_prompt_embeds=texts[2 : 2 + count],
+            height=height,
+            width=32,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(3),
+            output_type="latent",
+            **more,
+        ).images
+        assert isinstance(made, Tensor)
+        return made
+
+    with record(pipe) as calls, torch.no_grad():
+        before = pictures(48, 2)
+        pictures(32, 1)
+        pictures(32, 1, cfg_truncation=0.5)  # without guidance in some steps
+    engine = stand_in(tmp_path / "engine", pipe.transformer, calls["transformer"])
+    assert {*engine.manifest.symbols} == {"x_0_2", "cap_feats_0_0"}
+    plain = pipe.transformer
+    with torch.no_grad(), loaded(engine):
+        attach(pipe, {"transformer": engine.folder})
+        torch.testing.assert_close(pictures(48, 2), before, rtol=1e-4, atol=1e-4)
+        assert len(engine.runs) == 2 * 4
+        given = [torch.ones(4, 1, 24, 16)] * 3, torch.rand(3), texts[:3]
+        found, expected = pipe.transformer(*given), plain(*given)
+        assert type(found) is type(expected)
+        require_close(found, expected)
+        with pytest.raises(InputError, match=r"controlnet_block_samples\.0 is a tensor"):
+            pipe.transformer(*given, controlnet_block_samples={0: torch.ones(3, 96, 24)})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["onnxruntime", "torchscript", "aotinductor"])
 def test_recorded_exported_and_put_back(target: TargetName, tmp_path: Path) -> None:
@@ -337,6 +379,7 @@ def test_recorded_exported_and_put_back(target: TargetName, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi's
+@pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated")  # Chroma's
 @pytest.mark.parametrize(("name", "entry"), ENTRIES)
 def test_every_family_is_called_as_its_class(name: str, entry: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path / name)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from enginecast.capture.inputs.calls import items_of
 from enginecast.capture.inputs.specs import BATCH, DimSpec, InputSpec
 from enginecast.errors import UsageError
 
@@ -390,9 +392,16 @@ def flux(it: Component) -> Described:
 
 
 def flux2(it: Component) -> Described:
-    """Flux 2, without pooled text."""
+    """Flux 2 and others, without pooled text."""
     inputs = flux(it).inputs
     return Described(tuple(spec for spec in inputs if spec.name != "pooled_projections"))
+
+
+def chroma(it: Component) -> Described:
+    """Chroma, whose mask is a factor of each token of text and image."""
+    image, prompt, *others = flux2(it).inputs
+    tokens = DimSpec.sum_of("tokens", (prompt.dims[1], image.dims[1]))
+    return Described((image, prompt, *others, floats("attention_mask", batch(), tokens)))
 
 
 def qwen_image(it: Component) -> Described:
@@ -489,6 +498,47 @@ def allegro(it: Component) -> Described:
     )
 
 
+def z_image(it: Component) -> Described:
+    """Z-Image, which takes lists: an engine is of one image and its prompt."""
+    if it["siglip_feat_dim"]:
+        raise _unknown(it, "siglip_feat_dim: images in the prompt")
+    places, *most = it["axes_lens"]
+    step = it["all_patch_size"][0]
+    pairs = zip(it.sides(8, step), most, strict=True)
+    sides = (replace(s, maximum=min(s.maximum, n * step)) for s, n in pairs)
+    tokens = text()
+    tokens = replace(tokens, maximum=min(tokens.maximum, (places - 2) // 32 * 32))
+    return Described(
+        (
+            floats("x.0", it["in_channels"], it["all_f_patch_size"][0], *sides),
+            floats("t", 1),
+            floats("cap_feats.0", tokens, it["cap_feat_dim"]),
+        )
+    )
+
+
+WAN: tuple[Rows, ...] = (
+    latents(8, lambda it: latent_frames(it, 4, it["patch_size"][0]), side=16),
+    _step,
+    prompt("text_dim"),
+    lambda it: (
+        [floats("encoder_hidden_states_image", batch(), 257, it["image_dim"])]
+        if it["image_dim"]
+        else []
+    ),
+)
+"""What Wan takes, and those made of it."""
+
+
+def _control(it: Component) -> list[InputSpec]:
+    """What VACE takes besides: latents of another video, and how much each layer reads of them."""
+    [video] = WAN[0](it)
+    return [
+        floats("control_hidden_states", batch(), it["vace_in_channels"], *video.dims[2:]),
+        floats("control_hidden_states_scale", len(it["vace_layers"])),
+    ]
+
+
 FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "UNet2DConditionModel": unet,
     "UNet2DModel": unet_2d,
@@ -522,15 +572,37 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
         prompt_mask(tokens=_tokens_of_lumina),
     ),
     "QwenImageTransformer2DModel": qwen_image,
-    "WanTransformer3DModel": transformer(
-        latents(8, lambda it: latent_frames(it, 4, it["patch_size"][0]), side=16),
+    "ZImageTransformer2DModel": z_image,
+    "ChromaTransformer2DModel": chroma,
+    "OvisImageTransformer2DModel": flux2,
+    "LongCatImageTransformer2DModel": flux2,
+    "BriaTransformer2DModel": flux2,
+    "AuraFlowTransformer2DModel": transformer(
+        latents(within=lambda it: (math.isqrt(it["pos_embed_max_size"]),) * 2),
+        prompt("joint_attention_dim"),
+        row("timestep"),
+    ),
+    "CogView4Transformer2DModel": transformer(
+        latents(),
+        prompt("text_embed_dim"),
         _step,
-        prompt("text_dim"),
-        lambda it: (
-            [floats("encoder_hidden_states_image", batch(), 257, it["image_dim"])]
-            if it["image_dim"]
-            else []
-        ),
+        *(row(name, 2) for name in ("original_size", "target_size", "crop_coords")),
+    ),
+    "PRXTransformer2DModel": transformer(
+        latents(), row("timestep"), prompt("context_in_dim"), prompt_mask("attention_mask")
+    ),
+    "ErnieImageTransformer2DModel": transformer(
+        latents(16),
+        row("timestep"),
+        row("text_bth", text(), "text_in_dim"),
+        lambda it: [whole("text_lens", LONGEST_TEXT, batch())],
+    ),
+    "WanTransformer3DModel": transformer(*WAN),
+    "WanVACETransformer3DModel": transformer(*WAN, _control),
+    "SkyReelsV2Transformer3DModel": transformer(*WAN),
+    "ChronoEditTransformer3DModel": transformer(*WAN),
+    "SanaVideoTransformer3DModel": transformer(
+        WAN[0], prompt("caption_channels"), row("timestep"), _guidance, prompt_mask()
     ),
     "LTXVideoTransformer3DModel": ltx,
     "CogVideoXTransformer3DModel": cogvideox,
@@ -554,6 +626,43 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     ),
 }
 """For each class, what makes its inputs: rows, or a function where they depend on one another."""
+
+ONE_BY_ONE: Mapping[str, frozenset[str]] = {
+    "ZImageTransformer2DModel": frozenset({"x", "t", "cap_feats"}),
+}
+"""Classes that take images of different sizes, which do not see one another, and their arguments
+that are lists with a tensor for each image, or tensors with a row: an engine is of one image."""
+
+
+def one_by_one(
+    model_class: str, arguments: Mapping[str, Any], *, others: bool = False
+) -> list[Mapping[str, Any]]:
+    """A call as one for each image, where it is of such a class; else the call itself.
+
+    Args:
+        others: whether a call with other tensors, which each image gets, is taken apart, too.
+    """
+    names = ONE_BY_ONE.get(model_class, frozenset())
+    counts = {_count(arguments.get(name)) for name in names}
+    more = (value for name, value in arguments.items() if name not in names)
+    is_mixed = not others and any(map(_holds_tensors, more))
+    if len(counts) != 1 or not all(counts) or is_mixed:
+        return [arguments]
+    return [
+        {n: v[at : at + 1] if n in names else v for n, v in arguments.items()}
+        for at in range(counts.pop())
+    ]
+
+
+def _count(value: Any) -> int:
+    """Rows of a tensor, or tensors of a list; 0 where it is something else."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(each, Tensor) for each in value)
+    return len(value) if is_list or (isinstance(value, Tensor) and value.ndim) else 0
+
+
+def _holds_tensors(value: Any) -> bool:
+    items = items_of(value)
+    return isinstance(value, Tensor) if items is None else any(map(_holds_tensors, items.values()))
 
 
 def _unknown(it: Component, what: str) -> UsageError:

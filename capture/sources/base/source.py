@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
 from enginecast.capture.inputs.calls import Call
+from enginecast.capture.inputs.derive.diffusion import ONE_BY_ONE
 from enginecast.capture.inputs.derive.from_facts import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.given import DynamicOption
@@ -98,7 +99,8 @@ class Source(ABC):
         """
         example = self.example()
         if example:
-            specs = from_example(example, self.config, of_pipeline=bool(self.recorded))
+            recorded, alone = bool(self.recorded), self.is_one_image
+            specs = from_example(example, self.config, of_pipeline=recorded, no_batch=alone)
             return self.require(specs)
         if self.config is None:
             raise UsageError(
@@ -107,6 +109,11 @@ class Source(ABC):
                 " --inputs FILE.safetensors.",
             )
         return from_facts(self.facts(self.config))
+
+    @property
+    def is_one_image(self) -> bool:
+        """Whether an engine of its class takes one image, without a batch."""
+        return getattr(self.model_class, "__name__", "") in ONE_BY_ONE
 
     def facts(self, config: PreTrainedConfig) -> ModelFacts:
         """What tells its inputs."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.calls import Call, call_of, left_out, with_tensors
+from enginecast.capture.inputs.derive.diffusion import ONE_BY_ONE, one_by_one
 from enginecast.capture.inputs.downgraded import Downgraded
 from enginecast.errors import UsageError
 from enginecast.public import described, some
@@ -52,6 +53,11 @@ class Recorded:
         """The component, how many calls were kept, and the inputs of the one that is traced."""
         inputs = some(f"{name} {described(tensor)}" for name, tensor in self.example.items())
         return f"Recorded({self.name}, {self.model_class}: {len(self.calls)} calls kept; {inputs})"
+
+    @property
+    def is_one_image(self) -> bool:
+        """Whether no dimension is a batch."""
+        return self.model_class in ONE_BY_ONE
 
     @property
     def by_name(self) -> dict[str, Mapping[str, Tensor]]:
@@ -207,7 +213,8 @@ class Calls(Mapping[str, Recorded]):
     def hear(
         self, name: str, module: nn.Module, entry: str, given: dict[str, Any]
     ) -> Callable[[], None]:
-        """Copy a call before it runs, which may write to its arguments.
+        """Copy a call before it runs, which may write to its arguments; as one for each image, of a
+        class whose engines are of one.
 
         Returns:
             What keeps it among those of its size, to be called when it did not fail.
@@ -217,18 +224,21 @@ class Calls(Mapping[str, Recorded]):
             for name, value in given.items()
             if name not in PACKING and not left_out(value)
         }
-        size = str(with_tensors(arguments, lambda t: (t.shape, t.dtype)))
-        known = self._heard.get(name, {})
-        copied = None
-        if size in known or len(known) < MOST_SIZES:
-            copied = with_tensors(arguments, lambda t: t.detach().to("cpu", copy=True))
+        model_class, known = type(module).__name__, self._heard.get(name, {})
+        copies: list[tuple[str, dict[str, Any] | None]] = []
+        for each in one_by_one(model_class, arguments):
+            size, copied = str(with_tensors(each, lambda t: (t.shape, t.dtype))), None
+            if size in known or len(known) < MOST_SIZES:
+                copied = with_tensors(each, lambda t: t.detach().to("cpu", copy=True))
+            copies.append((size, copied))
 
         def keep() -> None:
-            self._counts[name] += 1
             heard = self._heard.setdefault(name, {})
-            if copied is not None:
-                call = _Heard(self._counts[name], type(module).__name__, entry, copied)
-                heard.setdefault(size, _Series()).add(call)
+            for size, copied in copies:
+                self._counts[name] += 1
+                if copied is not None:
+                    call = _Heard(self._counts[name], model_class, entry, copied)
+                    heard.setdefault(size, _Series()).add(call)
 
         return keep
 

@@ -1,10 +1,12 @@
-"""Forwards of library classes, rewritten for torch.export: the same results, from plain operators.
+"""Methods of library classes, rewritten for torch.export: the same results, from plain operators.
 
-They are for code that reads sizes out of values, which no range of sizes says.  What they compute
-is checked as everything is: engines are compared with the library's own code.
+They are for code that reads sizes out of values, or takes another path where a size has a divisor:
+no range of sizes says either.  What they compute is checked as everything is: engines are compared
+with the library's own code.
 """
 
 import ast
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -79,36 +81,87 @@ def _wide(index: Tensor, like: Tensor) -> Tensor:
     return index.view(*index.shape, *(1 for _ in more)).expand(*index.shape, *more)
 
 
+def z_image_padding(
+    self: Any,
+    feat: Tensor,
+    pos_grid_size: tuple[int, ...],
+    pos_start: tuple[int, ...],
+    device: torch.device,
+    noise_mask_val: int | None = None,
+) -> Any:
+    """Z-Image's padding of patches or text to a multiple of 32, where there may be none to add.
+
+    The library fills up with the last row, and here there are zeros: the padding token stands there
+    in the end.
+    """
+    count = feat.shape[0]
+    total = (count + 31) // 32 * 32
+    places = self.create_coordinate_grid(pos_grid_size, pos_start, device).flatten(0, 2)
+    places = functional.pad(places, (0, 0, 0, total - places.shape[0]))
+    is_padding = torch.arange(total, device=device) >= count
+    noise = None if noise_mask_val is None else [noise_mask_val] * total
+    return functional.pad(feat, (0, 0, 0, total - count)), places, is_padding, total, noise
+
+
+def chroma_times(self: Any, timestep: Tensor) -> Tensor:
+    """Chroma's embedding of times, without a list that is as long as the batch."""
+    parts = self.time_proj(timestep), self.guidance_proj(torch.zeros_like(timestep))
+    times = torch.cat([part.to(timestep.dtype) for part in parts], dim=1).unsqueeze(1)
+    table = self.mod_proj.to(times).expand(timestep.shape[0], -1, -1)
+    return torch.cat([times.expand(-1, table.shape[1], -1), table], dim=-1)
+
+
+_MODELS = "diffusers.models.transformers"
 EQUIVALENTS: Mapping[str, Callable[..., Any]] = {
-    "diffusers.models.transformers.transformer_lumina2.Lumina2Transformer2DModel": lumina2,
+    f"{_MODELS}.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings.forward": chroma_times,
+    f"{_MODELS}.transformer_lumina2.Lumina2Transformer2DModel.forward": lumina2,
+    f"{_MODELS}.transformer_z_image.ZImageTransformer2DModel._pad_with_ids": z_image_padding,
 }
-"""By the class that has the forward."""
+"""By the method that they stand for."""
 
 
 def replaced_in(module: nn.Module) -> tuple[str, ...]:
-    """Notes on the forwards of `module` that are captured as others."""
-    kinds = {f"{type(part).__module__}.{type(part).__qualname__}" for part in module.modules()}
+    """Notes on the methods of `module` that are captured as others."""
     return tuple(
-        f"the forward of {kind.rpartition('.')[2]} is captured as one that gives the same from"
-        " operators alone"
-        for kind in sorted(kinds & EQUIVALENTS.keys())
+        f"the {path.rpartition('.')[2]} of {kind.__name__} is captured as one that gives the"
+        " same from operators alone"
+        for path, kind in _found(module).items()
     )
 
 
 @contextmanager
 def with_equivalents(module: nn.Module) -> Iterator[None]:
-    """Replace the forwards of these classes, where `module` has parts of them."""
+    """Replace these methods, where `module` has parts of their classes."""
     found = {}
-    for each in {type(part) for part in module.modules()}:
-        written = EQUIVALENTS.get(f"{each.__module__}.{each.__qualname__}")
-        if written is not None:
-            source = source_of(each.forward)
-            # The definition, with a body that calls `written` with its arguments.
-            definition = source.definition
-            name = written.__name__
-            given = ", ".join(argument.arg for argument in definition.args.args)
-            body = ast.parse(f"from {__name__} import {name}\nreturn {name}({given})")
-            definition.body = body.body
-            found[source.function] = definition
+    for path, kind in _found(module).items():
+        written = EQUIVALENTS[path]
+        source = source_of(getattr(kind, path.rpartition(".")[2]))
+        # The definition, with a body that calls `written` with its arguments.
+        definition = source.definition
+        name = written.__name__
+        given = ", ".join(argument.arg for argument in definition.args.args)
+        body = ast.parse(f"from {__name__} import {name}\nreturn {name}({given})")
+        definition.body = body.body
+        found[source.function] = definition
+    spaces = [vars(sys.modules[kind.__module__]) for kind in _found(module).values()]
+    before = [space.get("len", len) for space in spaces]
     with swapped(found):
-        yield
+        for space in spaces:
+            space["len"] = _length
+        try:
+            yield
+        finally:
+            for space, plain in zip(spaces, before, strict=True):
+                space["len"] = plain
+
+
+def _length(value: Any) -> Any:
+    """`len`, which is a plain number in torch even where a size varies."""
+    return value.shape[0] if isinstance(value, Tensor) else len(value)
+
+
+def _found(module: nn.Module) -> dict[str, type[nn.Module]]:
+    """The methods of `EQUIVALENTS` that parts of `module` have, with their classes."""
+    kinds = {f"{type(p).__module__}.{type(p).__qualname__}": type(p) for p in module.modules()}
+    owners = ((path, *path.rpartition(".")[::2]) for path in EQUIVALENTS)
+    return {p: kinds[k] for p, k, name in owners if hasattr(kinds.get(k), name)}

@@ -135,7 +135,9 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
     order = [name for name in source.forward_arguments if name in given]
     order += [name for name in given if name not in order]
     given = {name: given[name].to(captured_dtype(given[name])) for name in order}
-    specs = source.require(from_example(given, source.config, is_one_size=bool(fixed)))
+    specs = source.require(
+        from_example(given, source.config, no_batch=bool(fixed) or source.is_one_image)
+    )
     specs = _as_taken(source, specs, given)
     check_values(given, specs, f"--inputs {file}")
     return specs, given

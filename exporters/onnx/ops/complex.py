@@ -218,6 +218,15 @@ for _op in (aten.zeros.default, aten.ones.default, aten.full.default):
     torch_form(_op, when=_gives_complex, step="complex")(partial(_filled, _op))
 
 
+@_complex(aten.pad_sequence.default)
+def _pad_sequence(
+    rows: Sequence[Tensor], first: bool = False, value: float = 0.0, side: str = "right"
+) -> Tensor:
+    parts = zip(*map(_parts, rows), strict=True)
+    pairs = zip(parts, (value, 0.0), strict=True)
+    return _joined(*(aten.pad_sequence(list(part), first, fill, side) for part, fill in pairs))
+
+
 @_complex(aten.linalg_vector_norm.default)
 def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(torch.hypot(*_parts(x)), ord, dim, keepdim)
