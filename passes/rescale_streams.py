@@ -27,11 +27,12 @@ bits).
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -148,7 +149,8 @@ class _Rescaling:
         held = {node: size * 2.0 ** _exponent(node) for node, size in self._sizes.items()}
         limit = LARGEST * 2.0**-self._options.headroom
         for node in keep_in_fp32(self._program, held, limit):
-            reason = why_not(real_users(node)[0])
+            is_given = node.op == "placeholder"
+            reason = "it is an input" if is_given else why_not(real_users(node)[0])
             self._log.done(node, f"stays in fp32 (max {held[node]:.3g}): {reason}")
 
     def _measure(self, regions: Sequence[Region]) -> bool:
@@ -165,6 +167,8 @@ class _Rescaling:
         inside = {node for region in regions for node in region.members}
         self._found = magnitudes(self._program, self._cases, watched, inside)
         self._sizes = {node: found.largest for node, found in self._found.items()}
+        given = {node for node in watched if node.op == "placeholder"}
+        self._sizes |= {node: _largest_given(node, self._cases) for node in given}
         reached = self._largest(n for one in regions if one.is_residual for n in one.members)
         if reached < self._options.reach:
             raise PassError(
@@ -292,3 +296,11 @@ class RescaleResidual(RescaleStreams):
     """rescale-streams, by its older name."""
 
     name: ClassVar[str] = "rescale-residual"
+
+
+def _largest_given(node: Node, cases: Iterable[Mapping[str, Tensor]]) -> float:
+    """The largest magnitude of an input; 0 of a mask, whose fill may become infinite."""
+    tensors = [case[node.name] for case in cases if case[node.name].numel()]
+    if not any(float(tensor.max()) > 0.0 for tensor in tensors):
+        return 0.0
+    return max(float(tensor.abs().max()) for tensor in tensors)

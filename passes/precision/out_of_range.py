@@ -5,8 +5,9 @@
     %g = gelu(%t)                reads what fp16 does not hold: fp32
     %s = sum(%g)                 reads it, too, and fits again: fp32, and cast for what comes next
 
-So such a value stays in fp32, and what reads it, up to where values fit again.  A pass that knows
-how large values get marks them; `unify-dtype` to fp16 obeys.  It also keeps a divisor's epsilon.
+So such a value, an input too, stays in fp32, and what reads it, up to where values fit again.  A
+pass that knows how large values get marks them; `unify-dtype` to fp16 obeys.  It also keeps a
+divisor's epsilon.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,8 @@ def keep_in_fp32(
         sizes: the largest magnitude of values, as far as it is known.
         limit: the largest magnitude that may be fp16.
     """
-    for start in low_values(program, set()):
+    given = (node for node in sizes if node.op == "placeholder")
+    for start in (*given, *low_values(program, set())):
         if sizes.get(start, 0.0) <= limit or is_marked(start):
             continue
         yield start
