@@ -167,8 +167,8 @@ class _Rescaling:
         inside = {node for region in regions for node in region.members}
         self._found = magnitudes(self._program, self._cases, watched, inside)
         self._sizes = {node: found.largest for node, found in self._found.items()}
-        given = {node for node in watched if node.op == "placeholder"}
-        self._sizes |= {node: _largest_given(node, self._cases) for node in given}
+        inputs = (node for node in watched if node.op == "placeholder")
+        self._sizes |= {node: _largest_given(node, self._cases) for node in inputs}
         reached = self._largest(n for one in regions if one.is_residual for n in one.members)
         if reached < self._options.reach:
             raise PassError(

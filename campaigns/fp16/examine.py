@@ -76,6 +76,7 @@ class Row:
     """Of the engine: where it leaves fp16."""
     seconds: float = 0.0
     reason: str = ""
+    group: str = "models"
 
 
 def examine(name: str, folder: Path) -> Row:
@@ -128,9 +129,12 @@ def enlarge(module: nn.Module) -> None:
             weight.mul_(max(1.0, spread))
 
 
-def plant(module: nn.Module, prepared: Prepared) -> int:
+def plant(module: nn.Module, prepared: Prepared, ratio: float = RATIO) -> int:
     """Make one channel of what feeds each norm loud, whatever the input: by an embedding, a bias,
     or a weight that reads a channel which is steady; where none is, all channels.
+
+    Args:
+        ratio: between that channel and the others.
 
     Returns:
         How many layers have one.
@@ -146,7 +150,8 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
             if writer is None or layer is None or writer.target not in PLANTED:
                 continue
             if specs.keys() >= {one.name for one in layer.times}:
-                loud[writer] = layer
+                if all(layer.times != known.times for known in loud.values()):  # of an earlier call
+                    loud[writer] = layer
                 break
 
     def copies(weight: Node) -> tuple[Tensor, Tensor]:
@@ -169,7 +174,7 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
         interpret_cases(program, cases, watch=keep)
         largest = max(float(tensor.abs().max()) for tensor in rows[node])
         for weight in copies(layer.times[0]):
-            weight *= LOUD / RATIO / largest
+            weight *= LOUD / ratio / largest
             if node.target is aten.embedding.default:
                 weight[:, CHANNEL] = LOUD
             elif not layer.plus and layer.data is not None:
@@ -177,7 +182,7 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
                 channel = int((given.amin(dim=0) / given.amax(dim=0)).argmax())
                 if float(given[:, channel].min()) < STEADY * float(given[:, channel].max()):
                     # All channels are loud, as far as fp16 holds the weights.
-                    weight *= min(RATIO, WEIGHT / float(weight.abs().max()))
+                    weight *= min(ratio, WEIGHT / float(weight.abs().max()))
                     continue
                 weight[CHANNEL] = 0.0
                 weight[CHANNEL, channel] = min(WEIGHT, LOUD / float(given[:, channel].max()))
