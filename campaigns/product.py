@@ -10,9 +10,20 @@ from typing import Any
 from enginecast.cli.app import main
 
 
-def export(model: str, bundle: Path, options: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Run `enginecast export`; its exit code, and what it printed as JSON."""
-    words = ["export", model, "-o", str(bundle), "--json", "--threads", "1", "--allow-fallback"]
+def export(
+    model: str, bundle: Path, options: Sequence[str], command: str = "export"
+) -> tuple[int, dict[str, Any]]:
+    """Run `export`, or `diffusers export`; its exit code, and what it printed as JSON."""
+    words = [
+        *command.split(),
+        model,
+        "-o",
+        str(bundle),
+        "--json",
+        "--threads",
+        "1",
+        "--allow-fallback",
+    ]
     words += options
     out, code = bundle.with_suffix(".json"), 0
     with out.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):

@@ -83,6 +83,7 @@ class Row:
     """Of the engine: where it leaves fp16."""
     seconds: float = 0.0
     reason: str = ""
+    group: str = "models"
 
 
 def examine(name: str, folder: Path) -> Row:
@@ -140,9 +141,12 @@ def enlarge(module: nn.Module) -> None:
             weight.mul_(max(1.0, spread))
 
 
-def plant(module: nn.Module, prepared: Prepared) -> int:
+def plant(module: nn.Module, prepared: Prepared, ratio: float = RATIO) -> int:
     """Make one channel of what feeds each norm loud, whatever the input: by an embedding, a bias,
     or a weight that reads a channel which is steady; where none is, all channels.
+
+    Args:
+        ratio: between that channel and the others.
 
     Returns:
         How many layers have one.
@@ -158,8 +162,9 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
             if writer is None or layer is None or writer.target not in PLANTED:
                 continue
             fits = shape_of(layer.times[0])[0] > CHANNEL
+            known = any(layer.times == one.times for one in loud.values())  # of an earlier call
             if fits and specs.keys() >= {one.name for one in layer.times}:
-                loud[writer] = layer
+                loud |= {} if known else {writer: layer}
                 break
 
     def copies(weight: Node) -> tuple[Tensor, Tensor]:
@@ -181,14 +186,14 @@ def plant(module: nn.Module, prepared: Prepared) -> int:
         interpret_cases(program, cases, watch=keep)
         largest = max(float(tensor.abs().max()) for tensor in rows[node] if tensor.numel())
         for weight in copies(layer.times[0]):
-            weight *= LOUD / RATIO / largest
+            weight *= LOUD / ratio / largest
             if node.target is aten.embedding.default:
                 weight[:, CHANNEL] = LOUD
             elif not layer.plus:
                 read = rows[layer.data] if layer.data and node.target is LINEAR else []
                 channel, size = steady(read)
                 if channel is None:  # all are loud, as far as fp16 holds the weights
-                    weight *= min(RATIO, WEIGHT / float(weight.abs().max()))
+                    weight *= min(ratio, WEIGHT / float(weight.abs().max()))
                 else:
                     weight[CHANNEL] = 0.0
                     weight[CHANNEL, channel] = min(WEIGHT, LOUD / size)

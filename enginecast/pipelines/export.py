@@ -45,6 +45,7 @@ from enginecast.pipelines.record import (
     write_record,
 )
 from enginecast.pipelines.run import with_engines
+from enginecast.public import some
 from enginecast.runtime.bundle.manifest import Downgrade
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.device.machine import available
@@ -322,7 +323,10 @@ def _component(
                     each = msgspec.structs.replace(each, **own)
                 found.append(each)
     except Exception as error:  # the others go on, whatever it is
-        if isinstance(error, EnginecastError):
+        if isinstance(error, VerificationError) and precision != "fp32":
+            wider = "bf16, or fp32 on a GPU without bf16" if precision == "fp16" else "fp32"
+            reason = f"{error.message}; to try: --component {name}={wider}"
+        elif isinstance(error, EnginecastError):
             reason = " ".join(part for part in (error.message, error.hint) if part)
         else:
             steps.log(traceback.format_exc())
@@ -395,7 +399,7 @@ def _engine(request: ExportRequest, steps: Steps) -> tuple[EngineOutcome, tuple[
         done = export(replace(request, options=model), Steps(steps.console))
         verdict = done.report.verdict
         if verdict.outcome == "rejected":
-            raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
+            raise VerificationError(f"rejected: {some(verdict.reasons, 1)}")
         assert done.bundle is not None  # it was not rejected
         plan = done.bundle.manifest.quantization
         sizes = (Downgrade(kind="sizes", text=each, consent="not needed") for each in notes)

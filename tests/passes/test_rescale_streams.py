@@ -209,6 +209,36 @@ def test_an_epsilon_that_fp16_takes_for_zero_stays_in_fp32() -> None:
     assert program.module()(x).tolist() == [[0.25, 0.75], [0.0, 0.0]]
 
 
+class Given(nn.Module):
+    """What it is given is loud, and a mask has a fill; the norm reads it, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.keys = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        padded = torch.cat([states, states[:, -1:]], 1)
+        scores = (self.norm(padded) @ self.norm(states).transpose(1, 2)) + mask
+        return scores.softmax(-1), self.keys(states) * 1e-3
+
+
+def test_an_input_that_fp16_does_not_hold_is_read_in_fp32() -> None:
+    torch.manual_seed(0)
+    states, mask = torch.randn(2, 5, WIDTH), torch.zeros(2, 6, 5)
+    states[..., 1], mask[:, :, 3:] = 2e5, torch.finfo(torch.float32).min
+    before = captured(Given().eval().requires_grad_(False), states, mask)
+    context = PassContext(calibration=({"states": states, "mask": mask},))
+    after, sites = rewritten(before, "rescale-streams", context)
+    assert "stays in fp32 (max 2e+05): it is an input" in notes(sites)
+    assert same_bits(before, after, states, mask)
+    half, _ = rewritten(before, f"rescale-streams,{HALF}", context)
+    exact, found = (program.module()(states, mask) for program in (before, half))
+    for wanted, given in zip(exact, found, strict=True):
+        assert float((given.float() - wanted).abs().max()) < 2e-3 * float(wanted.abs().max())
+    matmuls = [n for n in half.graph.nodes if n.target is torch.ops.aten.matmul.default]
+    assert {n.meta["val"].dtype for n in matmuls} == {torch.float16}
+
+
 def flat(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 

@@ -17,7 +17,7 @@ from tiny_pipelines import PIPELINES, asked, save_pipeline
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from enginecast.compiler.request import ExportRequest
-from enginecast.errors import CaptureError, EnginecastWarning
+from enginecast.errors import CaptureError, EnginecastWarning, VerificationError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.check import (
@@ -131,6 +131,31 @@ def test_a_pipeline_is_exported_checked_and_run(
     )
     assert refused.code == 2
     assert "the pipeline was rejected: step 1: off" in refused.err
+
+
+def test_a_loud_component_is_in_fp16_where_a_plain_conversion_is_not_finite(
+    broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = broken / "text_encoder" / "model.safetensors"
+    weights = load_file(file)
+    table = next(each for name, each in weights.items() if name.endswith("token_embedding.weight"))
+    table[:, 1] = 2e5
+    save_file(weights, file, metadata={"format": "pt"})
+    half = open_pipeline(broken).load(dtype=torch.float16)
+    assert not generate(half, Wish(steps=2, height=40, width=40)).latents[-1].isfinite().any()
+    half_size = ("--height", 40, "--width", 40, "--steps", 2, "--precision", "fp16")
+    words = ("diffusers", "export", broken, "-o", tmp_path / "engines", *half_size, *EAGER)
+    done = cast(capsys, *words, "--json", "-q")
+    assert done.code == 0, done.err
+    (engine,) = done.json["components"]["text_encoder"]["engines"].values()
+    assert engine["outcome"] == done.json["check"]["outcome"] == "verified-by-emulation"
+    assert done.json["check"]["steps"][-1]["error"] < 5e-3
+
+    with patch.object(exporting, "_engine", side_effect=VerificationError("rejected: NaN")):
+        done = cast(capsys, *words, "--overwrite", "--json")
+    assert done.code == 1
+    reason = "rejected: NaN; to try: --component text_encoder=bf16, or fp32 on a GPU without bf16"
+    assert done.json["components"]["text_encoder"]["reason"] == reason
 
 
 def require_each_component(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,10 +431,11 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"z-image"}))
 def test_every_pipeline_goes_in_and_makes_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Z-Image's calls have a list for a batch: its engine takes as many prompts as were recorded.
     folder, output = save_pipeline(name, tmp_path / name), tmp_path / "engines"
     sizes = ("--steps", 3, *asked(name))
     done = cast(capsys, "diffusers", "export", folder, "-o", output, *sizes, "--json", "-q")

@@ -1,5 +1,6 @@
 """Whole diffusion pipelines in small, of real classes, as `save_pretrained` writes them."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +8,18 @@ from typing import Any
 
 import diffusers
 import torch
-from cache_fixtures import words_clip, words_t5
+from cache_fixtures import VOCABULARY, add_t5_tokenizer, words_clip, words_t5
 from cached_pipelines import umt5, wide_t5
+from models import save
 from tiny_components import CONFIGS
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3Model,
     T5EncoderModel,
     UMT5EncoderModel,
 )
@@ -31,6 +37,39 @@ class Encoder:
     kind: Any
 
 
+_QWEN = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def qwen3(folder: Path) -> Path:
+    """Qwen3, with a template for chats that adds nothing."""
+    config = Qwen3Config(**_QWEN, head_dim=8, architectures=["Qwen3Model"])
+    save(Qwen3Model, config, folder, torch.float32, 8)
+    file = add_t5_tokenizer(folder) / "tokenizer_config.json"
+    said = {**json.loads(file.read_text("utf-8")), "chat_template": "{{ messages[0].content }}"}
+    file.write_text(json.dumps(said), "utf-8")
+    return folder
+
+
+def qwen_vl(folder: Path) -> Path:
+    """Qwen2.5-VL, of which pipelines use the text model."""
+    rope = {"type": "mrope", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    config = Qwen2_5_VLConfig(
+        text_config={**_QWEN, "rope_parameters": rope},
+        vision_config={**vision, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+    )
+    save(Qwen2_5_VLForConditionalGeneration, config, folder, torch.float32, 9)
+    return add_t5_tokenizer(folder)
+
+
 CLIP = Encoder(words_clip, CLIPTextModel)
 CLIP_PROJECTED = Encoder(
     lambda folder: words_clip(folder, projection=True), CLIPTextModelWithProjection
@@ -41,6 +80,23 @@ CLIP_PROJECTED_2 = Encoder(
 T5 = Encoder(words_t5, T5EncoderModel)
 WIDE_T5 = Encoder(wide_t5, T5EncoderModel)
 UMT5 = Encoder(umt5, UMT5EncoderModel)
+QWEN3 = Encoder(qwen3, Qwen3Model)
+QWEN_VL = Encoder(qwen_vl, Qwen2_5_VLForConditionalGeneration)
+Z_IMAGE: tuple[str, Mapping[str, Any]] = (
+    "ZImageTransformer2DModel",
+    {
+        "in_channels": 4,
+        "dim": 32,
+        "n_layers": 1,
+        "n_refiner_layers": 1,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": 32,
+        "axes_dims": [8, 4, 4],
+        "axes_lens": [128, 32, 32],
+    },
+)
+"""No row of `CONFIGS`: its inputs are known from recorded calls alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +105,7 @@ class Tiny:
 
     kind: str
     models: Mapping[str, tuple[str, Mapping[str, Any]]]
-    """By component: a name of `CONFIGS`, and what differs."""
+    """By component: a name of `CONFIGS`, and what differs; or a class, and its config."""
     encoders: Mapping[str, Encoder]
     scheduler: Callable[[], Any]
     more: Mapping[str, Any]
@@ -104,6 +160,28 @@ PIPELINES: Mapping[str, Tiny] = {
         {},
         {"height": 48, "width": 48},
     ),
+    "qwen-image": Tiny(
+        "QwenImagePipeline",
+        {
+            "transformer": ("qwen-image", {"joint_attention_dim": 32}),
+            "vae": (
+                "vae-qwen-image",
+                {"base_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
+            ),
+        },
+        {"text_encoder": QWEN_VL},
+        _flow,
+        {},
+        {"height": 48, "width": 48},
+    ),
+    "z-image": Tiny(
+        "ZImagePipeline",
+        {"transformer": Z_IMAGE, "vae": ("vae", {"shift_factor": 0.1, "scaling_factor": 0.4})},
+        {"text_encoder": QWEN3},
+        _flow,
+        {},
+        {"height": 48, "width": 48},
+    ),
     "sd3": Tiny(
         "StableDiffusion3Pipeline",
         {
@@ -126,6 +204,7 @@ PIPELINES: Mapping[str, Tiny] = {
             "vae": (
                 "vae-wan",
                 {
+                    "base_dim": 8,
                     "dim_mult": [1, 1, 1, 1],
                     "temperal_downsample": [False, True, True],
                     "latents_mean": [0.0] * 4,
@@ -164,10 +243,19 @@ PIPELINES: Mapping[str, Tiny] = {
 
 def asked(name: str) -> tuple[str, ...]:
     """What `enginecast diffusers export` is asked for."""
-    tiny = PIPELINES[name]
-    has_length = any(encoder in (T5, WIDE_T5, UMT5) for encoder in tiny.encoders.values())
-    sizes = [part for size, value in tiny.sizes.items() for part in (f"--{size}", str(value))]
-    return (*sizes, *(("--set", f"max_sequence_length={TEXT_TOKENS}") if has_length else ()))
+    sizes = PIPELINES[name].sizes.items()
+    own = (f"{argument}={value}" for argument, value in arguments(name).items())
+    return (
+        *(part for size, value in sizes for part in (f"--{size}", str(value))),
+        *(part for each in own for part in ("--set", each)),
+    )
+
+
+def arguments(name: str) -> dict[str, int]:
+    """Arguments of the pipeline besides sizes: Qwen-Image's own text before a prompt is longer."""
+    encoders = PIPELINES[name].encoders.values()
+    has_length = any(one not in (CLIP, CLIP_PROJECTED, QWEN_VL) for one in encoders)
+    return {"max_sequence_length": TEXT_TOKENS} if has_length else {}
 
 
 def save_pipeline(name: str, folder: Path, **more: Any) -> Path:
@@ -176,7 +264,7 @@ def save_pipeline(name: str, folder: Path, **more: Any) -> Path:
     parts: dict[str, Any] = {"scheduler": tiny.scheduler()}
     for seed, (part, (config, changes)) in enumerate(tiny.models.items()):
         torch.manual_seed(seed)
-        kind, settings = CONFIGS[config]
+        kind, settings = CONFIGS.get(config, (config, {}))
         parts[part] = getattr(diffusers, kind)(**{**settings, **changes})
     for part, encoder in tiny.encoders.items():
         made = encoder.write(folder.with_name(f"{folder.name}-{part}"))
