@@ -143,7 +143,7 @@ def enlarge(module: nn.Module) -> None:
 
 def plant(module: nn.Module, prepared: Prepared, ratio: float = RATIO) -> int:
     """Make one channel of what feeds each norm loud, whatever the input: by an embedding, a bias,
-    or a weight that reads a channel which is steady; where none is, all channels.
+    or a weight that reads a channel which is steady; where none is, a quarter of the channels.
 
     Args:
         ratio: between that channel and the others.
@@ -192,8 +192,9 @@ def plant(module: nn.Module, prepared: Prepared, ratio: float = RATIO) -> int:
             elif not layer.plus:
                 read = rows[layer.data] if layer.data and node.target is LINEAR else []
                 channel, size = steady(read)
-                if channel is None:  # all are loud, as far as fp16 holds the weights
-                    weight *= min(ratio, WEIGHT / float(weight.abs().max()))
+                if channel is None:  # several are loud, as far as fp16 holds the weights
+                    several = weight[: max(1, len(weight) // 4)]
+                    several *= min(ratio, WEIGHT / float(weight.abs().max()))
                 else:
                     weight[CHANNEL] = 0.0
                     weight[CHANNEL, channel] = min(WEIGHT, LOUD / size)
