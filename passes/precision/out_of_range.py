@@ -35,7 +35,7 @@ def keep_in_fp32(
         limit: the largest magnitude that may be fp16.
     """
     for start in low_values(program, set()):
-        if sizes.get(start, 0.0) <= limit or is_marked(start):
+        if sizes.get(start, 0.0) <= limit or is_marked(start) or not real_users(start):
             continue
         yield start
         beyond = [start]
