@@ -28,7 +28,7 @@ bits).
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -272,7 +272,7 @@ class _Rescaling:
 
     def _scale(self, region: Region, power: int) -> None:
         for member, layer in region.layers.items():
-            for weight in (*layer.times, *layer.plus):
+            for weight in dict.fromkeys((*layer.times, *layer.plus)):
                 self._exponents[member, weight] -= power
         for entry in region.entries:
             self._exponents[entry] -= power
@@ -283,8 +283,9 @@ class _Rescaling:
             self._scale_norm(norm, power)
         for member in region.members:
             mark_scaled(member, -power)
+        inside = frozenset(region.members)
         for member, users in region.readers.items():  # as it was
-            whole = self._as_it_was(member, power, before=min(users))
+            whole = self._as_it_was(member, power, inside, before=min(users))
             for user in users:
                 user.replace_input_with(member, whole)
 
@@ -293,7 +294,7 @@ class _Rescaling:
         for inner, times in norm.inner.items():
             mark_scaled(inner, -power * times)
 
-    def _as_it_was(self, member: Node, power: int, *, before: Node) -> Node:
+    def _as_it_was(self, member: Node, power: int, inside: Set[Node], *, before: Node) -> Node:
         """A member at its true scale, in the layout that it has: kernels of the same op differ in
         their last bit between a part of a tensor and a tensor of its own.
         """
@@ -303,9 +304,11 @@ class _Rescaling:
             source = first_input(source)
         if not any(has(node, Trait.MOVES) and not has(node, *DENSE) for node in moves):
             source, moves = member, []
-        whole = self._times(source, power, before=before, like=source)
-        mark_scaled(whole, power)
-        self._keep_size(whole, member)
+        whole = source  # if it is from outside, it has its true scale
+        if source in inside:
+            whole = self._times(source, power, before=before, like=source)
+            mark_scaled(whole, power)
+            self._keep_size(whole, member)
         graph = self._program.graph
         with graph.inserting_before(before):
             for node in reversed(moves):

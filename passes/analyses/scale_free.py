@@ -306,7 +306,7 @@ class _Regions:
             fit = [f for f in (*same, *factors) if f in reaches]
             return tuple(fit[:1])
         if is_call(node, aten.scaled_dot_product_attention.default):
-            return (args[2],)
+            return (args[2],) if args.count(args[2]) == 1 else ()  # else keys take the factor, too
         if is_call(node, aten.div.Tensor):
             return args[:1] if is_float(args[0]) and args[0] is not args[1] else ()
         zero = (
@@ -316,8 +316,9 @@ class _Regions:
         )
         if zero or node.target in _PROPORTIONAL or has(node, Trait.HOMOGENEOUS):
             source = args[0]
-            moved = isinstance(source, Node) and isinstance(value(source), tuple | list)
-            return (source,) if moved or is_float(source) else ()
+            several = isinstance(source, Node) and isinstance(value(source), tuple | list)
+            fits = has(source, Trait.MOVES) if several else is_float(source)
+            return (source,) if fits else ()
         return ()
 
     def _region(self, members: list[Node]) -> Region:

@@ -286,6 +286,8 @@ def free_names(program: ProgramView, name: str) -> Iterator[str]:
     """The name and numbered variants of it, without those taken when iteration begins."""
     taken = {spec.target for spec in program.graph_signature.input_specs}
     numbered = (f"{name}_{number}" for number in itertools.count(1))
+    if hasattr(torch.nn.Module, name.rpartition(".")[2]):  # `to`: torch refuses it as a buffer
+        taken.add(name)
     yield from (free for free in itertools.chain([name], numbered) if free not in taken)
 
 

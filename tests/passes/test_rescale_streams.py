@@ -315,14 +315,29 @@ def test_norms_that_subtract_the_mean_keep_every_bit(name: str) -> None:
         assert bool(program.module()(*inputs).isfinite().all()) == fits
 
 
+def attends_to_itself(module: Any, x: Tensor) -> Tensor:
+    h = x[:, None]
+    attended = nn.functional.scaled_dot_product_attention(h, h, h, scale=1e-11)
+    return last_norm(module, x + attended[:, 0])
+
+
+def moves_what_is_outside(module: Any, x: Tensor) -> Tensor:
+    moved = torch.sin(module.norms[1](x)).roll(1, 1)
+    return last_norm(module, x + moved) + torch.selu(moved)
+
+
 @pytest.mark.parametrize(
     "head",
     [
         lambda n, x: n.norms[2](torch.cat([n.position.expand(x.shape[0], 1, -1), x], 1))[:, 0],
         lambda n, x: (n.norms[2](x), torch.zeros_like(x).sum() + x.shape[1]),
         lambda n, x: n.norms[2](x + torch.sin(n.norms[1](x))),
+        lambda n, x: n.norms[2](x) + n.norms[1](x.sort(-1)[0]),
+        lambda n, x: (n.norms[1](x) * 1e5, n.norms[2](x))[1],
+        attends_to_itself,
+        moves_what_is_outside,
     ],
-    ids=["class token", "shapes", "any value"],
+    ids=["class token", "shapes", "any value", "sorted", "unread", "attention", "moved"],
 )
 def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
     before = net(head)
