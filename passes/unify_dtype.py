@@ -246,13 +246,13 @@ def _clamp_fills(
         literal = has(node, Trait.FILLS if kind is Class.EXACT else Trait.LITERAL)
         if not literal or kind is Class.ISLAND or is_marked(node):
             continue
-        low = node.args[1] if is_call(node, aten.clamp_min.default) else 0.0
+        clamps = is_call(node, aten.clamp_min.default, aten.clamp.default)
+        low = node.args[1] if clamps and len(node.args) > 1 else 0.0
         if isinstance(low, float) and 0.0 < low < smallest:  # or 0 / 0 would follow
-            node.args = (node.args[0], smallest)
+            node.args = (node.args[0], smallest, *node.args[2:])
             log.done(
                 node, f"limit {low:.3g} raised to {smallest:.3g}, the smallest {dtype_text(to)}"
             )
-            continue
         if has(node, Trait.FILLS):  # the only numbers among their arguments are fills
             node.args = torch.fx.node.map_aggregate(
                 node.args, lambda a: float(a) if type(a) is int else a

@@ -1,22 +1,26 @@
 """Which values of a program must fit into the range of a low-precision dtype."""
 
+import math
 from collections.abc import Iterator, Mapping, Set
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import aten
-from enginecast.passes.ir.match import is_float_cast
+from enginecast.passes.ir.edit import aten, weight_expressions, weight_value
+from enginecast.passes.ir.match import is_call, is_float_cast
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.precision.dtype_classes import Class, classify
 
 BOUNDED = frozenset({aten.tanh.default, aten.sigmoid.default, aten.erf.default})
 """Functions that give a right number for an infinite one."""
+SUMS = (aten.add.Tensor, aten.sub.Tensor)
 LOW = frozenset({Class.STREAM, Class.RAISED})
 
 
-def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
+def low_values(
+    program: ExportedProgram, kept: Set[Node], sizes: Mapping[Node, float], limit: float
+) -> list[Node]:
     """The values that are in the compute dtype, or are cast to it, as inputs are, and must fit into
     its range.
 
@@ -27,14 +31,19 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     Args:
         program: as captured; not altered.
         kept: nodes that compute in fp32 whatever they are, as `UnifyDtype.kept` finds them.
+        sizes: the largest magnitude of values, as far as it is known.
+        limit: the largest magnitude that the dtype holds.
     """
     classes = classify(program, frozenset(kept))
-    masked = _masked(program, classes)
+    masked = _masked(program, classes, sizes, limit)
+    roots: dict[Node, Node] = {}
+    for node in all_nodes(program):
+        roots[node] = _root(node, roots)
     values, harmless = [], set[Node]()
     for node in reversed(list(all_nodes(program))):
         users = list(_readers(node))
-        passes_on = node.target in BOUNDED or has(node, Trait.ARITHMETIC)
-        if passes_on and users and all(u.target in BOUNDED or u in harmless for u in users):
+        bounded = all(user.target in BOUNDED or user in harmless for user in users)
+        if users and bounded and _never_nan(node, roots, sizes, limit):
             harmless.add(node)
     for node in all_nodes(program):
         kind = classes.get(node)
@@ -51,6 +60,26 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
     return values
 
 
+def _root(node: Node, roots: Mapping[Node, Node]) -> Node:
+    """Of a power of one value, times a number, that value; else the node itself."""
+    if not (is_call(node, aten.mul.Tensor, aten.pow.Tensor_Scalar) or is_float_cast(node)):
+        return node
+    found = {roots.get(source, source) for source in node.all_input_nodes}
+    return found.pop() if len(found) == 1 else node
+
+
+def _never_nan(
+    node: Node, roots: Mapping[Node, Node], sizes: Mapping[Node, float], limit: float
+) -> bool:
+    """Whether an operand that became infinite cannot make the result NaN: it is never multiplied by
+    zero, nor taken from another that became infinite.
+    """
+    if node.target in BOUNDED or roots[node] is not node:
+        return True
+    infinite = [one for one in node.all_input_nodes if sizes.get(one, 0.0) > limit]
+    return is_call(node, *SUMS) and len(infinite) <= 1
+
+
 def _readers(node: Node) -> Iterator[Node]:
     """Who reads a value, through the casts of the source: they are dropped."""
     for user in node.users:
@@ -60,16 +89,32 @@ def _readers(node: Node) -> Iterator[Node]:
             yield from _readers(user)
 
 
-def _masked(program: ExportedProgram, classes: Mapping[Node, Class]) -> set[Node]:
-    """Values that were filled, or that something computed from integers alone was added to."""
+def _masked(
+    program: ExportedProgram,
+    classes: Mapping[Node, Class],
+    sizes: Mapping[Node, float],
+    limit: float,
+) -> set[Node]:
+    """Values that were filled with a number that the dtype does not hold, or that something that
+    holds one, and is computed from integers and buffers alone, was added to."""
+    weights = weight_expressions(program)
+
+    def fills(node: Node) -> bool:
+        if node not in weights:
+            return sizes.get(node, math.inf) > limit
+        finite = (found := weight_value(program, node))[found.isfinite()]
+        return bool(finite.numel()) and float(finite.abs().max()) > limit
+
     masked: set[Node] = set()
     for node in all_nodes(program):
         if node.op != "call_function" or node not in classes:
             continue
-        sources = [s for s in node.all_input_nodes if s in classes]
-        exact = any(classes[s] in (Class.EXACT, Class.ISLAND) for s in sources)
-        passes_on = has(node, Trait.ARITHMETIC, Trait.MOVES) or is_float_cast(node)
-        spreads = passes_on and (exact or any(source in masked for source in sources))
-        if has(node, Trait.LITERAL) or spreads:
+        numbers = (each for each in node.args[1:] if isinstance(each, int | float))
+        if has(node, Trait.LITERAL) and any(limit < abs(each) < math.inf for each in numbers):
             masked.add(node)
+        elif has(node, Trait.ARITHMETIC, Trait.MOVES) or is_float_cast(node):
+            for source in node.all_input_nodes:
+                exact = classes.get(source) in (Class.EXACT, Class.ISLAND)
+                if source in masked or (exact and fills(source)):
+                    masked.add(node)
     return masked

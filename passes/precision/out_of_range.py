@@ -37,7 +37,7 @@ def keep_in_fp32(
         sizes: the largest magnitude of values, as far as it is known.
         limit: the largest magnitude that may be fp16.
     """
-    for start in low_values(program, set()):
+    for start in low_values(program, set(), sizes, limit):
         size = sizes.get(start, 0.0)
         if size <= limit or is_marked(start) or not real_users(start):
             continue

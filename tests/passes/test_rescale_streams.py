@@ -162,6 +162,15 @@ NOT_HOMOGENEOUS: dict[str, tuple[Callable[..., Any], str]] = {
         "",
     ),
     "itself": (lambda n, x: (n.norms[2](x), x), "it is an output"),
+    "behind a table": (lambda n, x: (n.norms[2](x), x + torch.ones(WIDTH)), "it is an output"),
+    "behind a clamp": (
+        lambda n, x: (n.norms[2](x), x + torch.clamp(n.norms[0](x), min=1e-6)),
+        "it is an output",
+    ),
+    "tanh of a difference": (
+        lambda n, x: torch.tanh((y := n.norms[2](x) * 200) * y - (y * y + n.norms[1](x))),
+        "sub.Tensor reads it",
+    ),
 }
 
 

@@ -249,13 +249,16 @@ def _option(precision: str, plain: _Measured, trial: "_Trial | None") -> Precisi
 
 def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     """Where 16-bit values would be, in order of execution."""
+    limit = torch.finfo(DTYPES[policy.to]).max
     return [
         LargestValue(
             f"the input {node.name!r}" if node.op == "placeholder" else module_path(node),
             source_line(node),
             measured.largest[node],
         )
-        for node in low_values(measured.program, policy.kept(measured.program))
+        for node in low_values(
+            measured.program, policy.kept(measured.program), measured.largest, limit
+        )
         if node in measured.largest and not (policy.to == "fp16" and is_beyond(node))
     ]
 
