@@ -82,7 +82,7 @@ def test_the_module_that_needs_fp32_is_named_with_the_option_that_keeps_it(
     """Eager fp16 raises one module to fp32, which the program captured in fp32 does not show."""
     (tmp_path / "loud_model.py").write_text(LOUD, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    done = cast(capsys, "bisect", "loud_model:make", "--precision", "fp16")
+    done = cast(capsys, "bisect", "loud_model:make", "--pipeline", "unify-dtype{to=fp16}")
     assert done.code == 1
     (line,) = done.out.splitlines()
     assert line.startswith("pass unify-dtype, module inner, loud_model.py:")
@@ -90,9 +90,12 @@ def test_the_module_that_needs_fp32_is_named_with_the_option_that_keeps_it(
     assert line.endswith(
         r"--skip-modules-pattern '^inner(\.|$)' keeps it in fp32, which was found to be enough"
     )
-    keep = ("--skip-modules-pattern", r"^inner(\.|$)")
-    done = cast(capsys, "bisect", "loud_model:make", "--precision", "fp16", *keep)
-    assert done.code == 0, done.out + done.err
+    for kept in (
+        ("--pipeline", 'unify-dtype{to=fp16 keep="^inner"}'),
+        ("--precision", "fp16"),  # it finds by itself what has to be fp32
+    ):
+        done = cast(capsys, "bisect", "loud_model:make", *kept)
+        assert done.code == 0, done.out + done.err
 
 
 LOUD = '''

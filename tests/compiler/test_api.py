@@ -172,7 +172,9 @@ def test_a_rejected_export_raises_and_keeps_the_report(tmp_path: Path) -> None:
     module = Small()
     nn.init.constant_(module.linear.weight, 3e4)
     with pytest.raises(VerificationError, match=r"rejected: .*fp16") as caught:
-        enginecast.compile(module, tmp_path / "b", example=example(), precision="fp16")
+        enginecast.compile(
+            module, tmp_path / "b", example=example(), pipeline="unify-dtype{to=fp16}"
+        )
     assert caught.value.exit_code == 1
     assert str(tmp_path / "b.rejected") in caught.value.hint
     assert not (tmp_path / "b").exists()
