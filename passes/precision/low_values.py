@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Set
 
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -102,8 +103,10 @@ def _masked(
     def fills(node: Node) -> bool:
         if node not in weights:
             return sizes.get(node, math.inf) > limit
-        finite = (found := weight_value(program, node))[found.isfinite()]
-        return bool(finite.numel()) and float(finite.abs().max()) > limit
+        found = weight_value(program, node)
+        parts = (found,) if isinstance(found, Tensor) else found  # of a split, say
+        finite = (part[part.isfinite()].abs() for part in parts)
+        return any(bool(part.numel()) and float(part.max()) > limit for part in finite)
 
     masked: set[Node] = set()
     for node in all_nodes(program):

@@ -116,6 +116,7 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(32, WIDTH)
         self.position = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.register_buffer("table", torch.ones(2, WIDTH))
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(3))
         self.up, self.gate = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24)
         self.down, self.out = nn.Linear(24, WIDTH), nn.Linear(WIDTH, 4)
@@ -163,6 +164,10 @@ NOT_HOMOGENEOUS: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "itself": (lambda n, x: (n.norms[2](x), x), "it is an output"),
     "behind a table": (lambda n, x: (n.norms[2](x), x + torch.ones(WIDTH)), "it is an output"),
+    "behind parts of a table": (
+        lambda n, x: (n.norms[2](x), x + n.table.split(1)[1]),
+        "it is an output",
+    ),
     "behind a clamp": (
         lambda n, x: (n.norms[2](x), x + torch.clamp(n.norms[0](x), min=1e-6)),
         "it is an output",
