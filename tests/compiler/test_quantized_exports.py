@@ -1,6 +1,7 @@
 """Quantized exports from end to end: presets, plans as files, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_fp8_on_the_cpu(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     done = cast(capsys, "export", vit, "-o", bundle, "--precision", "fp8")
     assert done.code == 0, done.err
     # No CPU multiplies fp8: the values are widened again, which takes longer than fp32.
-    assert done.out.startswith("verified, but slower than fp32 on this machine (0.")
+    said = r"verified, but (partly )?slower than fp32 on this machine \(0\."  # partly: it is busy
+    assert re.match(said, done.out)
     assert "1.0x the error of eager fp32+fp8" in done.out
     assert done.out.splitlines()[1].startswith("  use --precision fp32 on this machine")
     assert any("slower than fp32 on" in note for note in manifest_of(bundle)["notes"])
