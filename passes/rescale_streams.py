@@ -18,9 +18,8 @@ in fp32 every value keeps its bits, up to the power of two.
 k is the smallest that leaves `headroom` bits between the largest value over the calibration inputs
 and fp16's largest.  Weights are scaled by an expression: nothing is computed here.
 
-What something reads at its true scale, an output, a softmax, an activation, fp16 may not hold, nor
-an input.
-Such values are marked to stay in fp32, with what reads them (`precision.out_of_range`).
+Inputs, and what an output, a softmax or an activation reads at its true scale, fp16 may not hold.
+They are marked to stay in fp32, with what reads them (`precision.out_of_range`).
 
 Must not happen: a region of another dtype than fp32 (what fp16 already rounded would not keep its
 bits).

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.analyses.residual_stream import SUMS
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import aten, weight_expressions, weight_value
 from enginecast.passes.ir.match import is_call, is_float_cast
@@ -15,7 +16,6 @@ from enginecast.passes.precision.dtype_classes import Class, classify
 
 BOUNDED = frozenset({aten.tanh.default, aten.sigmoid.default, aten.erf.default})
 """Functions that give a right number for an infinite one."""
-SUMS = (aten.add.Tensor, aten.sub.Tensor)
 LOW = frozenset({Class.STREAM, Class.RAISED})
 
 
