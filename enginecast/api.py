@@ -99,8 +99,8 @@ def export(
         also: targets of more engines in the bundle, made from the same program.
         target_options: the target's own options: an instance, such as `TensorRTOptions`, or texts
             as of `--target-option`, `["level=3"]`.
-        max_error: limit for quantization: the relative L2 error of an output row, 0.02, or its
-            lowest cosine, "cos=0.997". None: the precision's default.
+        max_error: limit for an output row, for quantization or a 16-bit engine: its relative L2
+            error, 0.02, or its lowest cosine, "cos=0.997". None: the precision's default.
         optimize: the goal of a quantization plan: "speed" leaves layers alone that would not
             become faster, "size" stores their weights in few bits.
         plan: a file with a quantization plan (JSON) to use.

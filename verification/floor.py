@@ -93,7 +93,8 @@ class Floor:
     """Format of a quantized engine, such as "int8": then `cases` hold eager's error and that of its
     plan, added as squares."""
     max_error: float | None = None
-    """The largest relative L2 error of a row that the plan allows; None: no such limit."""
+    """The largest relative L2 error of a row that the plan allows, or that was asked for; None: no
+    such limit."""
     kernels: Comparison | None = None
     """For fp32: the estimated error of a backend's own kernels in some cases (`kernel_noise`)."""
     by_eager: Mapping[str, float] = field(default_factory=dict)

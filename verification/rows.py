@@ -166,5 +166,6 @@ def _limit(floor: Floor, name: str, metrics: Metrics) -> float:
     if name in floor.by_eager:
         return math.inf
     if metrics.wrong is None:
-        return max(row_limit(floor, name), floor.max_error or 0.0)
+        planned = floor.max_error if floor.rounding else None
+        return max(row_limit(floor, name), planned or 0.0)
     return most_wrong(floor.of(name)) if metrics.rows >= FEW_VALUES else math.inf

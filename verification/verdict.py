@@ -209,6 +209,7 @@ def judge(
         outputs=tuple(output.verdict for output in worst),
         cases=(*floor.cases, *edges),
         errors={case: error for case, error in errors.items() if math.isfinite(error)},
+        max_error=None if floor.rounding else floor.max_error,
         reasons=tuple(failures or (*notes, *(f"accepted: {r}" for r in reasons))),
         excesses=excesses,
     )
@@ -284,8 +285,8 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
         failures.append(ExcessReason(text, of))
     elif floor.max_error is not None and pooled.worst_row > floor.max_error:
         failures.append(
-            f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, but the"
-            f" plan allows {floor.max_error:.2g} (--max-error)"
+            f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, but"
+            f" {'the plan' if floor.rounding else '--max-error'} allows {floor.max_error:.2g}"
         )
     elif same_dtype and excess < TOO_GOOD and tells:
         failures.append(

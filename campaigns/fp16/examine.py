@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from zoo import examine as zoo
 
-from enginecast.capture.outputs.flatten import name_result
+from enginecast.capture.outputs.flatten import ALL, run_named
 from enginecast.compiler.prepare.open_model import open_model
 from enginecast.compiler.prepare.program import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
@@ -120,7 +120,7 @@ def examine(name: str, folder: Path) -> Row:
     done = rescaled(again)
     powers = [f"2^-{one.power}" for one in done if one.power is not None]
     row.wide = len(done) - len(powers)
-    row.plain = plainly(kind.from_pretrained(loud).eval(), cases[0])
+    row.plain = plainly(again.source.eager(torch.float32), cases[0])
     row.regions = f"{len(powers)}: {', '.join(sorted(set(powers)))}" if powers else "0"
     code, reported = export(str(loud), folder / "out", ["--precision", "fp16"])
     row.outcome = reported.get("verdict", {}).get("outcome", "refused") if reported else "refused"
@@ -225,7 +225,7 @@ def plainly(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     half = {n: t.half() if t.is_floating_point() else t for n, t in inputs.items()}
     try:
         with torch.no_grad():
-            found = name_result(module.half()(**half), inputs=half).tensors.values()
+            found = run_named(module.half(), half, ALL).values()
     except Exception as error:  # of the model
         return one_line(str(error), 80)
     lost = sum(int((~tensor.isfinite()).sum()) for tensor in found)

@@ -18,7 +18,7 @@ class Fp16(Campaign[Item, Row | PipelineRow]):
     """A row for each model, and for each pipeline."""
 
     row, store, page = Row, STORE, PAGE
-    seconds = 900
+    seconds = 1800
 
     def items(self) -> Sequence[Item]:
         models = [("models", name) for name in (*COMPONENTS, *MODELS, *OTHERS)]

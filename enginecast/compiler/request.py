@@ -265,13 +265,14 @@ class ExportRequest:
     max_error: Annotated[
         float | None,
         _planned(
-            "Error limit for quantization, per output row: relative (0.02) or least cosine"
-            " (cos=0.997).",
+            "Error limit per output row, for quantization or a 16-bit engine: relative (0.02) or"
+            " least cosine (cos=0.997).",
             "X",
             parse=parse_max_error,
         ),
     ] = None
-    """Largest relative L2 error of an output that a quantization plan may cause."""
+    """Largest relative L2 error of a row of an output: a quantization plan stays within it, and no
+    other engine may exceed it either, whatever eager's own error is."""
     optimize: Annotated[
         Literal["speed", "size"],
         _planned(
@@ -489,11 +490,10 @@ class ExportRequest:
         self, quantized: str, given: "QuantizationPlan | None", *, is_own: bool
     ) -> None:
         """Refuse options of a plan where there is none."""
-        if self.max_error is not None and (not quantized or is_own):
+        if self.max_error is not None and is_own:
             raise UsageError(
-                "--max-error limits a quantization plan, and nothing is quantized here",
-                hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
-                " plan-int8{max_error=0.05}.",
+                "--max-error goes with --precision, and the pipeline is your own",
+                hint="For a plan in a pipeline, write plan-int8{max_error=0.05}.",
             )
         if self.max_error is not None and not 0 < self.max_error < 1:
             raise UsageError(

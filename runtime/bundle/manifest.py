@@ -318,6 +318,8 @@ class Verdict(Record, frozen=True, kw_only=True):
     cases: tuple[str, ...] = ()
     errors: dict[str, float] = {}
     """Of a quantized engine, the largest relative error of a row in each case."""
+    max_error: float | None = None
+    """What `--max-error` allowed a row of an engine that is not quantized; None: no such limit."""
     reasons: tuple[str, ...] = ()
     arithmetic: Word = ""
     """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""

@@ -129,7 +129,7 @@ def test_a_plan_of_another_model_is_refused(
         (("--precision", "fp8", "--arch", "sm80"), "It can do: storage."),
         (("--precision", "fp8", "--device", "cuda"), "--arch sm90"),
         (("--precision", "fp8", "--arch", "hopper"), "--arch hopper: expected a GPU architecture"),
-        (("--precision", "fp16", "--max-error", "0.1"), "--max-error limits a"),
+        (("--pipeline", "lift-constants", "--max-error", "0.1"), "--max-error goes with --prec"),
         (("--precision", "int8", "--max-error", "2"), "--max-error 2: expected a number between"),
         (("--precision", "int8", "--max-error", "cos=x"), "--max-error cos=x: expected a number"),
         (("--precision", "int8", "--skip-modules-pattern", "nope"), "it matches no layer"),
@@ -145,6 +145,21 @@ def test_what_cannot_be_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert reported in refused(capsys, "export", vit, "-o", tmp_path / "out", *options)
+
+
+def test_a_limit_of_16_bits_holds_at_export_and_later(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "out"
+    asked = ("export", vit, "-o", bundle, "--precision", "fp16", "--max-error")
+    done = cast(capsys, *asked, "1e-5", "--json")
+    assert done.code == 1
+    assert "but --max-error allows 1e-05" in done.json["verdict"]["reasons"][0]
+    done = cast(capsys, *asked, "0.1", "--overwrite", "--json")
+    assert (done.code, done.json["verdict"]["max_error"]) == (0, 0.1)
+    for more in ((), ("--model", vit)):
+        done = cast(capsys, "verify", bundle, *more, "--json")
+        assert (done.code, done.json["verdict"]["max_error"]) == (0, 0.1), done.err
 
 
 def test_save_plan_needs_a_plan(

@@ -337,7 +337,8 @@ class ExportSession:
         cases = [case.name for case in (*reference.cases, *reference.edges)]
         accept = tuple(parse_accept(text, outputs, cases) for text in self.request.accept)
         check_names(accept, outputs, cases)
-        return replace(reference, floor=replace(reference.floor, accept=accept))
+        floor = replace(reference.floor, accept=accept, max_error=self.request.max_error)
+        return replace(reference, floor=floor)
 
     def _step(self, name: str, config: EngineConfig) -> str:
         return name if config is self.config else f"{name} for {config.target}"

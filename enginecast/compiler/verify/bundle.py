@@ -43,7 +43,9 @@ from enginecast.verification.verdict import verdict_line
 if TYPE_CHECKING:
     from enginecast.compiler.engines.checks import Check
 
-NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
+NOT_NATIVE = (
+    "true {0} arithmetic was judged on the inputs of the export{2}; {1} computes it in fp32"
+)
 
 NOT_STORED = (
     "the stored reference does not include: {0}.  With --model they are compared, too, and a"
@@ -178,7 +180,10 @@ def verify_bundle(
         verdict, reference = _judged(engine, reference, problems, checks)
         notes = (*notes, *unreached)
         if not runs_natively(engine.record.precision, engine.provider):
-            notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
+            precision = engine.record.precision
+            has_range = precision == "fp16" and engine.manifest.quantization is None
+            looked = ", and its range on these" if model is not None and has_range else ""
+            notes = (*notes, NOT_NATIVE.format(precision, engine.provider, looked))
         completed = not reference.left_out and _complete(engine, verdict, parts)
         if _is_signed(engine) and engine.verdict.outcome != verdict.outcome == "verified":
             notes = (*notes, SIGNED)
@@ -214,10 +219,13 @@ def _reference(
 
 
 def _accepting(reference: Reference, engine: Engine) -> Reference:
-    """The reference with what was accepted of this engine: others of the bundle share the file."""
-    return replace(
-        reference, floor=replace(reference.floor, accept=accepted_before(engine.verdict))
-    )
+    """The reference with what was accepted and asked of this engine: others of the bundle share the
+    file.
+    """
+    verdict, floor = engine.verdict, reference.floor
+    asked = floor.max_error if floor.rounding else verdict.max_error
+    floor = replace(floor, accept=accepted_before(verdict), max_error=asked)
+    return replace(reference, floor=floor)
 
 
 def _judged(
