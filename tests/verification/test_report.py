@@ -13,6 +13,7 @@ from rich.console import Console
 from enginecast.runtime.bundle.manifest import Outcome
 from enginecast.verification.report.data import Report
 from enginecast.verification.report.files import to_json, write_report
+from enginecast.verification.report.speed import Speed, SpeedAt
 from enginecast.verification.report.tables import print_report
 
 
@@ -113,3 +114,21 @@ def test_inspect_shows_why_an_engine_was_rejected(
     (folder / "report.json").write_text('{"model": 3}')
     done = cast(capsys, "inspect", folder)
     assert (done.code, "report.json: not a report of this version" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ((0.5, 0.6), "slower than fp32 on this machine (0.50x the fp32 engine at 1x10, 0.60x at"),
+        ((0.5, 1.2), "partly slower than fp32 on this machine (0.50x the fp32 engine at 1x10, 1.2"),
+        ((1.1, 1.2), ""),
+    ],
+)
+def test_an_engine_that_is_slower_than_fp32_says_so(gains: tuple[float, float], said: str) -> None:
+    cases = tuple(
+        SpeedAt(2.0, (1.9, 2.1), 4, {"input_ids": (rows, 10)}, {}, gain, (gain, gain))
+        for rows, gain in zip((1, 32), gains, strict=True)
+    )
+    found = Speed(cases, "fp8", 1).slower_than_fp32("this machine")
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
