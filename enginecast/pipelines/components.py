@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.sources.factory import config_of
-from enginecast.capture.sources.huggingface.diffusers_folder import CLASS
+from enginecast.capture.sources.huggingface.diffusers_folder import CLASS, model_class_of
 from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE, write_config
 from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.capture.sources.weights.copies import copy_module
@@ -54,7 +54,7 @@ def empty_component(folder: Path) -> nn.Module:
         SourceError: the class is none of diffusers or transformers, or does not take the config.
     """
     file, config = folder / CONFIG_FILE, read_json(folder / CONFIG_FILE)
-    found = _class_of(config)
+    found = _class_of(config, folder)
     if found is None:
         named = config.get(CLASS) or config.get("architectures")
         raise SourceError(
@@ -114,10 +114,9 @@ def _differing(own: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[st
             yield f"{name} {own.get(name)}, not {stored.get(name)}"
 
 
-def _class_of(config: Mapping[str, Any]) -> type[nn.Module] | None:
+def _class_of(config: Mapping[str, Any], folder: Path) -> type[nn.Module] | None:
     if CLASS in config:
-        found = getattr(diffusers, str(config[CLASS]), None)
-        return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+        return model_class_of(config[CLASS], folder)
     for name in config.get("architectures") or ():
         found = getattr(transformers, str(name), None)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):

@@ -13,6 +13,7 @@ from enginecast.errors import InputError, UsageError
 from enginecast.pipelines.components import without_weights
 from enginecast.pipelines.engine_call import EngineCall
 from enginecast.pipelines.returned import Returned
+from enginecast.pipelines.tiles import PARTS, Cut, is_cut, works_by_tiles
 from enginecast.pipelines.unchanged import Snapshot
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
@@ -21,7 +22,7 @@ from enginecast.runtime.load import backends, load
 FIXED = "Change the component before it is exported; `put_back()` of what attach returned gives it."
 FUSED = "Change the eager pipeline, fuse its adapters, save it, and export {0} again."
 REFUSED = (
-    *("resize_token_embeddings", "resize_position_embeddings", "enable_freeu", "enable_tiling"),
+    *("resize_token_embeddings", "resize_position_embeddings", "enable_freeu"),
     *("enable_cache", "enable_layerwise_casting", "enable_group_offload", "enable_parallelism"),
     *("fuse_qkv_projections", "set_attention_backend", "compile_repeated_blocks", "dequantize"),
     *("save_pretrained", "state_dict", "load_state_dict"),
@@ -206,7 +207,7 @@ def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[st
 
         found[method] = refused
 
-    for method in REFUSED:
+    for method in (*REFUSED, *(() if works_by_tiles(module) else ("enable_tiling",))):
         if callable(getattr(plain, method, None)):
             refuse(method, FIXED)
     for base in plain.__mro__:
@@ -228,7 +229,12 @@ def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[st
 def _running(module: nn.Module, slot: Slot, plain: Any) -> Any:
     @wraps(plain)
     def method(*args: Any, **kwargs: Any) -> Any:
+        if plain.__name__ in PARTS and is_cut(module):
+            return plain(Cut(module, plain.__name__, whole), *args, **kwargs)
         return slot.run(module, args, kwargs)
+
+    def whole(tile: Tensor) -> Any:
+        return slot.run(module, (tile,), {})
 
     method.__signature__ = inspect.signature(plain.__get__(module))  # type: ignore[attr-defined]
     return torch.compiler.disable(method)
@@ -270,9 +276,9 @@ def require_plain(name: str, component: nn.Module) -> None:
             f"{name} has adapters loaded, which the engine does not know of",
             hint="Fuse them (pipe.fuse_lora(), pipe.unload_lora_weights()), and export it again.",
         )
-    if getattr(component, "use_tiling", False):
+    if getattr(component, "use_tiling", False) and not works_by_tiles(component):
         raise UsageError(
-            f"{name} works by tiles, and an engine on whole images",
+            f"{name} works by tiles, and an engine on whole videos",
             hint=f"Call pipe.{name}.disable_tiling() first.",
         )
     if any(getattr(block, "s1", None) is not None for block in getattr(component, "up_blocks", ())):

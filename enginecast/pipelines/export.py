@@ -31,8 +31,8 @@ from enginecast.errors import (
 from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
-from enginecast.pipelines.folder import KNOWN, PipelineFolder, open_pipeline
-from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.folder import PipelineFolder, open_pipeline
+from enginecast.pipelines.generate import PROMPTS, Made, Wish, generate
 from enginecast.pipelines.record import (
     INDEX,
     RECORD,
@@ -103,6 +103,8 @@ class Rehearsal:
     calls: Calls
     first: Calls
     """Of the run in the size that was asked for, alone."""
+    wish: Wish
+    """With one prompt, where the pipeline fails on the two that nobody gave."""
     made: Made
     noisy: Made
     dtype: torch.dtype
@@ -164,7 +166,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         made = PipelineRecord(
             pipeline=folder.kind.__name__,
             versions=versions(),
-            recording=asdict(request.wish),
+            recording=asdict(rehearsal.wish),
             sizes=rehearsal.sizes,
             components=components,
             check=check,
@@ -184,32 +186,61 @@ def _rehearse(
     """
     dtype = _eager_dtype(folder, steps)
     pipe, wish = folder.load(dtype=dtype), request.wish
-    with record(pipe) as calls:
-        with record(pipe) as first:
-            try:
-                made = generate(pipe, wish)
-            except EnginecastError:
-                raise
-            except Exception as error:  # its components raise any kind
-                raise SourceError(
-                    f"the eager {type(pipe).__name__} fails: {type(error).__name__}:"
-                    f" {first_line(error)}",
-                    hint="Its components may not fit each other; run it in diffusers.",
-                ) from error
-            if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
-                raise SourceError(
-                    f"the eager {type(pipe).__name__} gives values that are not finite",
-                    hint="Nothing can be compared with them; run it in diffusers.",
-                )
-        height, width = made.pictures.shape[-2:]
-        others, fixed = _in_another_size(pipe, wish, height, width, steps)
-        sizes = ((height, width), *others)
+    try:
+        ran = _recorded(pipe, wish, steps)
+    except EnginecastError:
+        raise
+    except Exception as error:  # its components raise any kind
+        single = replace(wish, prompts=PROMPTS[:1])
+        if wish.prompts != PROMPTS or (found := _if_it_runs(pipe, single, steps)) is None:
+            raise SourceError(
+                f"the eager {type(pipe).__name__} fails: {type(error).__name__}:"
+                f" {first_line(error)}",
+                hint="Its components may not fit each other; run it in diffusers.",
+            ) from error
+        steps.say(f"{type(pipe).__name__} fails on two prompts, and is exported for one")
+        wish, ran = single, found
+    calls, first, made, others, fixed = ran
     with with_noise(pipe):
         noisy = generate(pipe, wish)
     for name in folder.models:
         if _stays(folder, name, calls, request) is None:
             save_empty(getattr(pipe, name), output / name)
-    return Rehearsal(calls, first, made, noisy, dtype, sizes, fixed)
+    sizes = (made.pictures.shape[-2:], *others)
+    return Rehearsal(calls, first, wish, made, noisy, dtype, sizes, fixed)
+
+
+_Ran = tuple[Calls, Calls, Made, list[tuple[int, int]], str]
+
+
+def _recorded(pipe: Any, wish: Wish, steps: Steps) -> _Ran:
+    """Run the pipeline as asked, and in another size: all calls, those of the first run, what it
+    made, other sizes and why there are none.
+
+    Raises:
+        SourceError: it gives values that are not finite.
+        Exception: the pipeline fails.
+    """
+    with record(pipe) as calls:
+        with record(pipe) as first:
+            made = generate(pipe, wish)
+        if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
+            raise SourceError(
+                f"the eager {type(pipe).__name__} gives values that are not finite",
+                hint="Nothing can be compared with them; run it in diffusers.",
+            )
+        height, width = made.pictures.shape[-2:]
+        others, fixed = _in_another_size(pipe, wish, height, width, steps)
+    return calls, first, made, others, fixed
+
+
+def _if_it_runs(pipe: Any, wish: Wish, steps: Steps) -> _Ran | None:
+    try:
+        return _recorded(pipe, wish, steps)
+    except EnginecastError:
+        raise
+    except Exception:  # its components raise any kind
+        return None
 
 
 def _in_another_size(
@@ -222,11 +253,12 @@ def _in_another_size(
         if other == (height, width):
             break
         try:
-            generate(pipe, replace(wish.sized(*other), steps=2))
+            made = generate(pipe, replace(wish.sized(*other), steps=2))
         except Exception as error:  # its components raise any kind
             why = first_line(error)
         else:
-            return [other], ""
+            if made.pictures.shape[-2:] == other:  # pipelines round sizes
+                return [other], ""
     why = f"the size is fixed at {height} x {width}: {why}"
     steps.say(why)
     return [], why
@@ -236,7 +268,7 @@ def _eager_dtype(folder: PipelineFolder, steps: Steps) -> torch.dtype:
     """fp32, which engines are compared with; the stored dtype where that does not fit in memory."""
     elements: dict[torch.dtype, int] = {}
     for name in folder.models:
-        if folder.parts[name][0] in KNOWN:
+        if not folder.foreign(name):
             options = ComponentOptions(variant=folder.variant_of(name))
             source = open_source(str(folder.path / name), component=options)
             for dtype, count in source.weight_elements().items():
@@ -266,7 +298,7 @@ def other_size(pipe: Any, height: int, width: int, times: int = 1) -> tuple[int,
     config = getattr(denoiser, "config", {})
     levels, patch = config.get("block_out_channels"), config.get("patch_size")
     patch = patch[-1] if isinstance(patch, (list, tuple)) else patch
-    cells = 2 ** (len(levels) - 1) if levels else 2 * (patch or 1)
+    cells = 2 ** (len(levels) - 1) if levels else patch or 1
     step = times * math.lcm(SIDE_STEP, factor * cells)
     first, second = _coprime(height // step), _coprime(width // step)
     others = second if second[0] != first[0] or height != width else second[1:]
@@ -370,8 +402,8 @@ def _stays(folder: PipelineFolder, name: str, calls: Calls, request: PipelineReq
         return "as asked"
     if not _entries(name, calls):
         return "the recorded run does not call it"
-    library = folder.parts[name][0]
-    return None if library in KNOWN else f"a class of {library}"
+    library = folder.foreign(name)
+    return f"a class of {library}" if library else None
 
 
 def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportRequest:
@@ -435,7 +467,7 @@ def _check(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EnginecastWarning)  # the outcome says it
             pipe = with_engines(output, components, **how)
-            found = generate(pipe, request.wish)
+            found = generate(pipe, eager.wish)
     except MissingError as error:
         return CheckOutcome(outcome="not run", reasons=(error.message,))
     except EnginecastError as error:

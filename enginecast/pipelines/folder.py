@@ -14,14 +14,17 @@ from typing import Any
 import torch
 
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.huggingface.diffusers_folder import CLASS, STEM, warn_of_newer
+from enginecast.capture.sources.huggingface.diffusers_folder import (
+    CLASS,
+    STEM,
+    model_class_of,
+    warn_of_newer,
+)
+from enginecast.capture.sources.huggingface.transformers_folder import CONFIG_FILE
 from enginecast.capture.sources.weights.checkpoint import WeightNames, find_weight_files, read_json
 from enginecast.errors import SourceError, first_line
 from enginecast.installation import required
 from enginecast.pipelines.record import INDEX, require_pipeline
-
-KNOWN = ("diffusers", "transformers")
-"""Libraries whose models are exported."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,18 @@ class PipelineFolder:
             name for name in self.parts if find_weight_files(self.path / name, self._files(name))
         )
 
+    def is_of_diffusers(self, name: str) -> bool:
+        """Whether a component is a model of diffusers: transformers' are written otherwise."""
+        file = self.path / name / CONFIG_FILE
+        named = read_json(file).get(CLASS) if file.is_file() else None
+        return model_class_of(named, file.parent) is not None
+
+    def foreign(self, name: str) -> str:
+        """The library whose models are not exported; empty: it is diffusers or transformers."""
+        library = self.parts[name][0]
+        known = library == "transformers" or self.is_of_diffusers(name)
+        return "" if known else library
+
     def variant_of(self, name: str) -> str:
         """That of the weights of a component: as in diffusers, none where it has no such files."""
         return self._files(name).variant
@@ -81,7 +96,7 @@ class PipelineFolder:
         return names if any(there) else plain
 
     def _plain(self, name: str) -> WeightNames:
-        return WeightNames.of(STEM if self.parts[name][0] == "diffusers" else "model")
+        return WeightNames.of(STEM if self.is_of_diffusers(name) else "model")
 
     def load(
         self, given: Mapping[str, Any] | None = None, dtype: torch.dtype = torch.float32

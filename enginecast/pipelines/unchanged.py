@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
-_EAGER_ONLY = frozenset({"use_slicing", "gradient_checkpointing", "training"})
+from enginecast.pipelines.tiles import SETTINGS, works_by_tiles
+
+_EAGER_ONLY = ("use_slicing", "gradient_checkpointing", "training")
 """Settings that change how eager computes, or how it is trained, and not what an engine gives."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -76,10 +78,9 @@ class Snapshot:
 
     def _plain_settings(self) -> dict[str, Any]:
         """Plain attributes of the component: flags and numbers that its methods read."""
+        free = (*_EAGER_ONLY, *(SETTINGS if works_by_tiles(self._module) else ()), "_")
         return {
             name: value
             for name, value in vars(self._module).items()
-            if isinstance(value, (bool, int, float, str))
-            and not name.startswith("_")
-            and name not in _EAGER_ONLY
+            if isinstance(value, (bool, int, float, str)) and not name.startswith(free)
         }

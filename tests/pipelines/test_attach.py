@@ -191,7 +191,6 @@ def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
     pipe = attached.pipe
     for call, expected in (
         (lambda: pipe.enable_freeu(0.9, 0.2, 1.2, 1.4), "unet is an engine, which has no enable_f"),
-        (pipe.vae.enable_tiling, "vae is an engine, which has no enable_tiling"),
         (pipe.fuse_qkv_projections, "unet is an engine, which has no fuse_qkv_projections"),
         (lambda: pipe.unet.set_attention_backend("native"), "which has no set_attention_backend"),
         (pipe.unet.state_dict, "unet is an engine, which has no state_dict"),
@@ -257,8 +256,8 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "unet: conv_in has other hooks than",
     ),
     "setting": (
-        lambda pipe: setattr(pipe.vae, "use_tiling", True),
-        "vae: use_tiling is True, and was False when",
+        lambda pipe: setattr(pipe.unet, "sample_size_limit", 3),
+        "unet: sample_size_limit is 3, and was None when",
     ),
 }
 
@@ -269,6 +268,22 @@ def test_a_component_that_is_changed_is_refused(attached: Attached, what: str) -
     change(attached.pipe)
     with pytest.raises(InputError, match=f"{expected} .*engine"):
         image(attached.pipe)
+
+
+def test_an_autoencoder_works_by_tiles_and_slices(attached: Attached) -> None:
+    vae, eager = attached.pipe.vae, model("vae")
+    latents = torch.randn(2, 4, 24, 24, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), pytest.raises(InputError, match="vae: "):
+        vae.decode(latents)  # larger than what was recorded
+    for one in (vae, eager):
+        one.enable_tiling()
+        one.enable_slicing()
+        one.tile_latent_min_size, one.tile_sample_min_size = 8, 16
+        one.tile_overlap_factor = 0  # the engine takes multiples of 8, as they were recorded
+    with torch.no_grad():
+        torch.testing.assert_close(vae.decode(latents).sample, eager.decode(latents).sample)
+        one = vae.decode(latents[:1], return_dict=False)[0]
+    torch.testing.assert_close(one, eager.decode(latents[:1]).sample.detach())
 
 
 def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:

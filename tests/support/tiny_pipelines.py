@@ -1,6 +1,6 @@
 """Whole diffusion pipelines in small, of real classes, as `save_pretrained` writes them."""
 
-import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,23 +10,33 @@ import diffusers
 import torch
 from cache_fixtures import VOCABULARY, add_t5_tokenizer, words_clip, words_t5
 from cached_pipelines import gemma2, umt5, wide_t5
-from models import save
+from models import save, t5_config
 from tiny_components import CONFIGS
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
+    ByT5Tokenizer,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     Gemma2Model,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
     T5EncoderModel,
     UMT5EncoderModel,
 )
+
+from enginecast.pipelines.generate import PROMPTS
 
 CHAT = (
     "{% for one in messages %}{% if one.content is string %}{{ one.content }}{% else %}"
@@ -42,6 +52,7 @@ class Encoder:
 
     write: Callable[[Path], Path]
     kind: Any
+    tokenizer: Any = PreTrainedTokenizerFast
 
 
 _QWEN = {
@@ -64,10 +75,19 @@ def qwen3(folder: Path, kind: Any = Qwen3Model, layers: int = 2) -> Path:
 
 
 def add_chat(folder: Path) -> Path:
-    """A tokenizer whose template for chats puts the texts one behind the other."""
-    file = add_t5_tokenizer(folder) / "tokenizer_config.json"
-    said = {**json.loads(file.read_text("utf-8")), "chat_template": CHAT}
-    file.write_text(json.dumps(said), "utf-8")
+    """A tokenizer of whole words, so that templates are about as long as for the real one, and with
+    a template for chats that puts the texts one behind the other.
+    """
+    special = ["<pad>", "</s>", "<unk>"]
+    words = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(PROMPTS))))
+    vocabulary = {word: number for number, word in enumerate((*special, *words))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=CHAT,
+        **{"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
+    ).save_pretrained(folder)
     return folder
 
 
@@ -87,16 +107,50 @@ def mistral3(folder: Path) -> Path:
     return add_chat(folder)
 
 
+ROPE = {"type": "mrope", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
+
+
 def qwen_vl(folder: Path) -> Path:
     """Qwen2.5-VL, of which pipelines use the text model."""
-    rope = {"type": "mrope", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
     config = Qwen2_5_VLConfig(
-        text_config={**_QWEN, "rope_parameters": rope},
+        text_config={**_QWEN, "rope_parameters": ROPE},
         vision_config={**vision, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
         architectures=["Qwen2_5_VLForConditionalGeneration"],
     )
     save(Qwen2_5_VLForConditionalGeneration, config, folder, torch.float32, 9)
+    return add_t5_tokenizer(folder)
+
+
+def qwen_vl_text(folder: Path) -> Path:
+    """The text model of Qwen2.5-VL by itself; 4 layers."""
+    config = Qwen2_5_VLTextConfig(
+        **{**_QWEN, "num_hidden_layers": 4, "rope_parameters": ROPE},
+        architectures=["Qwen2_5_VLTextModel"],
+    )
+    save(Qwen2_5_VLTextModel, config, folder, torch.float32, 11)
+    return add_chat(folder)
+
+
+def byt5(folder: Path) -> Path:
+    """A T5 that reads bytes."""
+    config = t5_config()
+    config.vocab_size = 384
+    save(T5EncoderModel, config, folder, torch.float32, 12)
+    ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+def gemma3(folder: Path) -> Path:
+    """Gemma 3, of which pipelines use the text model."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = Gemma3Config(
+        text_config={**_QWEN, "head_dim": 8, "sliding_window": 16},
+        vision_config={**vision, "num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+        mm_tokens_per_image=4,
+        architectures=["Gemma3ForConditionalGeneration"],
+    )
+    save(Gemma3ForConditionalGeneration, config, folder, torch.float32, 13)
     return add_t5_tokenizer(folder)
 
 
@@ -114,6 +168,12 @@ QWEN3 = Encoder(qwen3, Qwen3Model)
 QWEN3_LM = Encoder(lambda folder: qwen3(folder, Qwen3ForCausalLM, 4), Qwen3ForCausalLM)
 MISTRAL3 = Encoder(mistral3, Mistral3ForConditionalGeneration)
 GEMMA2 = Encoder(gemma2, Gemma2Model)
+GEMMA3 = Encoder(gemma3, Gemma3ForConditionalGeneration)
+QWEN_VL_TEXT = Encoder(qwen_vl_text, Qwen2_5_VLTextModel)
+BYT5 = Encoder(byt5, T5EncoderModel, ByT5Tokenizer)
+QWEN_VL_WORDS = Encoder(
+    lambda folder: add_chat(qwen_vl(folder)), Qwen2_5_VLForConditionalGeneration
+)
 QWEN_VL = Encoder(qwen_vl, Qwen2_5_VLForConditionalGeneration)
 Z_IMAGE: tuple[str, Mapping[str, Any]] = (
     "ZImageTransformer2DModel",
@@ -262,12 +322,20 @@ PIPELINES: Mapping[str, Tiny] = {
         "Lumina2Pipeline",
         {
             "transformer": ("lumina2", {"cap_feat_dim": 32}),
-            "vae": ("vae", {"shift_factor": 0.1, "scaling_factor": 0.4}),
+            "vae": (
+                "vae",
+                {
+                    **{"shift_factor": 0.1, "scaling_factor": 0.4},
+                    "block_out_channels": [4, 4, 4, 4],
+                    "down_block_types": ["DownEncoderBlock2D"] * 4,
+                    "up_block_types": ["UpDecoderBlock2D"] * 4,
+                },
+            ),
         },
         {"text_encoder": GEMMA2},
         _flow,
         {},
-        {"height": 48, "width": 48},
+        {"height": 64, "width": 64},
         {"max_sequence_length": 64},
     ),
     "sd3": Tiny(
@@ -300,6 +368,113 @@ PIPELINES: Mapping[str, Tiny] = {
         _flow,
         {"boundary_ratio": 0.875},
         {"height": 48, "width": 48, "frames": 5},
+    ),
+    "hunyuan-video-15": Tiny(
+        "HunyuanVideo15Pipeline",
+        {
+            "transformer": (
+                "HunyuanVideo15Transformer3DModel",
+                {
+                    **{"in_channels": 9, "out_channels": 4, "num_attention_heads": 2},
+                    **{"attention_head_dim": 16, "num_layers": 1, "num_refiner_layers": 1},
+                    **{"text_embed_dim": 32, "text_embed_2_dim": 32, "image_embed_dim": 16},
+                    **{"rope_axes_dim": (4, 6, 6), "target_size": 16, "task_type": "t2v"},
+                },
+            ),
+            "vae": (
+                "AutoencoderKLHunyuanVideo15",
+                {
+                    **{"latent_channels": 4, "block_out_channels": (32, 32)},
+                    **{"layers_per_block": 1, "spatial_compression_ratio": 4},
+                    **{"temporal_compression_ratio": 2, "downsample_match_channel": False},
+                    "upsample_match_channel": False,
+                },
+            ),
+        },
+        {"text_encoder": QWEN_VL_TEXT, "text_encoder_2": BYT5},
+        _flow,
+        {"guider": diffusers.ClassifierFreeGuidance(guidance_scale=6.0)},
+        {"height": 48, "width": 48, "frames": 5},
+    ),
+    "kandinsky5": Tiny(
+        "Kandinsky5T2VPipeline",
+        {
+            "transformer": (
+                "Kandinsky5Transformer3DModel",
+                {
+                    **{"in_visual_dim": 4, "out_visual_dim": 4, "in_text_dim": 32},
+                    **{"in_text_dim2": 32, "time_dim": 32, "model_dim": 32, "ff_dim": 48},
+                    **{"num_text_blocks": 1, "num_visual_blocks": 1, "axes_dims": (4, 6, 6)},
+                },
+            ),
+            "vae": ("vae-hunyuan-video", {}),
+        },
+        {"text_encoder": QWEN_VL_WORDS, "text_encoder_2": CLIP},
+        _flow,
+        {},
+        {"height": 64, "width": 64, "frames": 5},
+        {"max_sequence_length": 64},
+    ),
+    "ltx2": Tiny(
+        "LTX2Pipeline",
+        {
+            "transformer": (
+                "LTX2VideoTransformer3DModel",
+                {
+                    **{"in_channels": 4, "out_channels": 4, "num_attention_heads": 2},
+                    **{"attention_head_dim": 16, "cross_attention_dim": 32, "num_layers": 1},
+                    **{"audio_in_channels": 4, "audio_out_channels": 4},
+                    **{"audio_num_attention_heads": 2, "audio_attention_head_dim": 8},
+                    **{"audio_cross_attention_dim": 16, "caption_channels": 32},
+                    "rope_type": "split",
+                },
+            ),
+            "vae": (
+                "AutoencoderKLLTX2Video",
+                {
+                    **{"latent_channels": 4, "block_out_channels": (8,)},
+                    **{"decoder_block_out_channels": (8,), "layers_per_block": (1,)},
+                    **{"decoder_layers_per_block": (1, 1), "spatio_temporal_scaling": (True,)},
+                    **{"decoder_spatio_temporal_scaling": (True,), "patch_size": 1},
+                    **{"decoder_inject_noise": (False, False), "downsample_type": ("spatial",)},
+                    **{"upsample_residual": (False,), "upsample_factor": (1,)},
+                    "decoder_causal": False,
+                },
+            ),
+            "audio_vae": (
+                "AutoencoderKLLTX2Audio",
+                {
+                    **{"base_channels": 4, "ch_mult": (1,), "num_res_blocks": 1},
+                    **{"resolution": 32, "latent_channels": 2, "mel_bins": 8},
+                },
+            ),
+            "connectors": (
+                "LTX2TextConnectors",
+                {
+                    **{"caption_channels": 32, "text_proj_in_factor": 3},
+                    **{"video_connector_num_attention_heads": 4, "rope_type": "split"},
+                    **{"video_connector_attention_head_dim": 8, "video_connector_num_layers": 1},
+                    **{"audio_connector_num_attention_heads": 4, "rope_theta": 1e4},
+                    **{"audio_connector_attention_head_dim": 8, "audio_connector_num_layers": 1},
+                    **{"video_connector_num_learnable_registers": None},
+                    **{"audio_connector_num_learnable_registers": None},
+                    **{"connector_rope_base_seq_len": 32, "causal_temporal_positioning": False},
+                },
+            ),
+            "vocoder": (
+                "LTX2Vocoder",
+                {
+                    **{"in_channels": 16, "hidden_channels": 32, "out_channels": 2},
+                    **{"upsample_kernel_sizes": [4, 4], "upsample_factors": [2, 2]},
+                    **{"resnet_kernel_sizes": [3], "resnet_dilations": [[1, 3, 5]]},
+                },
+            ),
+        },
+        {"text_encoder": GEMMA3},
+        _flow,
+        {},
+        {"height": 64, "width": 64, "frames": 5},
+        {"stg_scale": 0, "audio_stg_scale": 0, "modality_scale": 1, "audio_modality_scale": 1},
     ),
     "cogvideox": Tiny(
         "CogVideoXPipeline",
@@ -338,7 +513,10 @@ def asked(name: str) -> tuple[str, ...]:
 def arguments(name: str) -> Mapping[str, Any]:
     """Arguments of the pipeline besides sizes: Qwen-Image's own text before a prompt is longer."""
     encoders = PIPELINES[name].encoders.values()
-    has_length = any(one not in (CLIP, CLIP_PROJECTED, QWEN_VL) for one in encoders)
+    has_length = any(
+        one not in (CLIP, CLIP_PROJECTED, QWEN_VL, QWEN_VL_WORDS, QWEN_VL_TEXT, BYT5)
+        for one in encoders
+    )
     own = {"max_sequence_length": TEXT_TOKENS} if has_length else {}
     return {**own, **PIPELINES[name].arguments}
 
@@ -350,13 +528,13 @@ def save_pipeline(name: str, folder: Path, **more: Any) -> Path:
     for seed, (part, (config, changes)) in enumerate(tiny.models.items()):
         torch.manual_seed(seed)
         kind, settings = CONFIGS.get(config, (config, {}))
-        parts[part] = getattr(diffusers, kind)(**{**settings, **changes})
+        owner = diffusers if hasattr(diffusers, kind) else diffusers.pipelines.ltx2
+        parts[part] = getattr(owner, kind)(**{**settings, **changes})
     for part, encoder in tiny.encoders.items():
         made = encoder.write(folder.with_name(f"{folder.name}-{part}"))
         parts[part] = encoder.kind.from_pretrained(made)
-        parts[part.replace("text_encoder", "tokenizer")] = PreTrainedTokenizerFast.from_pretrained(
-            made
-        )
+        tokenizer = encoder.tokenizer.from_pretrained(made)
+        parts[part.replace("text_encoder", "tokenizer")] = tokenizer
     pipe = getattr(diffusers, tiny.kind)(**parts, **tiny.more)
     pipe.save_pretrained(folder, **more)
     return folder

@@ -44,6 +44,7 @@ from enginecast.capture.sources.weights.finite import require_finite
 from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required
+from enginecast.runtime.bundle.pipeline_folder import INDEX
 
 STEM = "diffusion_pytorch_model"
 CLASS = "_class_name"
@@ -289,11 +290,27 @@ def _release(version: str) -> tuple[int, ...]:
     return () if found is None else tuple(map(int, found[0].split(".")))
 
 
+def model_class_of(name: object, folder: Path) -> type[nn.Module] | None:
+    """A class of diffusers by its name: a public one, or one of some pipelines alone, as LTX-2's
+    connectors, where the index of the pipeline around the folder says whose it is.
+    """
+    import diffusers
+
+    index, owner = folder.parent / INDEX, None
+    if isinstance(name, str) and not hasattr(diffusers, name) and index.is_file():
+        listed = read_json(index).get(folder.name)
+        if isinstance(listed, list) and len(listed) == 2 and isinstance(listed[0], str):
+            owner = getattr(diffusers.pipelines, listed[0], None)
+    found = getattr(owner or diffusers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(found, type) and issubclass(found, diffusers.ModelMixin)
+    return found if is_model else None
+
+
 def _find_class(name: object, file: Path) -> type[nn.Module]:
     with required("diffusers", f"{file}: {name}", "diffusers"):
         import diffusers
-    found = getattr(diffusers, name, None) if isinstance(name, str) else None
-    if not isinstance(found, type) or not issubclass(found, diffusers.ModelMixin):
+    found = model_class_of(name, file.parent)
+    if found is None:
         raise SourceError(
             f"{file}: {CLASS}: diffusers {diffusers.__version__} has no model class {name!r}",
             hint="A newer diffusers may have it; for a class of your own, write a factory.",

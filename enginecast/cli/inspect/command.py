@@ -121,18 +121,18 @@ def _plan_components(
     if save_plan is not None:
         raise UsageError("--save-plan goes with one component, such as FOLDER/unet")
     loading()
-    from enginecast.pipelines.folder import KNOWN, open_pipeline
+    from enginecast.pipelines.folder import open_pipeline
 
     variant = request.options.component.variant
     folder = open_pipeline(Path(str(request.model)), variant)
     parts = []
     for name in folder.models:
-        library, kind = folder.parts[name]
-        eager = "" if library in KNOWN else f"{kind} of {library}"
+        library = folder.foreign(name)
+        eager = f"{folder.parts[name][1]} of {library}" if library else ""
         parts.append(Component(name, folder.path / name, eager))
 
     def one(part: Component) -> None:
-        own = folder.parts[part.name][0] == "diffusers"  # others know no sizes of pictures
+        own = folder.is_of_diffusers(part.name)  # others know no sizes of pictures
         component = replace(
             request.options.component if own else ComponentOptions(),
             variant=folder.variant_of(part.name),
