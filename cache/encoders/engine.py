@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from enginecast.cache.encoders.request import EncoderRequest
-from enginecast.cache.encoders.text_model import ModelFacts, stored_output
+from enginecast.cache.encoders.text_model import (
+    ModelFacts,
+    layers_in,
+    named_outputs,
+    stored_output,
+)
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.sources.huggingface.text_encoders import class_named_by
 from enginecast.errors import InputError, UsageError
@@ -57,6 +62,7 @@ class EngineModel:
 
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
         given = {output.name: output for output in self._engine.outputs}
+        names = named_outputs(names, layers_in(self.facts.about.config))
         for name in (one for one in names if one not in given):
             raise UsageError(
                 f"--outputs {name}: the engine has no output {name!r}",

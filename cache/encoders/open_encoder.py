@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, resolve
+from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, part_of, resolve
 from enginecast.cache.encoders.text_model import ModelFacts, TextModel
 from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
@@ -203,6 +203,8 @@ def make_spec(
         tokenizer=digest_of(tokenizer.text),
         template="{}" if request.template is None else request.template,
         clean=request.clean or "none",
+        special_tokens=request.special_tokens is not False,
+        keep_end=bool(request.keep_end),
         max_length=max_length,
         padding_id=padding_id or 0,
         padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
@@ -233,7 +235,9 @@ def make_spec(
             f"--extra-rows {spec.extra_rows}: texts are padded on the left, so no rows of "
             "padding follow a text"
         )
-    if spec.skip_rows and spec.padding_side == "left" and spec.rows != "all":
+    skips_text = request.pipeline is not None and part_of(request.pipeline).skips_text
+    left = spec.padding_side == "left" and not skips_text
+    if spec.skip_rows and left and spec.rows != "all":
         raise UsageError(
             f"--skip-rows {spec.skip_rows}: texts are padded on the left, so the first rows of a "
             "text are not those of its row of ids, which is where pipelines drop some",

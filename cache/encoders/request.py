@@ -38,9 +38,9 @@ class EncoderRequest:
         mask: whether the encoder gets a padding mask; None: where it takes one.
         keep_all: keep the rows of padding; None: only where the encoder gets no mask.
         padding_side: None: as the tokenizer's files say.
-        template, clean, extra_rows, skip_rows: as in `EncoderSpec`.
-        outputs: names of the outputs to keep; empty: all that an engine gives, and
-            `last_hidden_state` of an eager model.
+        template, clean, special_tokens, keep_end, extra_rows, skip_rows: as in `EncoderSpec`.
+        outputs: names of the outputs to keep, and `hidden_states.N:` for all hidden states from
+            there on; empty: all that an engine gives, and `last_hidden_state` of an eager model.
         precision: "fp32", "bf16" or "fp16" of an eager model; None: as its weights are stored.  An
             engine has its own.
         store_dtype: None: as the encoder gives them.
@@ -54,6 +54,8 @@ class EncoderRequest:
     pipeline: str | None = None
     template: str | None = None
     clean: Clean | None = None
+    special_tokens: bool | None = None
+    keep_end: bool | None = None
     max_length: int | None = None
     mask: bool | None = None
     keep_all: bool | None = None
@@ -84,14 +86,19 @@ class Part(Record, frozen=True, kw_only=True):
     function: str
     """In it: "FluxPipeline.encode_prompt"."""
     mask: bool
-    """Whether the encoder gets a padding mask."""
+    """Whether padding is masked, where there is any."""
     keep_all: bool
     """Whether rows of padding are read."""
     extra_rows: Size
     skip_rows: Size
-    max_length: Annotated[int, Meta(ge=1)]
-    """Tokens that a text is padded and cut to, template included, where nobody says otherwise."""
+    skips_text: bool = False
+    """Whether those are the first of the text, wherever its padding is, and not of the row."""
+    max_length: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that a text is padded and cut to, template included, where nobody says otherwise;
+    None: as the tokenizer says."""
     template: str
+    special_tokens: bool = True
+    keep_end: bool = False
     clean: Clean
     padding_side: Side | None = None
     """Where the pipeline sets it; None: it leaves that to the tokenizer."""
@@ -174,6 +181,8 @@ def _wrong_rows(request: EncoderRequest, part: Part) -> tuple[str, str] | None:
     if request.mask is not None and request.mask != part.mask:
         given = "gives" if part.mask else "does not give"
         return "--mask" if request.mask else "--no-mask", f"it {given} the encoder a padding mask"
+    if part.keep_end and request.keep_all:
+        return "--keep-all", "its padding is in front of the template's end, and is not read"
     if part.keep_all and request.keep_all is False:
         return "--trim", "it reads rows of padding"
     if (request.extra_rows or 0) < part.extra_rows and request.extra_rows is not None:

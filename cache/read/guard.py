@@ -204,9 +204,12 @@ def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
         tokenizer.no_truncation()
     for number in range(0, len(cache), max(1, len(cache) // _SAMPLES)):
         entry = cache.by_row(number)
-        text = prepare_text(cache.spec, entry.text)
+        text, end = prepare_text(cache.spec, entry.text)
+        texts = [text, end] if cache.spec.keep_end else [text]
+        call = tokenizer.encode if isinstance(tokenizer, Tokenizer) else tokenizer
+        made = [call(text, add_special_tokens=cache.spec.special_tokens) for text in texts]
         of_rust = isinstance(tokenizer, Tokenizer)
-        ids = list(tokenizer.encode(text).ids if of_rust else tokenizer(text)["input_ids"])
+        ids = [n for one in made for n in (one.ids if of_rust else one["input_ids"])]
         if len(ids) <= cache.spec.max_length and not np.array_equal(ids, entry.ids):
             raise look.refuse(
                 f"the tokenizer makes {ids[:8]}... of {entry.text[:60]!r}, and the cache's made "

@@ -132,7 +132,7 @@ def entries_of(model: nn.Module, spec: EncoderSpec, texts: Sequence[str]) -> lis
     for text in texts:
         length = spec.max_length if spec.padded else None
         batch = batch_of(
-            [prepare_text(spec, text)], length, side=spec.padding_side, padding=spec.padding_id
+            [prepare_text(spec, text)[0]], length, side=spec.padding_side, padding=spec.padding_id
         )
         count = int(batch.mask.sum())
         ids = batch.ids[0][batch.mask[0].bool()].numpy().astype("int32")
