@@ -7,13 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from enginecast.cache.encoders.request import EncoderRequest
-from enginecast.cache.encoders.text_model import (
-    ModelFacts,
-    layers_in,
-    named_outputs,
-    stored_output,
-)
+from enginecast.cache.encoders.request import EncoderRequest, layers_in, named_outputs
+from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, text_of
 from enginecast.capture.outputs.flatten import Wanted, run_named

@@ -158,6 +158,10 @@ def _distance(one: Array, other: Array) -> float:
     return error if np.isfinite(error) else np.inf
 
 
+def _said(asked: bool | None, own: bool) -> bool:
+    return own if asked is None else asked
+
+
 def make_spec(
     request: EncoderRequest,
     model: ModelFacts,
@@ -196,15 +200,16 @@ def make_spec(
             "neither the tokenizer nor the model's config names one",
             hint="Add pad_token to tokenizer_config.json.",
         )
+    form = model.form
     spec = EncoderSpec(
         model=dict(model.identity),
         engine=dict(model.engine),
         precision=model.precision,
         tokenizer=digest_of(tokenizer.text),
-        template="{}" if request.template is None else request.template,
-        clean=request.clean or "none",
-        special_tokens=request.special_tokens is not False,
-        keep_end=bool(request.keep_end),
+        template=form.template if request.template is None else request.template,
+        clean=request.clean or form.clean,
+        special_tokens=_said(request.special_tokens, form.special_tokens),
+        keep_end=_said(request.keep_end, form.keep_end),
         max_length=max_length,
         padding_id=padding_id or 0,
         padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,

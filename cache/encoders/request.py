@@ -6,11 +6,13 @@ tests/cache/test_cache_pipelines.py holds it against the diffusers that is insta
 """
 
 import difflib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,8 +21,10 @@ from enginecast.cache.store.spec import Clean, Side, Size
 from enginecast.errors import UsageError
 from enginecast.option_fields import takes_old_names
 from enginecast.runtime.bundle.manifest import Record
+from enginecast.runtime.bundle.pipeline_folder import INDEX
 
 FILE = "pipelines.json"
+_FROM = re.compile(r"hidden_states\.(\d+):")
 TooLong = Literal["error", "truncate"]
 StoreDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -148,6 +152,63 @@ def part_of(name: str) -> Part:
         names = ", ".join(found.name for found in parts.values())
         raise UsageError(f"--for {name}: {pipeline} {what}", hint=f"There are: {names}.")
     return parts[part]
+
+
+def named_outputs(names: Sequence[str], layers: int | None) -> tuple[str, ...]:
+    """Names of outputs with `hidden_states.N:` spelled out: all hidden states from N on.
+
+    Args:
+        layers: of the model, which has one hidden state more; None: not known.
+
+    Raises:
+        UsageError: they are asked for, and not known.
+    """
+    found: list[str] = []
+    for name in names:
+        first = _FROM.fullmatch(name)
+        if first is None:
+            found.append(name)
+        elif layers is None:
+            raise UsageError(
+                f"--outputs {name}: nobody knows how many hidden states the model has",
+                hint="Name each of them: --outputs hidden_states.0,hidden_states.1.",
+            )
+        else:
+            found += [f"hidden_states.{index}" for index in range(int(first[1]), layers + 1)]
+    return tuple(found)
+
+
+def layers_in(config: Mapping[str, Any]) -> int | None:
+    """How many layers the text model of a config.json has; None where it does not say."""
+    found = {**config, **(config.get("text_config") or {})}.get("num_hidden_layers")
+    return found if isinstance(found, int) else None
+
+
+def offered(model: str) -> Part | None:
+    """The row for a model's folder inside of a pipeline's, as diffusers saves one; None where no
+    row says so.
+    """
+    folder = Path(model)
+    try:
+        index = msgspec.json.decode((folder.resolve().parent / INDEX).read_bytes())
+        kind = index["_class_name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    rows = (part for part in table().parts if part.function.partition(".")[0] == kind)
+    return next((part for part in rows if part.part == folder.name), None)
+
+
+def offer(model: str, what: str) -> str:
+    """A line that offers the row for a model's folder; empty where there is none.
+
+    Args:
+        what: a command does with what the pipeline reads: "exports".
+    """
+    part = offered(model)
+    if part is None:
+        return ""
+    kind = part.function.partition(".")[0]
+    return f"part of a {kind}: --for {part.name} {what} what it reads"
 
 
 def resolve(request: EncoderRequest) -> EncoderRequest:

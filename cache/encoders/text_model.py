@@ -1,6 +1,5 @@
 """A text encoder as such: what it takes and gives, before anybody says how texts go into it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any, Literal, Protocol
 
 from enginecast.cache.store.spec import About, OutputSpec, Side
 from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import TextForm
+from enginecast.runtime.prompts import PLAIN
 from enginecast.runtime.values.arrays import Array
-
-_FROM = re.compile(r"hidden_states\.(\d+):")
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class ModelFacts:
             at none.
         vocabulary: how many ids it knows; None: not known.
         padding_id, padding_side: where the tokenizer does not say; None: not known.
+        form: what texts are made before they are tokenized, where the user does not say.
     """
 
     about: About
@@ -39,6 +39,7 @@ class ModelFacts:
     padding_id: int | None
     padding_side: Side = "right"
     longest_text: int | None = None
+    form: TextForm = PLAIN
     engine: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,36 +62,6 @@ class TextModel(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def named_outputs(names: Sequence[str], layers: int | None) -> tuple[str, ...]:
-    """Names of outputs with `hidden_states.N:` spelled out: all hidden states from N on.
-
-    Args:
-        layers: of the model, which has one hidden state more; None: not known.
-
-    Raises:
-        UsageError: they are asked for, and not known.
-    """
-    found: list[str] = []
-    for name in names:
-        first = _FROM.fullmatch(name)
-        if first is None:
-            found.append(name)
-        elif layers is None:
-            raise UsageError(
-                f"--outputs {name}: nobody knows how many hidden states the model has",
-                hint="Name each of them: --outputs hidden_states.0,hidden_states.1.",
-            )
-        else:
-            found += [f"hidden_states.{index}" for index in range(int(first[1]), layers + 1)]
-    return tuple(found)
-
-
-def layers_in(config: Mapping[str, Any]) -> int | None:
-    """How many layers the text model of a config.json has; None where it does not say."""
-    found = {**config, **(config.get("text_config") or {})}.get("num_hidden_layers")
-    return found if isinstance(found, int) else None
 
 
 def stored_output(

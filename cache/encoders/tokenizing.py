@@ -1,24 +1,21 @@
 """Texts to token ids, with the `tokenizers` library alone: transformers would import torch."""
 
 import hashlib
-import html
 import json
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from enginecast.cache.store.spec import Clean, EncoderSpec
+from enginecast.cache.store.spec import EncoderSpec
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.prompts import refusing
+from enginecast.runtime.text_form import prepare_text
 from enginecast.runtime.values.arrays import Array
 
 _BLOCK = 1024
 """Texts tokenized at a time: encodings take some hundred bytes a token."""
-_SPACE = re.compile(r"\s+")
-_QUOTED = re.compile(r'"(.*?)"|“(.*?)”')
 
 
 class Tokens(NamedTuple):
@@ -95,44 +92,6 @@ class Tokenizing:
                 ids = np.concatenate([np.array(encoding.ids, np.int32), self._end])
                 made.append(Tokens(ids, len(ids) + cut_off))
         return made
-
-
-def prepare_text(spec: EncoderSpec, text: str) -> tuple[str, str]:
-    """What is tokenized: the text cleaned, in its place in the template; and what is tokenized by
-    itself behind it, and never cut.
-    """
-    before, after = spec.template.split("{}")
-    text = f"{before}{clean_text(spec.clean, text)}"
-    return (text, after) if spec.keep_end else (f"{text}{after}", "")
-
-
-def clean_text(how: Clean, text: str) -> str:
-    """Clean a text the way that a family of pipelines does (diffusers 0.42.1).
-
-    * "none": nothing; Flux, Stable Diffusion 3, CogVideoX.
-    * "strip": white space at both ends.
-    * "lower-strip": `text.lower().strip()`, as PixArt, Sana and DeepFloyd IF do unless they are
-      asked for `clean_caption=True`, which this does not do.
-    * "whitespace": HTML entities resolved twice, then each run of white space made one space, and
-      none left at the ends: `prompt_clean` of Wan where ftfy is not installed.  Where it is,
-      `prompt_clean` repairs mis-decoded characters and curly quotes first: such texts have other
-      token ids then.
-    * "empty-is-space": a space in place of the empty text, as Hunyuan Video 1.5 has it.
-    * "quoted": what stands in quotation marks, each once, as `Text "A". Text "B". `, which is what
-      Hunyuan Video 1.5 gives ByT5; empty where nothing does.
-    """
-    if how == "empty-is-space":
-        return text or " "
-    if how == "quoted":
-        found = dict.fromkeys(one or other for one, other in _QUOTED.findall(text))
-        return "".join(f'Text "{one}". ' for one in found)
-    if how == "strip":
-        return text.strip()
-    if how == "lower-strip":
-        return text.lower().strip()
-    if how == "whitespace":
-        return _SPACE.sub(" ", html.unescape(html.unescape(text))).strip()
-    return text
 
 
 def digest_of(tokenizer: bytes) -> str:

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from enginecast.runtime.bundle.manifest import Clean as Clean
 from enginecast.runtime.bundle.manifest import DType, Record
 from enginecast.runtime.values.arrays import Array
 
-Clean = Literal["none", "strip", "lower-strip", "whitespace", "empty-is-space", "quoted"]
 Rows = Literal["real", "all"]
 Side = Literal["right", "left"]
 Size = Annotated[int, Meta(ge=0)]

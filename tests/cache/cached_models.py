@@ -21,10 +21,10 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.cache.encoders.tokenizing import prepare_text
 from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.runtime.text_form import prepare_text
 
 TEXTS = ("a b c", "", "d", "a b c d e f g h", "q w e r t y", "z z z")
 WORDS = ["<pad>", "</s>", *(chr(ord("a") + index) for index in range(26)), "<unk>"]

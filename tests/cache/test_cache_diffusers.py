@@ -16,6 +16,7 @@ from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.store.folders import open_store
 from enginecast.cache.store.records import read_truncated
 from enginecast.errors import CacheError, CacheMissError
+from enginecast.runtime.load import load
 
 SLOW = pytest.mark.slow
 NAMED = (
@@ -86,6 +87,27 @@ def test_a_cache_filled_by_an_engine_gives_what_the_encoder_gives(
     shifted = [one.roll(1, dims=1) for one in cached]
     with pytest.raises(AssertionError):
         assert_as_exact(shifted, live, exact)
+
+
+def test_an_engine_for_a_pipeline_gives_what_the_pipeline_reads(workshop: Workshop) -> None:
+    """Texts go in as the pipeline's chat template has them, and layers that it does not read are
+    not there.
+    """
+    prompts = prompts_of("z-image")
+    bundle = workshop.bundle("qwen3", "z-image:text_encoder")
+    with load(bundle) as engine:
+        found, text = engine.encode(prompts), engine.manifest.text
+        assert "1 of 3 layers left out (layers): nothing reads them" in engine.manifest.notes
+        assert [one.name for one in engine.outputs] == ["hidden_states.-2"]
+    assert text is not None
+    assert text.max_length == 512
+    lists, _ = workshop.live("z-image").encode_prompt(list(prompts), device=torch.device("cpu"))
+    for states, mask, live in zip(
+        found["hidden_states.-2"], found["attention_mask"], lists, strict=True
+    ):
+        wanted = live.detach()
+        ours = torch.from_numpy(states)[torch.from_numpy(mask).bool()]
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("pipeline", ["krea2", "z-image"])

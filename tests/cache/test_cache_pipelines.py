@@ -1,8 +1,11 @@
 """The table of pipelines: what it says is what the installed diffusers does; what `--for` makes."""
 
 import inspect
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import pytest
@@ -25,12 +28,22 @@ from pipeline_probe import (
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from enginecast.cache.encoders.request import EncoderRequest, Part, part_of, resolve, table
-from enginecast.cache.encoders.text_model import named_outputs
+from enginecast.cache.encoders.request import (
+    EncoderRequest,
+    Part,
+    named_outputs,
+    offer,
+    part_of,
+    resolve,
+    table,
+)
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import EncoderSpec, OutputSpec
 from enginecast.capture.outputs.flatten import hidden_index
+from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import TextForm
+from enginecast.runtime.prompts import open_tokenizer, tokenize
 
 ROOT = Path(__file__).parents[2]
 PIPELINES = list(dict.fromkeys(part.pipeline for part in table().parts))
@@ -132,6 +145,68 @@ def test_texts_go_in_as_the_table_says(pipeline: str, tmp_path: Path) -> None:
             assert row[row != 0].tolist() == made.ids.tolist()
             if len(made.ids) < len(row) and not part.keep_end:
                 assert not row[0 if (part.padding_side or "left") == "left" else -1]
+
+
+@pytest.mark.parametrize("part", table().parts, ids=lambda part: part.name)
+def test_an_engine_for_a_pipeline_makes_the_ids_that_a_fill_makes(
+    part: Part, tmp_path: Path
+) -> None:
+    file = chat_tokenizer(tmp_path, MISTRAL) / "tokenizer.json"
+    fields = {name: getattr(part, name) for name in TextForm.__struct_fields__}
+    form, spec = TextForm(**fields), spec_for(part, file.read_bytes())
+    texts = [*PROMPTS, "", "long " * 900]
+    found = tokenize(open_tokenizer(file, spec.max_length, form=form), form, texts)
+    wanted = Tokenizing(file.read_bytes(), spec).tokens(texts)
+    assert [one.ids for one in found] == [one.ids.tolist() for one in wanted]
+    assert [one.is_cut for one in found] == [one.length > spec.max_length for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "line"),
+    [
+        ("FluxPipeline", "text_encoder_2", "part of a FluxPipeline: --for flux:text_encoder_2 "),
+        ("WanPipeline", "text_encoder", "part of a WanPipeline: --for wan:text_encoder "),
+        ("FluxPipeline", "transformer", ""),
+        ("FluxControlPipeline", "text_encoder", ""),
+        (None, "text_encoder", ""),
+    ],
+)
+def test_the_row_is_found_by_the_pipeline_around_a_folder(
+    kind: str | None, folder: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": kind} if kind else []))
+    model = str(tmp_path / folder)
+    assert offer(model, "exports") == (line and f"{line}exports what it reads")
+    assert ExportRequest(model).offer == offer(model, "exports")
+    assert ExportRequest(model, options=ModelOptions(outputs=("a",))).offer == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("nowhere", {}, "--for ltx2: expected the folder of its text encoder, Gemma3ForCond"),
+        ("text", {"kv_cache": True}, "--for does not go with --kv-cache"),
+        ("text", {}, "--outputs hidden_states.0:: nobody knows how many hidden states"),
+    ],
+)
+def test_an_export_for_a_pipeline_says_what_is_wrong(
+    model: str, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ExportRequest(str(tmp_path / model), options=ModelOptions(for_pipeline="ltx2", **options))
+
+
+def test_what_a_user_says_stays(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"num_hidden_layers": 2}}')
+    made = ExportRequest(str(tmp_path), options=ModelOptions(for_pipeline="ltx2")).options
+    assert made.outputs == tuple(f"hidden_states.{index}" for index in range(3))
+    assert made.dynamic == ("input_ids:1=1..1024",)
+    own = ModelOptions(for_pipeline="ltx2", outputs=("a",), dynamic=("input_ids:1=8",))
+    kept = ExportRequest(str(tmp_path), options=own).options
+    assert (kept.outputs, kept.dynamic) == (("a",), ("input_ids:1=8",))
 
 
 def spec_for(part: Part, tokenizer: bytes) -> EncoderSpec:

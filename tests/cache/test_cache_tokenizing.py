@@ -14,9 +14,10 @@ from cache_fixtures import add_clip_tokenizer, add_t5_tokenizer, captions
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from enginecast.cache.encoders.tokenizer_files import find_tokenizer
-from enginecast.cache.encoders.tokenizing import Tokenizing, clean_text, digest_of, prepare_text
+from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import Clean, EncoderSpec, OutputSpec
 from enginecast.errors import UsageError
+from enginecast.runtime.text_form import clean_text, prepare_text
 
 ADDERS = {"t5": add_t5_tokenizer, "clip": add_clip_tokenizer}
 

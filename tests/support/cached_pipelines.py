@@ -186,15 +186,16 @@ class Workshop:
         folder = self.root / name
         return folder if folder.exists() else MODELS[name](folder)
 
-    def bundle(self, name: str, outputs: tuple[str, ...]) -> Path:
-        """An engine of a model, in fp32 on ONNX Runtime, that gives some outputs."""
+    def bundle(self, name: str, part: str) -> Path:
+        """An engine of a model, in fp32 on ONNX Runtime, that gives what a pipeline reads."""
+        outputs = part_of(part).outputs
         if (name, *outputs) in SHARED:
             made = self.shared(SHARED[name, *outputs]).bundle
             assert made is not None
             return made.root
-        folder = self.root / f"{name}-{'-'.join(outputs)}.bundle"
+        folder = self.root / f"{name}-{part.replace(':', '-')}.bundle"
         if not folder.exists():
-            options = ModelOptions(outputs=outputs)
+            options = ModelOptions(for_pipeline=part)
             done = export(
                 ExportRequest(str(self.model(name)), folder, precision="fp32", options=options)
             )
@@ -236,7 +237,7 @@ class Workshop:
         model = self.model(name)
         if kind == "engine":
             assert part
-            model = self.bundle(name, part_of(part).outputs)
+            model = self.bundle(name, part)
         made = EncoderRequest(str(model), pipeline=part, **request)
         options = FillFlags(quiet=True)
         assert run_fill(made, texts, cache, options) == 0

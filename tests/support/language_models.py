@@ -65,7 +65,7 @@ def _tokenizer(begin: str) -> Tokenizer:
     return tokenizer
 
 
-class ChatTokenizer(PreTrainedTokenizerFast):
+class ChatTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is untyped
     """Takes what processors take, too."""
 
     def __call__(self, *texts: Any, images: None = None, videos: None = None, **given: Any) -> Any:

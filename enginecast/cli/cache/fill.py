@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeRemainingColumn
 
 from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
-from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
+from enginecast.cache.encoders.request import EncoderRequest, offer, part_of, resolve
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import Filled, batches, encode_batch, fill_local
 from enginecast.cache.fill.local import Progress as Report
@@ -72,6 +72,8 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     find_store(cache)  # or refuse it
     shard_bytes = _bytes("--shard-size", options.shard_size)
     most = None if options.max_disk is None else _bytes("--max-disk", options.max_disk)
+    if request.pipeline is None and (line := offer(request.model, "fills")):
+        say(progress(options.quiet), line)
     request = resolve(request)
     texts = read_texts(given, options.column)
     with closing(open_encoder(request)) as encoder:

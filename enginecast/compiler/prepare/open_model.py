@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from enginecast.cache.encoders.request import part_of
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic, read_inputs
 from enginecast.capture.inputs.specs import (
@@ -28,7 +29,9 @@ from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.errors import UsageError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import check_model, read_plan
+from enginecast.runtime.bundle.manifest import TextForm
 
+FORM = TextForm.__struct_fields__
 CALLS = 8
 """Of a model with state, in turn."""
 
@@ -51,6 +54,10 @@ def open_model(
         example=example,
         component=options.component,
     )
+    if options.for_pipeline is not None:
+        part = part_of(options.for_pipeline)
+        source.text_form = TextForm(**{name: getattr(part, name) for name in FORM})
+        source.pads = part.padding_side
     if options.kv_cache:
         return as_generating(source, TEXT_GENERATION)
     read = {} if options.inputs is None else read_inputs(options.inputs)
