@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 from enginecast.cache.read.datasets import as_batch
 from enginecast.cache.read.reader import EmbeddingCache, open_cache, query_of
 from enginecast.cache.store.spec import About, EncoderSpec
-from enginecast.capture.outputs.flatten import HIDDEN_STATES
+from enginecast.capture.outputs.flatten import HIDDEN_STATES, RAW
 from enginecast.capture.outputs.partial import UncountedHiddenStates, assemble
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.values.arrays import Array
@@ -72,7 +72,12 @@ class CachedEncoder(nn.Module):
             place = torch.empty(0, dtype=dtype or getattr(torch, one.dtype))
             self.register_parameter(f"_output_{number}", nn.Parameter(place, requires_grad=False))
         self.config = _config(self.cache)
-        self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
+        names = [one.name.removeprefix(RAW) for one in self.spec.outputs]
+        self._kind = output_class(self.cache.about, names)
+        if any(one.name.startswith(RAW) for one in self.spec.outputs):
+            # Whoever reads those puts a hook on the last norm, which has no effect here.
+            self.model = nn.Module()
+            self.model.norm = nn.Identity()
 
     @property
     def spec(self) -> EncoderSpec:
@@ -139,7 +144,8 @@ class CachedEncoder(nn.Module):
                 hint="Give input_ids, or load the encoder itself.",
             )
         for name, value in others.items():
-            neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
+            types = ("token_type_ids", "mm_token_type_ids")
+            neutral = isinstance(value, Tensor) and name in types and not value.any()
             if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
                 raise UsageError(f"{name}: the cached outputs were computed without it")
         if input_ids is None:
@@ -165,7 +171,7 @@ class CachedEncoder(nn.Module):
         tensors = {}
         for one, place in zip(self.spec.outputs, self._places, strict=True):
             batch = as_batch(self.spec, one, entries, ids.shape[1], masks)
-            tensors[one.name] = batch.to(input_ids.device, place.dtype)
+            tensors[one.name.removeprefix(RAW)] = batch.to(input_ids.device, place.dtype)
         layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
         count = layers + 1 if isinstance(layers, int) else None

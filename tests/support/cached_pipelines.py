@@ -103,6 +103,9 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "qwen-image": lambda folder: language_model(
         folder, "qwen25-vl", "Qwen2_5_VLForConditionalGeneration", 2, side="left"
     ),
+    "qwen3-vl": lambda folder: language_model(
+        folder, "qwen3-vl", "Qwen3VLForConditionalGeneration", 2, side="left"
+    ),
     "qwen3": lambda folder: language_model(folder, "qwen3", "Qwen3Model", 3),
     "qwen25-vl-text": lambda folder: language_model(
         folder, "qwen25-vl-text", "Qwen2_5_VLTextModel", 3
@@ -115,7 +118,17 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "llama": lambda folder: language_model(folder, "llama", "LlamaModel", 4, MISTRAL),
 }
 OWN_SIDE = {
-    *("byt5", "flux2", "flux2-klein", "qwen-image", "qwen3", "qwen25-vl-text", "ltx2", "krea2"),
+    *(
+        "byt5",
+        "flux2",
+        "flux2-klein",
+        "qwen-image",
+        "qwen3",
+        "qwen3-vl",
+        "qwen25-vl-text",
+        "ltx2",
+        "krea2",
+    ),
     *("ernie-image", "llama"),
 }
 """Models whose tokenizers' files say where they pad."""
@@ -163,6 +176,7 @@ PIPELINES: Mapping[str, Mapping[str, str]] = {
     "lumina2": {"text_encoder": "gemma2"},
     "ovis-image": {"text_encoder": "qwen3"},
     "qwen-image": {"text_encoder": "qwen-image"},
+    "qwen-image21": {"text_encoder": "qwen3-vl"},
     "z-image": {"text_encoder": "qwen3"},
 }
 """Models by part, as `MODELS` calls them."""

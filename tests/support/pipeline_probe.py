@@ -44,6 +44,7 @@ _KINDS: Mapping[str, type[ModelOutput]] = {
             "Mistral3ForConditionalGeneration",
             "Qwen2_5_VLForConditionalGeneration",
             "Qwen3ForCausalLM",
+            "Qwen3VLForConditionalGeneration",
         ),
         CausalLMOutputWithPast,
     ),
@@ -52,7 +53,7 @@ ALONE = ("bria", "ernie-image", "hunyuan-video-15", "kandinsky5")
 """Pipelines that encode texts one by one, or should be asked to."""
 MADE_FOR_CHATS = (
     *("flux2", "flux2-klein", "hunyuan-video-15", "kandinsky5", "krea2"),
-    *("ltx2", "ernie-image", "ovis-image", "qwen-image", "z-image"),
+    *("ltx2", "ernie-image", "ovis-image", "qwen-image", "qwen-image21", "z-image"),
 )
 """Pipelines whose tokenizers have chat templates, or tokens of chats."""
 POOLED = -1
@@ -71,6 +72,19 @@ class Asked(nn.Module):
         target_size=64,
         image_embed_dim=8,
     )
+
+
+class Processor:
+    """Stands for the processor of Qwen-Image 2.1, which counts 14 tokens of its system message."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, **given: Any) -> Any:
+        return self.tokenizer(**given)
+
+    def apply_chat_template(self, messages: Any, **given: Any) -> list[list[int]]:
+        return [[0] * 14]
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,8 @@ class Recorder(nn.Module):
         self.calls: list[Call] = []
         self.config = SimpleNamespace(hidden_size=WIDTH, d_model=WIDTH)
         self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.model = nn.Module()
+        self.model.norm = nn.Identity()
 
     def forward(
         self,
@@ -161,6 +177,8 @@ def build(
     names = [name for name in made._optional_components if name not in encoders]
     needed = dict.fromkeys([*made._get_signature_keys(made)[0], *names])
     given = {part.replace("text_encoder", "tokenizer"): found for part, found in tokenizers.items()}
+    if pipeline == "qwen-image21":
+        given = {"processor": Processor(given.pop("tokenizer"))}
     if pipeline in ("cosmos", "cosmos2"):
         others["safety_checker"] = nn.Module()  # anything: None would load a model
     if pipeline in ("bria", "hunyuan-video-15"):
