@@ -188,9 +188,9 @@ def offered(model: str) -> Part | None:
     """The row for a model's folder inside of a pipeline's, as diffusers saves one; None where no
     row says so.
     """
-    folder = Path(model)
+    folder = Path(model).resolve()
     try:
-        index = msgspec.json.decode((folder.resolve().parent / INDEX).read_bytes())
+        index = msgspec.json.decode((folder.parent / INDEX).read_bytes())
         kind = index["_class_name"]
     except (OSError, ValueError, LookupError, TypeError):
         return None

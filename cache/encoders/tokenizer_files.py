@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT, cuts_left, padding_side
+from enginecast.capture.sources.huggingface.text_encoders import beside
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"
@@ -49,7 +50,8 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
 
     Args:
         folder: of the model or bundle.  Where it has no tokenizer and is called `text_encoder_2`,
-            `tokenizer_2` beside it is taken, which is how pipelines of diffusers are saved.
+            `tokenizer_2` beside it is taken, or `processor`, which is how pipelines of diffusers
+            are saved.
         asked: a folder or a `tokenizer.json` that is to be taken instead.
 
     Raises:
@@ -92,8 +94,7 @@ def _place(folder: Path, asked: str | None) -> Path:
         if not _has_tokenizer(path):
             raise UsageError(f"--tokenizer {asked}: expected {FILE} in this folder, got none")
         return path / FILE
-    beside = folder.parent / folder.name.replace("text_encoder", "tokenizer", 1)
-    for place in (folder, beside):
+    for place in (folder, *beside(folder)):
         if _has_tokenizer(place):
             return place / FILE
     raise SourceError(

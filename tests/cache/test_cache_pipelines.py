@@ -4,13 +4,21 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import pytest
 from denoisers import DENOISERS
-from language_models import CHATML, LONGEST, MISTRAL, ChatTokenizer, chat_tokenizer
+from language_models import (
+    CHATML,
+    LONGEST,
+    MISTRAL,
+    ChatTokenizer,
+    chat_tokenizer,
+    language_model,
+)
 from pipeline_probe import (
     ALONE,
     CLIP_LENGTH,
@@ -37,9 +45,11 @@ from enginecast.cache.encoders.request import (
     resolve,
     table,
 )
+from enginecast.cache.encoders.tokenizer_files import find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import EncoderSpec, OutputSpec
 from enginecast.capture.outputs.flatten import RAW, hidden_index
+from enginecast.compiler.prepare.open_model import open_model
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import TextForm
@@ -198,6 +208,21 @@ def test_an_export_for_a_pipeline_says_what_is_wrong(
     (tmp_path / "text" / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=re.escape(words)):
         ExportRequest(str(tmp_path / model), options=ModelOptions(for_pipeline="ltx2", **options))
+
+
+@pytest.mark.parametrize("place", ["tokenizer_2", "processor"])
+def test_the_tokenizer_of_a_pipeline_is_beside_its_encoder(place: str, tmp_path: Path) -> None:
+    folder = language_model(tmp_path / "text_encoder_2", "qwen3", "Qwen3Model", 1)
+    (tmp_path / place).mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).rename(tmp_path / place / name)
+    request = ExportRequest(str(folder), options=ModelOptions(for_pipeline="krea2"))
+    source = open_model(request.model, replace(request.options, outputs=()))
+    found = source.encode(["a fox"], source.inputs())
+    assert found is not None
+    facts = find_tokenizer(folder)
+    [wanted] = Tokenizing(facts.text, spec_for(part_of("krea2"), facts.text)).tokens(["a fox"])
+    assert found["input_ids"].tolist() == [wanted.ids.tolist()]
 
 
 def test_what_a_user_says_stays(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recorded import with_sizes
 from enginecast.capture.sources.generation.decoder import TEXT_GENERATION
 from enginecast.capture.sources.generation.encoder_decoder import as_generating
+from enginecast.capture.sources.huggingface.text_encoders import beside
+from enginecast.capture.sources.huggingface.transformers_folder import TOKENIZER_FILES
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
@@ -58,6 +60,10 @@ def open_model(
         part = part_of(options.for_pipeline)
         source.text_form = TextForm(**{name: getattr(part, name) for name in FORM})
         source.pads = part.padding_side
+        for place in beside(Path(str(model))):
+            if not source.tokenizer_files:
+                files = (place / name for name in TOKENIZER_FILES)
+                source.tokenizer_files = tuple(file for file in files if file.is_file())
     if options.kv_cache:
         return as_generating(source, TEXT_GENERATION)
     read = {} if options.inputs is None else read_inputs(options.inputs)
