@@ -142,8 +142,8 @@ def part_of(name: str) -> Part:
         meant = f"Did you mean {close[0]!r}?  " if close else ""
         raise UsageError(
             f"--for {name}: no such pipeline is known",
-            hint=f"{meant}Known: {', '.join(known)}.  For other pipelines, omit --for and give"
-            " --mask or --no-mask, --keep-all or --trim, --max-length.",
+            hint=f"{meant}Known: {', '.join(known)}.  For other pipelines, omit --for and say what"
+            " they read with the other options, such as --outputs.",
         )
     if not part and len(parts) == 1:
         return next(iter(parts.values()))
