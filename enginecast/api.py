@@ -42,6 +42,7 @@ def export(
     overwrite: bool = False,
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
+    for_pipeline: str | None = None,
     drop_guilty: bool = False,
     accept: Sequence[str] = (),
     dynamic: Dynamic = (),
@@ -79,6 +80,9 @@ def export(
         overwrite: replace an existing bundle.
         outputs: names of the outputs to keep, in order; empty: all.
         hidden_states: indices of hidden states to add as outputs: -2 is `hidden_states.-2`.
+        for_pipeline: what `PIPELINE` or `PIPELINE:PART` of diffusers reads of its text encoder,
+            whose folder `model` is: its outputs, its longest text and its template, as
+            "flux2:text_encoder".
         drop_guilty: leave out rewrites that lose too much accuracy, instead of rejecting.
         accept: errors to accept beyond their limit: `OUTPUT`, `OUTPUT/CASE`, or one of these with
             a bound, `score=2e-5`. The verdict lists them.
@@ -175,6 +179,7 @@ def export(
             options,
             outputs=_texts(outputs) or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
+            for_pipeline=for_pipeline or options.for_pipeline,
             dynamic=ranges,
             values=_texts(values) or options.values,
             fallback=fallback or options.fallback,

@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import BundleError, EnginecastError, InputError
 from enginecast.runtime.bundle.manifest import TOKENIZER_NAME as TOKENIZER_NAME
-from enginecast.runtime.bundle.manifest import Input, Manifest
+from enginecast.runtime.bundle.manifest import Input, Manifest, TextForm
+from enginecast.runtime.text_form import prepare_text
 from enginecast.runtime.values.arrays import Array
 
+_Row = TypeVar("_Row")
 _TEXT_KINDS = ("token_ids", "attention_mask", "token_type_ids")
 
 
@@ -110,7 +112,8 @@ class PromptEncoder:
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
         self._path = folder / TOKENIZER_NAME
-        self._tokenizer = open_tokenizer(self._path, self.rules.longest, tokenizer)
+        longest = self.rules.longest
+        self._tokenizer = open_tokenizer(self._path, longest, tokenizer, form=self._text)
 
     @property
     def rules(self) -> TextRules:
@@ -137,7 +140,7 @@ class PromptEncoder:
         """
         prompts = require_texts(prompts)
         with refusing(f"{self._path}: cannot tokenize"):
-            encodings = self._tokenizer.encode_batch(prompts)
+            encodings = tokenize(self._tokenizer, self._text, prompts)
         batches = []
         for chunk in split(encodings, self._batch):
             arrays = pad(
@@ -151,7 +154,7 @@ class PromptEncoder:
         return PromptBatches(
             batches=tuple(batches),
             lengths=tuple(len(encoding.ids) for encoding in encodings),
-            truncated=sum(bool(encoding.overflowing) for encoding in encodings),
+            truncated=sum(encoding.is_cut for encoding in encodings),
         )
 
 
@@ -182,9 +185,39 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
     return PromptEncoder(folder, manifest)(prompts)
 
 
-def open_tokenizer(path: Path, longest: int, content: bytes | None = None) -> Tokenizer:
-    """Open a `tokenizer.json`, whose content may have been read before; it cuts texts at `longest`
-    tokens, on the side that it says, and leaves padding to `pad`.
+PLAIN = TextForm()
+
+
+class Tokens(NamedTuple):
+    """A text as token ids."""
+
+    ids: list[int]
+    type_ids: list[int]
+    is_cut: bool
+
+
+def tokenize(tokenizer: Tokenizer, form: TextForm, texts: Sequence[str]) -> list[Tokens]:
+    """Put texts into their form, and make ids of them; see `open_tokenizer`."""
+    prepared = [prepare_text(form, text) for text in texts]
+    added = form.special_tokens
+    encodings = tokenizer.encode_batch([text for text, _ in prepared], add_special_tokens=added)
+    ends = [tokenizer.encode(prepared[0][1], add_special_tokens=added)] if form.keep_end else []
+    return [
+        Tokens(
+            [number for one in (encoding, *ends) for number in one.ids],
+            [kind for one in (encoding, *ends) for kind in one.type_ids],
+            bool(encoding.overflowing),
+        )
+        for encoding in encodings
+    ]
+
+
+def open_tokenizer(
+    path: Path, longest: int, content: bytes | None = None, form: TextForm = PLAIN
+) -> Tokenizer:
+    """Open a `tokenizer.json`, whose content may have been read before; it cuts texts on the side
+    that it says, so that they have `longest` tokens with what their form keeps behind them, and
+    leaves padding to `pad`.
     """
     if content is None:
         if not path.is_file():
@@ -194,6 +227,12 @@ def open_tokenizer(path: Path, longest: int, content: bytes | None = None) -> To
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()  # the file may ask for its own padding and length
         side = (tokenizer.truncation or {}).get("direction", "right")
+        if form.keep_end:
+            tokenizer.no_truncation()
+            end = tokenizer.encode(
+                prepare_text(form, "")[1], add_special_tokens=form.special_tokens
+            )
+            longest -= len(end)
         tokenizer.enable_truncation(longest, direction=side)
         return tokenizer
 
@@ -213,7 +252,7 @@ def refusing(what: str, kind: type[EnginecastError] = BundleError) -> Iterator[N
         raise kind(f"{what}: {error}") from error
 
 
-def split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encoding]]:
+def split(encodings: list[_Row], sizes: tuple[int, int]) -> list[list[_Row]]:
     """Split evenly (5 for at most 4 into 2 and 3), so that a least batch is rarely missed."""
     least, greatest = sizes
     count = -(-len(encodings) // greatest)
@@ -252,7 +291,7 @@ def join(parts: Sequence[Array]) -> Array:
 
 
 def pad(
-    encodings: Sequence[Encoding],
+    encodings: Sequence[Tokens | Encoding],
     padding_id: int,
     *,
     least: int = 1,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.request import EncoderRequest, layers_in, named_outputs
 from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.inputs.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, text_of
@@ -24,6 +24,8 @@ from enginecast.runtime.device.torch_values import to_host
 from enginecast.runtime.values.arrays import Array
 
 DEFAULT_OUTPUTS = ("last_hidden_state",)
+ONE_LOGIT = "logits_to_keep"
+"""Indices of the tokens whose logits a language model computes: of one, as nobody reads them."""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PROBE = (2, 5)
 """Rows and tokens of the run that shows what the outputs are; no width of a model is 5."""
@@ -78,10 +80,11 @@ class EagerModel:
     ) -> None:
         self._device = device
         self._module: nn.Module | None = source.eager(PRECISIONS[precision]).to(device)
+        self._has_logits = ONE_LOGIT in source.forward_arguments
         self.facts = _describe(source, self._module, precision)
 
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
-        names = tuple(names) or DEFAULT_OUTPUTS
+        names = named_outputs(names, layers_in(self.facts.about.config)) or DEFAULT_OUTPUTS
         found = self._run(np.zeros(_PROBE, np.int64), None, names)
         gives = f"for {_PROBE[0]} texts of {_PROBE[1]} tokens the model gives"
         return tuple(
@@ -96,6 +99,8 @@ class EagerModel:
         if self._module is None:
             raise UsageError(f"{self.facts.folder}: the model is closed", hint="Open it again.")
         feeds = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
+        if self._has_logits and "logits" not in outputs:  # of a large vocabulary
+            feeds[ONE_LOGIT] = np.zeros(1, np.int64)
         inputs = {name: torch.from_numpy(value).to(self._device) for name, value in feeds.items()}
         with torch.inference_mode():
             return run_named(self._module, inputs, Wanted(tuple(outputs)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.request import EncoderRequest, layers_in, named_outputs
 from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.sources.huggingface.text_encoders import class_named_by
@@ -14,6 +14,7 @@ from enginecast.errors import InputError, UsageError
 from enginecast.runtime.bundle.manifest import Input, Manifest
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
+from enginecast.runtime.prompts import PLAIN
 from enginecast.runtime.values.arrays import Array
 
 CONFIG_FILE = "config.json"
@@ -57,6 +58,7 @@ class EngineModel:
 
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
         given = {output.name: output for output in self._engine.outputs}
+        names = named_outputs(names, layers_in(self.facts.about.config))
         for name in (one for one in names if one not in given):
             raise UsageError(
                 f"--outputs {name}: the engine has no output {name!r}",
@@ -121,6 +123,7 @@ def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFac
         padding_id=text.padding_id if text else None,
         padding_side=text.padding_side if text else "right",
         longest_text=text.max_length if text else None,
+        form=text or PLAIN,
         engine={"target": record.target, "pipeline": manifest.pipeline, **found},
     )
 

@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, resolve
+from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, part_of, resolve
 from enginecast.cache.encoders.text_model import ModelFacts, TextModel
 from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
@@ -158,6 +158,10 @@ def _distance(one: Array, other: Array) -> float:
     return error if np.isfinite(error) else np.inf
 
 
+def _said(asked: bool | None, own: bool) -> bool:
+    return own if asked is None else asked
+
+
 def make_spec(
     request: EncoderRequest,
     model: ModelFacts,
@@ -196,13 +200,16 @@ def make_spec(
             "neither the tokenizer nor the model's config names one",
             hint="Add pad_token to tokenizer_config.json.",
         )
+    form = model.form
     spec = EncoderSpec(
         model=dict(model.identity),
         engine=dict(model.engine),
         precision=model.precision,
         tokenizer=digest_of(tokenizer.text),
-        template="{}" if request.template is None else request.template,
-        clean=request.clean or "none",
+        template=form.template if request.template is None else request.template,
+        clean=request.clean or form.clean,
+        special_tokens=_said(request.special_tokens, form.special_tokens),
+        keep_end=_said(request.keep_end, form.keep_end),
         max_length=max_length,
         padding_id=padding_id or 0,
         padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
@@ -233,7 +240,9 @@ def make_spec(
             f"--extra-rows {spec.extra_rows}: texts are padded on the left, so no rows of "
             "padding follow a text"
         )
-    if spec.skip_rows and spec.padding_side == "left" and spec.rows != "all":
+    skips_text = request.pipeline is not None and part_of(request.pipeline).skips_text
+    left = spec.padding_side == "left" and not skips_text
+    if spec.skip_rows and left and spec.rows != "all":
         raise UsageError(
             f"--skip-rows {spec.skip_rows}: texts are padded on the left, so the first rows of a "
             "text are not those of its row of ids, which is where pipelines drop some",

@@ -6,11 +6,13 @@ tests/cache/test_cache_pipelines.py holds it against the diffusers that is insta
 """
 
 import difflib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,8 +21,10 @@ from enginecast.cache.store.spec import Clean, Side, Size
 from enginecast.errors import UsageError
 from enginecast.option_fields import takes_old_names
 from enginecast.runtime.bundle.manifest import Record
+from enginecast.runtime.bundle.pipeline_folder import INDEX
 
 FILE = "pipelines.json"
+_FROM = re.compile(r"hidden_states\.(\d+):")
 TooLong = Literal["error", "truncate"]
 StoreDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -38,9 +42,9 @@ class EncoderRequest:
         mask: whether the encoder gets a padding mask; None: where it takes one.
         keep_all: keep the rows of padding; None: only where the encoder gets no mask.
         padding_side: None: as the tokenizer's files say.
-        template, clean, extra_rows, skip_rows: as in `EncoderSpec`.
-        outputs: names of the outputs to keep; empty: all that an engine gives, and
-            `last_hidden_state` of an eager model.
+        template, clean, special_tokens, keep_end, extra_rows, skip_rows: as in `EncoderSpec`.
+        outputs: names of the outputs to keep, and `hidden_states.N:` for all hidden states from
+            there on; empty: all that an engine gives, and `last_hidden_state` of an eager model.
         precision: "fp32", "bf16" or "fp16" of an eager model; None: as its weights are stored.  An
             engine has its own.
         store_dtype: None: as the encoder gives them.
@@ -54,6 +58,8 @@ class EncoderRequest:
     pipeline: str | None = None
     template: str | None = None
     clean: Clean | None = None
+    special_tokens: bool | None = None
+    keep_end: bool | None = None
     max_length: int | None = None
     mask: bool | None = None
     keep_all: bool | None = None
@@ -84,14 +90,19 @@ class Part(Record, frozen=True, kw_only=True):
     function: str
     """In it: "FluxPipeline.encode_prompt"."""
     mask: bool
-    """Whether the encoder gets a padding mask."""
+    """Whether padding is masked, where there is any."""
     keep_all: bool
     """Whether rows of padding are read."""
     extra_rows: Size
     skip_rows: Size
-    max_length: Annotated[int, Meta(ge=1)]
-    """Tokens that a text is padded and cut to, template included, where nobody says otherwise."""
+    skips_text: bool = False
+    """Whether those are the first of the text, wherever its padding is, and not of the row."""
+    max_length: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that a text is padded and cut to, template included, where nobody says otherwise;
+    None: as the tokenizer says."""
     template: str
+    special_tokens: bool = True
+    keep_end: bool = False
     clean: Clean
     padding_side: Side | None = None
     """Where the pipeline sets it; None: it leaves that to the tokenizer."""
@@ -131,8 +142,8 @@ def part_of(name: str) -> Part:
         meant = f"Did you mean {close[0]!r}?  " if close else ""
         raise UsageError(
             f"--for {name}: no such pipeline is known",
-            hint=f"{meant}Known: {', '.join(known)}.  For other pipelines, omit --for and give"
-            " --mask or --no-mask, --keep-all or --trim, --max-length.",
+            hint=f"{meant}Known: {', '.join(known)}.  For other pipelines, omit --for and say what"
+            " they read with the other options, such as --outputs.",
         )
     if not part and len(parts) == 1:
         return next(iter(parts.values()))
@@ -141,6 +152,63 @@ def part_of(name: str) -> Part:
         names = ", ".join(found.name for found in parts.values())
         raise UsageError(f"--for {name}: {pipeline} {what}", hint=f"There are: {names}.")
     return parts[part]
+
+
+def named_outputs(names: Sequence[str], layers: int | None) -> tuple[str, ...]:
+    """Names of outputs with `hidden_states.N:` spelled out: all hidden states from N on.
+
+    Args:
+        layers: of the model, which has one hidden state more; None: not known.
+
+    Raises:
+        UsageError: they are asked for, and not known.
+    """
+    found: list[str] = []
+    for name in names:
+        first = _FROM.fullmatch(name)
+        if first is None:
+            found.append(name)
+        elif layers is None:
+            raise UsageError(
+                f"--outputs {name}: nobody knows how many hidden states the model has",
+                hint="Name each of them: --outputs hidden_states.0,hidden_states.1.",
+            )
+        else:
+            found += [f"hidden_states.{index}" for index in range(int(first[1]), layers + 1)]
+    return tuple(found)
+
+
+def layers_in(config: Mapping[str, Any]) -> int | None:
+    """How many layers the text model of a config.json has; None where it does not say."""
+    found = {**config, **(config.get("text_config") or {})}.get("num_hidden_layers")
+    return found if isinstance(found, int) else None
+
+
+def offered(model: str) -> Part | None:
+    """The row for a model's folder inside of a pipeline's, as diffusers saves one; None where no
+    row says so.
+    """
+    folder = Path(model).resolve()
+    try:
+        index = msgspec.json.decode((folder.parent / INDEX).read_bytes())
+        kind = index["_class_name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    rows = (part for part in table().parts if part.function.partition(".")[0] == kind)
+    return next((part for part in rows if part.part == folder.name), None)
+
+
+def offer(model: str, what: str) -> str:
+    """A line that offers the row for a model's folder; empty where there is none.
+
+    Args:
+        what: a command does with what the pipeline reads: "exports".
+    """
+    part = offered(model)
+    if part is None:
+        return ""
+    kind = part.function.partition(".")[0]
+    return f"part of a {kind}: --for {part.name} {what} what it reads"
 
 
 def resolve(request: EncoderRequest) -> EncoderRequest:
@@ -174,6 +242,8 @@ def _wrong_rows(request: EncoderRequest, part: Part) -> tuple[str, str] | None:
     if request.mask is not None and request.mask != part.mask:
         given = "gives" if part.mask else "does not give"
         return "--mask" if request.mask else "--no-mask", f"it {given} the encoder a padding mask"
+    if part.keep_end and request.keep_all:
+        return "--keep-all", "its padding is in front of the template's end, and is not read"
     if part.keep_all and request.keep_all is False:
         return "--trim", "it reads rows of padding"
     if (request.extra_rows or 0) < part.extra_rows and request.extra_rows is not None:

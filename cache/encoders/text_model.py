@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 
 from enginecast.cache.store.spec import About, OutputSpec, Side
 from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import TextForm
+from enginecast.runtime.prompts import PLAIN
 from enginecast.runtime.values.arrays import Array
 
 
@@ -23,6 +25,7 @@ class ModelFacts:
             at none.
         vocabulary: how many ids it knows; None: not known.
         padding_id, padding_side: where the tokenizer does not say; None: not known.
+        form: what texts are made before they are tokenized, where the user does not say.
     """
 
     about: About
@@ -36,6 +39,7 @@ class ModelFacts:
     padding_id: int | None
     padding_side: Side = "right"
     longest_text: int | None = None
+    form: TextForm = PLAIN
     engine: Mapping[str, str] = field(default_factory=dict)
 
 

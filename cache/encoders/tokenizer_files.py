@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
 from enginecast.capture.sources.base.padding_side import FROM_THE_LEFT, cuts_left, padding_side
+from enginecast.capture.sources.huggingface.text_encoders import beside
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"
@@ -47,7 +50,8 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
 
     Args:
         folder: of the model or bundle.  Where it has no tokenizer and is called `text_encoder_2`,
-            `tokenizer_2` beside it is taken, which is how pipelines of diffusers are saved.
+            `tokenizer_2` beside it is taken, or `processor`, which is how pipelines of diffusers
+            are saved.
         asked: a folder or a `tokenizer.json` that is to be taken instead.
 
     Raises:
@@ -90,8 +94,7 @@ def _place(folder: Path, asked: str | None) -> Path:
         if not _has_tokenizer(path):
             raise UsageError(f"--tokenizer {asked}: expected {FILE} in this folder, got none")
         return path / FILE
-    beside = folder.parent / folder.name.replace("text_encoder", "tokenizer", 1)
-    for place in (folder, beside):
+    for place in (folder, *beside(folder)):
         if _has_tokenizer(place):
             return place / FILE
     raise SourceError(
@@ -101,7 +104,41 @@ def _place(folder: Path, asked: str | None) -> Path:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (FILE, *_OLDER))
+    return any((folder / name).is_file() for name in (FILE, *_OLDER)) or _reads_bytes(folder)
+
+
+def _reads_bytes(folder: Path) -> bool:
+    """Whether it is ByT5's, which has no vocabulary to store."""
+    config = folder / _CONFIGS[0]
+    return config.is_file() and _read(config).get("tokenizer_class") == "ByT5Tokenizer"
+
+
+def _of_bytes(read: Any) -> str:
+    """The `tokenizer.json` of ByT5's tokenizer: a token for each byte (arXiv 2105.13626)."""
+    # The letters of GPT-2's bytes: printable ones are themselves, others follow behind 255.
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    rest = [byte for byte in range(256) if byte not in printed]
+    letters = {
+        byte: chr(byte if byte in printed else 256 + rest.index(byte)) for byte in range(256)
+    }
+    special = {token.content: number for number, token in read.added_tokens_decoder.items()}
+    vocabulary = {letters[byte]: byte + read.offset for byte in range(256)}
+    made = Tokenizer(BPE(vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    content = json.loads(made.to_str())
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    content["added_tokens"] = [
+        {"id": number, **{flag: getattr(token, flag) for flag in flags}}
+        for number, token in sorted(read.added_tokens_decoder.items())
+    ]
+    content["model"]["vocab"] |= special
+    made = Tokenizer.from_str(json.dumps(content))
+    end = read.eos_token
+    made.post_processor = TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, special[end])]
+    )
+    return str(made.to_str())
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -125,7 +162,8 @@ def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         read = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_fast=True
         )
-        content = json.loads(read.backend_tokenizer.to_str())
+        text = _of_bytes(read) if _reads_bytes(folder) else read.backend_tokenizer.to_str()
+        content = json.loads(text)
     except ImportError as error:
         raise MissingError(
             f"{folder}: the tokenizer has no {FILE}, and the package that reads its own format"

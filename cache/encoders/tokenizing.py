@@ -1,23 +1,21 @@
 """Texts to token ids, with the `tokenizers` library alone: transformers would import torch."""
 
 import hashlib
-import html
 import json
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from enginecast.cache.store.spec import Clean, EncoderSpec
+from enginecast.cache.store.spec import EncoderSpec
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.prompts import refusing
+from enginecast.runtime.text_form import prepare_text
 from enginecast.runtime.values.arrays import Array
 
 _BLOCK = 1024
 """Texts tokenized at a time: encodings take some hundred bytes a token."""
-_SPACE = re.compile(r"\s+")
 
 
 class Tokens(NamedTuple):
@@ -57,56 +55,43 @@ class Tokenizing:
             )
         self.spec = spec
         self._tokenizer = parse_tokenizer(tokenizer)
-        self._added = self._tokenizer.num_special_tokens_to_add(False)
-        if spec.max_length <= self._added:
-            raise UsageError(
-                f"--max-length {spec.max_length}: expected more than the {self._added} tokens that "
-                "the tokenizer adds to each text"
-            )
         side = (self._tokenizer.truncation or {}).get("direction", "right")
-        self._tokenizer.enable_truncation(spec.max_length, direction=side)
         self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        added = self._tokenizer.num_special_tokens_to_add(False) if spec.special_tokens else 0
+        self._added, self._end = added, np.zeros(0, np.int32)
+        what = "the tokenizer adds to each text"
+        if spec.keep_end:
+            end = self._encode([prepare_text(spec, "")[1]])[0]
+            self._end, what = (
+                np.array(end.ids, np.int32),
+                f"{what}, and those of the template's end",
+            )
+        room = spec.max_length - len(self._end)
+        if room <= added:
+            raise UsageError(
+                f"--max-length {spec.max_length}: expected more than the "
+                f"{added + len(self._end)} tokens that {what}"
+            )
+        self._tokenizer.enable_truncation(room, direction=side)
+
+    def _encode(self, texts: Sequence[str]) -> list[Encoding]:
+        with refusing("tokenizer.json: cannot tokenize", CacheError):
+            return self._tokenizer.encode_batch_fast(
+                texts, add_special_tokens=self.spec.special_tokens
+            )
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         """Clean texts, put them into the template, tokenize and cut them."""
         made: list[Tokens] = []
         for start in range(0, len(texts), _BLOCK):
-            block = [prepare_text(self.spec, text) for text in texts[start : start + _BLOCK]]
-            with refusing("tokenizer.json: cannot tokenize", CacheError):
-                encodings = self._tokenizer.encode_batch_fast(block)
-            for encoding in encodings:
+            block = [prepare_text(self.spec, text)[0] for text in texts[start : start + _BLOCK]]
+            for encoding in self._encode(block):
                 # What was cut off lies in further encodings, each with the tokens that all get.
                 cut_off = sum(len(part) - self._added for part in encoding.overflowing)
-                ids = np.array(encoding.ids, dtype=np.int32)
-                made.append(Tokens(ids, len(encoding) + cut_off))
+                ids = np.concatenate([np.array(encoding.ids, np.int32), self._end])
+                made.append(Tokens(ids, len(ids) + cut_off))
         return made
-
-
-def prepare_text(spec: EncoderSpec, text: str) -> str:
-    """What is tokenized: the text cleaned, in its place in the template."""
-    before, after = spec.template.split("{}")
-    return f"{before}{clean_text(spec.clean, text)}{after}"
-
-
-def clean_text(how: Clean, text: str) -> str:
-    """Clean a text the way that a family of pipelines does (diffusers 0.42.1).
-
-    * "none": nothing; Flux, Stable Diffusion 3, CogVideoX.
-    * "strip": white space at both ends.
-    * "lower-strip": `text.lower().strip()`, as PixArt, Sana and DeepFloyd IF do unless they are
-      asked for `clean_caption=True`, which this does not do.
-    * "whitespace": HTML entities resolved twice, then each run of white space made one space, and
-      none left at the ends: `prompt_clean` of Wan where ftfy is not installed.  Where it is,
-      `prompt_clean` repairs mis-decoded characters and curly quotes first: such texts have other
-      token ids then.
-    """
-    if how == "strip":
-        return text.strip()
-    if how == "lower-strip":
-        return text.lower().strip()
-    if how == "whitespace":
-        return _SPACE.sub(" ", html.unescape(html.unescape(text))).strip()
-    return text
 
 
 def digest_of(tokenizer: bytes) -> str:

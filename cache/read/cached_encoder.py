@@ -9,7 +9,8 @@ What it looks up is what `enginecast cache fill` stored: token ids are all that 
 import inspect
 import os
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NoReturn, Self
 
@@ -24,7 +25,7 @@ from transformers.utils import ModelOutput
 from enginecast.cache.read.datasets import as_batch
 from enginecast.cache.read.reader import EmbeddingCache, open_cache, query_of
 from enginecast.cache.store.spec import About, EncoderSpec
-from enginecast.capture.outputs.flatten import HIDDEN_STATES
+from enginecast.capture.outputs.flatten import HIDDEN_STATES, RAW
 from enginecast.capture.outputs.partial import UncountedHiddenStates, assemble
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.values.arrays import Array
@@ -71,7 +72,12 @@ class CachedEncoder(nn.Module):
             place = torch.empty(0, dtype=dtype or getattr(torch, one.dtype))
             self.register_parameter(f"_output_{number}", nn.Parameter(place, requires_grad=False))
         self.config = _config(self.cache)
-        self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
+        names = [one.name.removeprefix(RAW) for one in self.spec.outputs]
+        self._kind = output_class(self.cache.about, names)
+        if any(one.name.startswith(RAW) for one in self.spec.outputs):
+            # Whoever reads those puts a hook on the last norm, which has no effect here.
+            self.model = nn.Module()
+            self.model.norm = nn.Identity()
 
     @property
     def spec(self) -> EncoderSpec:
@@ -138,7 +144,8 @@ class CachedEncoder(nn.Module):
                 hint="Give input_ids, or load the encoder itself.",
             )
         for name, value in others.items():
-            neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
+            types = ("token_type_ids", "mm_token_type_ids")
+            neutral = isinstance(value, Tensor) and name in types and not value.any()
             if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
                 raise UsageError(f"{name}: the cached outputs were computed without it")
         if input_ids is None:
@@ -150,19 +157,21 @@ class CachedEncoder(nn.Module):
         if not len(input_ids):
             raise UsageError("input_ids: expected at least one text, got a batch of 0")
         ids = input_ids.detach().cpu().numpy().astype(np.int64)
+        masks = _masks_of(attention_mask, ids)
         if position_ids is not None:
             _require_tensor("position_ids", position_ids)
-            counted, given = np.arange(ids.shape[1]), position_ids.detach().cpu().numpy()
-            if given.ndim > 2 or given.shape[-1:] != counted.shape or (given != counted).any():
-                raise UsageError(
-                    "position_ids: expected those that count from 0, as when the cache was filled"
-                )
-        pairs = zip(ids, _masks_of(attention_mask, ids), strict=True)
+            _require_counted(position_ids.detach().cpu().numpy(), masks, ids)
+        elif any(mask is not None and (np.diff(np.flatnonzero(mask)) > 1).any() for mask in masks):
+            raise UsageError(
+                "position_ids: expected those that count tokens, got None",
+                hint="They make the padding between tokens change nothing, which the cache needs.",
+            )
+        pairs = zip(ids, masks, strict=True)
         entries = self.cache.look_up([query_of(self.spec, row, mask) for row, mask in pairs])
         tensors = {}
         for one, place in zip(self.spec.outputs, self._places, strict=True):
-            batch = as_batch(self.spec, one, entries, ids.shape[1])
-            tensors[one.name] = batch.to(input_ids.device, place.dtype)
+            batch = as_batch(self.spec, one, entries, ids.shape[1], masks)
+            tensors[one.name.removeprefix(RAW)] = batch.to(input_ids.device, place.dtype)
         layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
         count = layers + 1 if isinstance(layers, int) else None
@@ -229,7 +238,21 @@ def _require_tensor(name: str, given: Any) -> None:
         )
 
 
-def _masks_of(mask: Tensor | None, ids: Array) -> Iterable[Array | None]:
+def _require_counted(given: Array, masks: Sequence[Array | None], ids: Array) -> None:
+    """Refuse positions that count neither the ids of a row nor its tokens, from 0."""
+    every = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    tokens = [every[0] if one is None else np.cumsum(one).clip(min=1) - 1 for one in masks]
+    gaps = any(one is not None and (np.diff(np.flatnonzero(one)) > 1).any() for one in masks)
+    for counted in (np.stack(tokens), *([] if gaps else [every])):
+        # Three planes, which are equal for texts, where there is a rotary embedding of images.
+        if given.ndim <= 3 and given.shape[-1:] == counted.shape[-1:]:
+            with suppress(ValueError):
+                if (np.broadcast_to(given, (*given.shape[:-2], *counted.shape)) == counted).all():
+                    return
+    raise UsageError("position_ids: expected those that count from 0, as when the cache was filled")
+
+
+def _masks_of(mask: Tensor | None, ids: Array) -> list[Array | None]:
     if mask is None:
         return [None] * len(ids)
     _require_tensor("attention_mask", mask)

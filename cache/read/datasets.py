@@ -9,6 +9,7 @@ Nothing of it needs the encoder.  Workers may be forked or spawned: each maps th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, overload
 
 import numpy as np
@@ -262,16 +263,27 @@ class ShardShuffle(Sampler[int]):
 
 
 def as_batch(
-    spec: EncoderSpec, output: OutputSpec, entries: Sequence[Entry], sequence: int
+    spec: EncoderSpec,
+    output: OutputSpec,
+    entries: Sequence[Entry],
+    sequence: int,
+    masks: Sequence[Array | None] = (),
 ) -> Tensor:
     """An output of some texts: [texts, sequence, width], zeros where nothing is stored.
 
     An output per text is [texts, width].  There may be none.
+
+    Args:
+        masks: where a text's tokens are, which may be before and behind its padding; none: on the
+            side that is not padded.
     """
     shape = (len(entries), sequence) if output.per == "token" else (len(entries),)
     batch = np.zeros((*shape, output.width), np.dtype(output.dtype))
-    for row, entry in zip(batch, entries, strict=True):
+    for row, entry, mask in zip_longest(batch, entries, masks):
         stored, begin = entry.outputs[output.name], 0
+        if output.per == "token" and spec.keep_end and mask is not None:
+            row[np.flatnonzero(mask)[spec.skip_rows :]] = stored
+            continue
         if output.per == "token":
             left = spec.rows == "real" and spec.padding_side == "left"
             begin = spec.skip_rows + (sequence - len(entry.ids) if left else 0)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel
 
-from enginecast.cache.encoders.tokenizing import parse_tokenizer, prepare_text
+from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.capture.python.quiet import quiet_transformers
@@ -29,6 +29,7 @@ from enginecast.capture.sources.weights.checkpoint import (
     sha256_of_weights,
 )
 from enginecast.errors import CacheError, SourceError, UsageError
+from enginecast.runtime.text_form import prepare_text
 
 _SAMPLES = 64
 """Cached texts that a tokenizer is tried on."""
@@ -204,9 +205,12 @@ def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
         tokenizer.no_truncation()
     for number in range(0, len(cache), max(1, len(cache) // _SAMPLES)):
         entry = cache.by_row(number)
-        text = prepare_text(cache.spec, entry.text)
+        text, end = prepare_text(cache.spec, entry.text)
+        texts = [text, end] if cache.spec.keep_end else [text]
         of_rust = isinstance(tokenizer, Tokenizer)
-        ids = list(tokenizer.encode(text).ids if of_rust else tokenizer(text)["input_ids"])
+        call: Any = tokenizer.encode if of_rust else tokenizer
+        made = [call(text, add_special_tokens=cache.spec.special_tokens) for text in texts]
+        ids = [n for one in made for n in (one.ids if of_rust else one["input_ids"])]
         if len(ids) <= cache.spec.max_length and not np.array_equal(ids, entry.ids):
             raise look.refuse(
                 f"the tokenizer makes {ids[:8]}... of {entry.text[:60]!r}, and the cache's made "

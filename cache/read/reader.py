@@ -363,9 +363,11 @@ def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
             "outputs were computed without a mask, and padding changed them",
             hint="Give no mask, as the fill did, or fill a cache with --mask.",
         )
-    if len(kept) and kept[-1] - kept[0] + 1 != len(kept):
-        raise CacheError("attention_mask: expected contiguous tokens, but the mask has gaps")
     begins = len(row) - len(kept) if spec.padding_side == "left" else 0
+    if len(kept) and kept[-1] - kept[0] + 1 != len(kept):
+        if not spec.keep_end or kept[0] or kept[-1] + 1 < len(row):
+            raise CacheError("attention_mask: expected contiguous tokens, but the mask has gaps")
+        begins = 0  # padding before the template's end
     if len(kept) and kept[0] != begins:
         raise CacheError(
             f"attention_mask: expected padding on the {spec.padding_side}, as in the cache's spec, "
@@ -396,9 +398,20 @@ class _Miss:
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.size = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        self.added = np.array(self.tokenizer.encode("").ids, np.int64)
+        self.added = self.encode("")
         """Ids that the tokenizer adds to each text."""
         self.text = self.read(self.core) if query.text is None else query.text
+
+    def encode(self, text: str) -> Array:
+        special = self.spec.special_tokens
+        return np.array(self.tokenizer.encode(text, add_special_tokens=special).ids, np.int64)
+
+    def is_in_another_template(self) -> bool:
+        """Whether the ids do not begin and end as the template does."""
+        words = self.core[~np.isin(self.core, self.added)]
+        text = str(self.tokenizer.decode(words.tolist(), skip_special_tokens=False)).strip()
+        before, after = (part.strip() for part in self.spec.template.split("{}"))
+        return not (text.startswith(before) and text.endswith(after))
 
     def bare(self, ids: Array) -> Array:
         """Ids without the padding at their end, and without an end token that pads."""
@@ -417,7 +430,7 @@ class _Miss:
         return str(self.tokenizer.decode(words.tolist()))
 
     def comes_back(self, ids: Array) -> bool:
-        made = np.array(self.tokenizer.encode(self.read(ids)).ids, np.int64)
+        made = self.encode(self.read(ids))
         return np.array_equal(self.bare(made), ids)
 
     def near(self, most: int) -> list[tuple[Location, Array]]:
@@ -470,6 +483,14 @@ def _causes(miss: _Miss) -> Iterator[tuple[str, str]]:
     for number in core[(core >= miss.size) | (core < 0)]:
         yield f"token id {number} is not among the {miss.size} of the cache's tokenizer", use_own
     near = miss.near(LOOKED_AT)
+    held = (cache.text_at(place) for place, _ in near)
+    inside = next((text for text in held if text and text in miss.text), None)
+    if inside is not None and miss.is_in_another_template():
+        yield (
+            f"{shortened(inside)} is there in the template {spec.template!r}, and this one is in"
+            " another",
+            "Fill a cache with the template of what asks: --template, or --for PIPELINE.",
+        )
     words, best, like = set(core.tolist()) - set(miss.added.tolist()), 0.0, ""
     for place, ids in near:
         others = set(ids.tolist())

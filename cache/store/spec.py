@@ -10,16 +10,17 @@ drop-in for the encoder is given, equal texts share an entry, and whatever chang
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from enginecast.runtime.bundle.manifest import Clean as Clean
 from enginecast.runtime.bundle.manifest import DType, Record
 from enginecast.runtime.values.arrays import Array
 
-Clean = Literal["none", "strip", "lower-strip", "whitespace"]
 Rows = Literal["real", "all"]
 Side = Literal["right", "left"]
 Size = Annotated[int, Meta(ge=0)]
@@ -52,6 +53,10 @@ class EncoderSpec(Record, frozen=True, kw_only=True):
     """What a text is put into before it is tokenized, in place of the braces."""
     clean: Clean = "none"
     """What is done to a text before that."""
+    special_tokens: bool = True
+    """Whether the tokenizer adds its own tokens, such as one for the end."""
+    keep_end: bool = False
+    """Whether what the template has behind the text is tokenized by itself, and never cut."""
     max_length: Annotated[int, Meta(ge=1)]
     """Longest text in tokens; also what rows are padded to where they are all kept."""
     padding_id: Size
@@ -106,9 +111,17 @@ class About(Record, frozen=True, kw_only=True):
     """Of the engine: "verified", "verified-by-emulation"; empty: eager."""
 
 
+_canonical = partial(msgspec.json.encode, order="deterministic")
+_LATER = {"special_tokens": True, "keep_end": False}
+"""Fields that caches of older versions do not have: what they say by default changes no key."""
+
+
 def fingerprint(spec: EncoderSpec) -> str:
     """Hash a spec: 32 hexadecimal digits, equal for equal specs on every machine."""
-    canonical = msgspec.json.encode(spec, order="deterministic")
+    said = msgspec.structs.asdict(spec).items()
+    kept = {name: value for name, value in said if _LATER.get(name) is not value}
+    parts = (b'"%s":%s' % (name.encode(), _canonical(value)) for name, value in kept.items())
+    canonical = b"{%s}" % b",".join(parts)
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 

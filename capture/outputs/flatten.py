@@ -31,7 +31,9 @@ HIDDEN_STATES = "hidden_states"
 MOST_NAMED = 8
 """Outputs that one note names."""
 _INDEX = re.compile(r"0|-?[1-9]\d*")
-_HIDDEN_STATE = re.compile(rf"{HIDDEN_STATES}\.(?P<index>{_INDEX.pattern})")
+RAW = "raw_"
+"""Before `hidden_states.-1`: as it is before the model's last norm."""
+_HIDDEN_STATE = re.compile(rf"(?:{RAW})?{HIDDEN_STATES}\.(?P<index>{_INDEX.pattern})")
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,32 @@ def _asking(module: nn.Module, wanted: Wanted) -> tuple[dict[str, bool], bool]:
     takes = ASK in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes or not wanted.asks_for_hidden_states:
         return {}, True
+    _leave_norm_out(module, (*wanted.names, *wanted.hidden_states))
     return {ASK: True}, gives_hidden_states(module)
+
+
+def _leave_norm_out(module: nn.Module, names: Sequence[str]) -> None:
+    """Have a language model's last norm give what it takes, where a name asks for that.
+
+    A hook does it whatever the version of transformers ties `hidden_states[-1]` to, and is what
+    `QwenImage21Pipeline` of diffusers 0.42.1 does.
+    """
+    if not any(name.startswith(RAW) for name in names):
+        return
+    normed = [
+        name for name in names if not name.startswith(RAW) and hidden_index(name) in (None, -1)
+    ]
+    inner = getattr(module, "model", module)
+    norm = getattr(getattr(inner, "language_model", inner), "norm", None)
+    if normed or not isinstance(norm, nn.Module):
+        why = f"{normed[0]} is behind it" if normed else "the model has no model.norm"
+        raise UsageError(f"--outputs {','.join(names)}: cannot leave out the last norm, as {why}")
+    if _as_given not in norm._forward_hooks.values():
+        norm.register_forward_hook(_as_given)
+
+
+def _as_given(module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+    return given[0]
 
 
 def _chosen(name: str, value: Any, leaves: Mapping[str, Any], given: Sequence[str]) -> Tensor:

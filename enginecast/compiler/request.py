@@ -4,6 +4,7 @@ Each option of `enginecast export` stands here once, or beside what it is for (`
 the targets' options); see `enginecast.option_fields`.  Importing it does not import torch.
 """
 
+import json
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
+from enginecast.cache.encoders.request import layers_in, named_outputs, offer, part_of
 from enginecast.capture.inputs.given import (
     ProfileRange,
     given_prompts,
@@ -105,6 +107,16 @@ class ModelOptions:
         Sequence[str], Option("Outputs to keep, in order; repeatable.", "NAME,...")
     ] = ()
     """Empty: all."""
+    for_pipeline: Annotated[
+        str | None,
+        Option(
+            "Make what a diffusion pipeline reads of its text encoder: flux:text_encoder_2.",
+            "PIPELINE[:PART]",
+            flag="for",
+            commands=("export",),
+        ),
+    ] = None
+    """A row of `cache/encoders/pipelines.json`: outputs, longest text, and the form of texts."""
     hidden_states: Annotated[
         Sequence[int | str],
         Option("Add a hidden state as an output; repeatable.", "INDEX", flag="hidden-state"),
@@ -155,6 +167,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         require_choices(self)
+        if self.for_pipeline is not None and self.kv_cache:
+            raise UsageError("--for does not go with --kv-cache, whose engine continues texts")
         if self.stateful and self.kv_cache:
             raise UsageError("--stateful does not go with --kv-cache, whose state is the cache")
 
@@ -212,6 +226,35 @@ class EngineConfig:
     def engine_providers(self) -> tuple[str, ...]:
         """Providers that the engine is known to suit."""
         return target_of(self.target).providers(self.precision, self.device)
+
+
+IDS = "input_ids"
+
+
+def _as_read_by(pipeline: str, model: "str | nn.Module", options: ModelOptions) -> ModelOptions:
+    """The options with the outputs and the longest text that a pipeline reads; what they say
+    themselves stays.
+
+    Raises:
+        UsageError: no such pipeline, or the model is no folder of a text encoder.
+    """
+    part = part_of(pipeline)
+    config = Path(model) / "config.json" if isinstance(model, str) else None
+    if config is None or not config.is_file():
+        raise UsageError(
+            f"--for {pipeline}: expected the folder of its text encoder, {part.model}",
+            hint="Export the component: MODEL is the folder with its config.json and weights.",
+        )
+    dynamic, outputs = tuple(options.dynamic), options.outputs
+    if part.max_length is not None and not any(text.startswith(f"{IDS}:1=") for text in dynamic):
+        dynamic = (*dynamic, f"{IDS}:1=1..{part.max_length}")
+    if not outputs and not options.hidden_states:
+        try:
+            said = json.loads(config.read_bytes())
+        except ValueError:
+            said = {}  # which opening the model refuses
+        outputs = named_outputs(part.outputs, layers_in(said))
+    return replace(options, outputs=outputs, dynamic=dynamic)
 
 
 @dataclass(frozen=True)
@@ -339,6 +382,9 @@ class ExportRequest:
         if isinstance(self.target_options, list | tuple):
             made = _target_options(self.target, self.target_options)
             object.__setattr__(self, "target_options", made)
+        if self.options.for_pipeline is not None:
+            made = _as_read_by(self.options.for_pipeline, self.model, self.options)
+            object.__setattr__(self, "options", made)
         # What the profiles of an engine leave out, nobody can run.
         for name, number, least, most in getattr(self.target_options, "sizes", tuple)():
             text = (
@@ -346,6 +392,14 @@ class ExportRequest:
             )
             dynamic = (*self.options.dynamic, ProfileRange(text))
             object.__setattr__(self, "options", replace(self.options, dynamic=dynamic))
+
+    @property
+    def offer(self) -> str:
+        """A line that offers what the pipeline around a model's folder reads; empty: nothing."""
+        asked = self.options.outputs or self.options.hidden_states or self.options.kv_cache
+        if self.options.for_pipeline is not None or asked or not isinstance(self.model, str):
+            return ""
+        return offer(self.model, "exports")
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is: all of it that can be told without torch.

@@ -120,7 +120,10 @@ def write_repository(
         notes.append(
             f"The engine reads what that of {part.root} gives, which needs a repository, too."
         )
-    if manifest.text is not None:
+    text = manifest.text
+    if text is not None and (text.template, text.clean) != ("{}", "none"):
+        notes.append("There is no tokenizer in the repository: texts go into a template first.")
+    elif text is not None:
         try:
             encoder = PromptEncoder(bundle.root, manifest, bundle.read(TOKENIZER_NAME))
         except InputError as error:  # it takes more than token ids

@@ -151,7 +151,23 @@ class Fusion(Record, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
 
 
-class Text(Record, frozen=True, kw_only=True):
+Clean = Literal["none", "strip", "lower-strip", "whitespace", "empty-is-space", "quoted"]
+
+
+class TextForm(Record, frozen=True, kw_only=True):
+    """What a text is made before it is tokenized; see `runtime.text_form`."""
+
+    template: str = "{}"
+    """What a text is put into, in place of the braces."""
+    clean: Clean = "none"
+    """What is done to it before that."""
+    special_tokens: bool = True
+    """Whether the tokenizer adds its own tokens, such as one for the end."""
+    keep_end: bool = False
+    """Whether what the template has behind the text is tokenized by itself, and never cut."""
+
+
+class Text(TextForm, frozen=True, kw_only=True):
     """How prompts become token ids."""
 
     padding_id: Count

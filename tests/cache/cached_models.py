@@ -21,10 +21,10 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.cache.encoders.tokenizing import prepare_text
 from enginecast.cache.store.folders import Encodings, create_store
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.runtime.text_form import prepare_text
 
 TEXTS = ("a b c", "", "d", "a b c d e f g h", "q w e r t y", "z z z")
 WORDS = ["<pad>", "</s>", *(chr(ord("a") + index) for index in range(26)), "<unk>"]
@@ -132,7 +132,7 @@ def entries_of(model: nn.Module, spec: EncoderSpec, texts: Sequence[str]) -> lis
     for text in texts:
         length = spec.max_length if spec.padded else None
         batch = batch_of(
-            [prepare_text(spec, text)], length, side=spec.padding_side, padding=spec.padding_id
+            [prepare_text(spec, text)[0]], length, side=spec.padding_side, padding=spec.padding_id
         )
         count = int(batch.mask.sum())
         ids = batch.ids[0][batch.mask[0].bool()].numpy().astype("int32")

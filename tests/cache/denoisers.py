@@ -5,7 +5,8 @@ from typing import Any
 
 import diffusers
 import torch
-from torch import Tensor
+from diffusers.pipelines.ltx2 import LTX2TextConnectors
+from torch import Tensor, nn
 
 BATCH, LENGTH, REAL, WIDTH = 2, 12, 5, 8
 ONES = torch.ones(BATCH)
@@ -171,15 +172,112 @@ def chroma(text: Tensor, mask: Tensor) -> Any:
     }
 
 
+def hunyuan_video_15(text: Tensor, mask: Tensor) -> Any:
+    return diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=1,
+        num_refiner_layers=1,
+        text_embed_dim=WIDTH,
+        text_embed_2_dim=WIDTH,
+        image_embed_dim=WIDTH,
+        rope_axes_dim=(2, 4, 4),
+    ), {
+        "hidden_states": torch.ones(BATCH, 4, 1, 8, 8),
+        "timestep": ONES,
+        "encoder_hidden_states": text,
+        "encoder_attention_mask": mask,
+        "encoder_hidden_states_2": text,
+        "encoder_attention_mask_2": mask,
+        "image_embeds": torch.zeros(BATCH, 3, WIDTH),
+    }
+
+
+def krea2(text: Tensor, mask: Tensor) -> Any:
+    return diffusers.Krea2Transformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        attention_head_dim=12,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        timestep_embed_dim=8,
+        text_hidden_dim=WIDTH // 2,
+        num_text_layers=2,
+        text_num_attention_heads=2,
+        text_num_key_value_heads=1,
+        text_intermediate_size=8,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(4, 4, 4),
+    ), {
+        "hidden_states": torch.ones(BATCH, 16, 4),
+        "encoder_hidden_states": text.unflatten(2, (2, WIDTH // 2)),
+        "timestep": ONES,
+        "position_ids": torch.zeros(LENGTH + 16, 3),
+        "encoder_attention_mask": mask.bool(),
+    }
+
+
+def qwen_image(text: Tensor, mask: Tensor) -> Any:
+    return diffusers.QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=12,
+        num_attention_heads=2,
+        joint_attention_dim=WIDTH,
+        axes_dims_rope=(4, 4, 4),
+    ), {
+        "hidden_states": torch.ones(BATCH, 16, 16),
+        "encoder_hidden_states": text,
+        "encoder_hidden_states_mask": mask,
+        "timestep": ONES,
+        "img_shapes": [[(1, 4, 4)]] * BATCH,
+    }
+
+
+class Connected(nn.Module):
+    """The connectors of LTX-2, which read all hidden states of the text encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connectors = LTX2TextConnectors(
+            caption_channels=WIDTH // 2,
+            text_proj_in_factor=2,
+            video_connector_num_attention_heads=2,
+            video_connector_attention_head_dim=WIDTH // 4,
+            video_connector_num_layers=1,
+            video_connector_num_learnable_registers=LENGTH,
+            audio_connector_num_attention_heads=2,
+            audio_connector_attention_head_dim=WIDTH // 4,
+            audio_connector_num_layers=1,
+            audio_connector_num_learnable_registers=LENGTH,
+        )
+
+    def forward(self, text: Tensor, mask: Tensor, return_dict: bool) -> Any:
+        return self.connectors(text, mask, padding_side="right")
+
+
+def ltx2(text: Tensor, mask: Tensor) -> Any:
+    return Connected(), {"text": text, "mask": mask}
+
+
 DENOISERS: Mapping[str, Callable[[Tensor, Tensor], Any]] = {
     "allegro": allegro,
     "chroma": chroma,
     "hunyuan-video": hunyuan_video,
+    "hunyuan-video-15": hunyuan_video_15,
+    "krea2": krea2,
     "ltx": ltx,
+    "ltx2": ltx2,
     "lumina2": lumina2,
     "mochi": mochi,
     "pixart-alpha": pixart,
     "pixart-sigma": pixart,
+    "qwen-image": qwen_image,
     "sana": sana,
 }
 """A model and its keywords, given text [BATCH, LENGTH, WIDTH] and mask int64 [BATCH, LENGTH]."""

@@ -7,7 +7,7 @@ import pytest
 from cache_shards import SPEC, entries, flip
 
 from enginecast.cache.store.shard import Shard, open_shard, shard_name, write_shard
-from enginecast.cache.store.spec import EncoderSpec, differences, fingerprint
+from enginecast.cache.store.spec import EncoderSpec, OutputSpec, differences, fingerprint
 from enginecast.errors import CacheError
 
 
@@ -73,6 +73,8 @@ def test_every_field_changes_the_fingerprint(field: str) -> None:
         "tokenizer": "cd",
         "template": "a photo of {}",
         "clean": "strip",
+        "special_tokens": False,
+        "keep_end": True,
         "max_length": 9,
         "padding_id": 1,
         "padding_side": "left",
@@ -85,6 +87,21 @@ def test_every_field_changes_the_fingerprint(field: str) -> None:
     changed = EncoderSpec(**{**fields(SPEC), field: other[field]})  # type: ignore[arg-type]
     assert fingerprint(changed) != fingerprint(SPEC)
     assert [one.split(":")[0] for one in differences(SPEC, changed)] == [field]
+
+
+def test_the_fingerprint_of_an_older_version_stays() -> None:
+    output = OutputSpec(name="x", per="token", width=2, dtype="float32")
+    spec = EncoderSpec(
+        model={"w": "ab", "c": "q"},
+        precision="fp32",
+        tokenizer="ab",
+        max_length=9,
+        padding_id=0,
+        mask=True,
+        rows="real",
+        outputs=(output,),
+    )
+    assert fingerprint(spec) == "de9270eee4a4e52243c7368a0bd5fcae"
 
 
 def test_a_shard_of_another_spec_is_refused(shard: Path) -> None:

@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 from cache_fixtures import add_clip_tokenizer, add_t5_tokenizer, captions
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from enginecast.cache.encoders.tokenizer_files import find_tokenizer
-from enginecast.cache.encoders.tokenizing import Tokenizing, clean_text, digest_of, prepare_text
+from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import Clean, EncoderSpec, OutputSpec
 from enginecast.errors import UsageError
+from enginecast.runtime.text_form import clean_text, prepare_text
 
 ADDERS = {"t5": add_t5_tokenizer, "clip": add_clip_tokenizer}
 
@@ -138,6 +139,10 @@ CLEANED: list[tuple[Clean, str, str]] = [
     ("strip", "  A Fox\n", "A Fox"),
     ("lower-strip", "  A Föx\n", "a föx"),
     ("whitespace", " A \n\t Fox &amp;amp;  co ", "A Fox & co"),
+    ("empty-is-space", "", " "),
+    ("empty-is-space", " A Fox", " A Fox"),
+    ("quoted", 'A "Fox" says “hi”, "Fox"', 'Text "Fox". Text "hi". '),
+    ("quoted", "A Fox", ""),
 ]
 
 
@@ -145,7 +150,31 @@ CLEANED: list[tuple[Clean, str, str]] = [
 def test_cleaning_goes_before_the_template(how: Clean, text: str, wanted: str) -> None:
     assert clean_text(how, text) == wanted
     made = spec(b"{}", clean=how, template="A photo of {}. ")
-    assert prepare_text(made, text) == f"A photo of {wanted}. "
+    assert prepare_text(made, text) == (f"A photo of {wanted}. ", "")
+
+
+def test_the_end_of_a_template_can_be_kept_and_special_tokens_left_out(tmp_path: Path) -> None:
+    text = (add_t5_tokenizer(tmp_path) / "tokenizer.json").read_bytes()
+    fields = {"template": "a fox {}</s>", "special_tokens": False, "max_length": 6}
+    whole, kept = (Tokenizing(text, spec(text, keep_end=keep, **fields)) for keep in (False, True))
+    [short, long] = whole.tokens(["in rain", "in " * 9])
+    [same, cut] = kept.tokens(["in rain", "in " * 9])
+    assert (same.ids.tolist(), same.length) == (short.ids.tolist(), short.length)
+    assert cut.length == long.length
+    assert cut.ids.tolist() == [*long.ids[:5], 1]
+    with pytest.raises(UsageError, match="--max-length 1: expected more than the 1 tokens"):
+        Tokenizing(text, spec(text, **{**fields, "max_length": 1}, keep_end=True))
+
+
+def test_the_tokenizer_of_byt5_has_no_files_and_gives_the_same_ids(tmp_path: Path) -> None:
+    theirs = ByT5Tokenizer()
+    theirs.save_pretrained(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    facts = find_tokenizer(tmp_path)
+    assert (facts.padding_id, facts.padding_side, facts.last_id) == (0, "right", len(theirs) - 1)
+    texts = ["", 'Text "Hello wörld". ', "你好 🙂", "a <extra_id_3> b </s> c", " x\n\ty "]
+    found = Tokenizing(facts.text, spec(facts.text, max_length=64)).tokens(texts)
+    assert [one.ids.tolist() for one in found] == theirs(texts)["input_ids"]
 
 
 @pytest.mark.parametrize("template", ["", "a photo", "{} and {}", "{0}", "{ }"])

@@ -1,13 +1,16 @@
 """--outputs and --hidden-state on the command line, for every kind of model."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from exports import Exports, cast
-from transformers import DynamicCache
+from models import llama_config
+from transformers import DynamicCache, LlamaModel
 
-from enginecast.capture.outputs.flatten import name_result
+from enginecast.capture.outputs.flatten import Wanted, name_result, run_named
+from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.manifest_json import decode
 
@@ -102,3 +105,23 @@ def test_a_cache_gives_its_keys_and_values() -> None:
     names = ("key", "value")
     assert [*found] == ["state", *(f"past.{n}.{name}" for n in range(2) for name in names)]
     assert torch.equal(found["past.1.value"], key + 1)
+
+
+def test_a_hidden_state_from_before_the_last_norm() -> None:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = LlamaModel(llama_config()).eval()
+        ids = {"input_ids": torch.randint(0, 90, (3, 7))}
+        wanted = model(**ids).last_hidden_state
+        norm = copy.deepcopy(model.norm)
+        [raw] = run_named(model, ids, Wanted(("raw_hidden_states.-1",))).values()
+    torch.testing.assert_close(norm(raw), wanted)
+    for names, why in (
+        (("raw_hidden_states.-1", "last_hidden_state"), "last_hidden_state is behind it"),
+        (("hidden_states.-1", "raw_hidden_states.-1"), "hidden_states.-1 is behind it"),
+    ):
+        with pytest.raises(UsageError, match=f"cannot leave out the last norm, as {why}"):
+            run_named(model, ids, Wanted(names))
+    model.norm = None
+    with pytest.raises(UsageError, match="as the model has no model"):
+        run_named(model, ids, Wanted(("raw_hidden_states.-1",)))

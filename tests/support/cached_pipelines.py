@@ -1,7 +1,7 @@
 """Pipelines of diffusers with tiny encoders, live or read from a cache that was really filled."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from cache_fixtures import (
     words_t5,
 )
 from exports import Exports
+from language_models import MISTRAL, ChatTokenizer, language_model
+from language_models import PROMPTS as CHAT_PROMPTS
 from models import save, t5_config
-from pipeline_probe import build, encode
+from pipeline_probe import ALONE, MADE_FOR_CHATS, build, encode, parts_of
 from torch import Tensor, nn
 from transformers import (
+    ByT5Tokenizer,
     Gemma2Config,
     Gemma2Model,
-    PreTrainedTokenizerFast,
     T5EncoderModel,
     UMT5Config,
     UMT5EncoderModel,
@@ -76,6 +78,15 @@ def gemma2(folder: Path) -> Path:
     return folder
 
 
+def byt5(folder: Path) -> Path:
+    """A T5 encoder of bytes, whose tokenizer has no vocabulary."""
+    config = t5_config()
+    config.vocab_size = 384
+    save(T5EncoderModel, config, folder, torch.float32, 8)
+    ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
 MODELS: Mapping[str, Callable[[Path], Path]] = {
     "t5": words_t5,
     "wide-t5": wide_t5,
@@ -84,7 +95,43 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "clip": words_clip,
     "clip-projection": lambda folder: words_clip(folder, projection=True),
     "clip-projection-2": lambda folder: words_clip(folder, projection=True, seed=7),
+    "byt5": byt5,
+    "flux2": lambda folder: language_model(
+        folder, "mistral3", "Mistral3ForConditionalGeneration", 31, MISTRAL, "left"
+    ),
+    "flux2-klein": lambda folder: language_model(folder, "qwen3", "Qwen3ForCausalLM", 28),
+    "qwen-image": lambda folder: language_model(
+        folder, "qwen25-vl", "Qwen2_5_VLForConditionalGeneration", 2, side="left"
+    ),
+    "qwen3-vl": lambda folder: language_model(
+        folder, "qwen3-vl", "Qwen3VLForConditionalGeneration", 2, side="left"
+    ),
+    "qwen3": lambda folder: language_model(folder, "qwen3", "Qwen3Model", 3),
+    "qwen25-vl-text": lambda folder: language_model(
+        folder, "qwen25-vl-text", "Qwen2_5_VLTextModel", 3
+    ),
+    "ltx2": lambda folder: language_model(
+        folder, "gemma3", "Gemma3ForConditionalGeneration", 2, MISTRAL
+    ),
+    "krea2": lambda folder: language_model(folder, "qwen3-vl", "Qwen3VLModel", 36),
+    "ernie-image": lambda folder: language_model(folder, "mistral3", "Mistral3Model", 3, MISTRAL),
+    "llama": lambda folder: language_model(folder, "llama", "LlamaModel", 4, MISTRAL),
 }
+OWN_SIDE = {
+    *(
+        "byt5",
+        "flux2",
+        "flux2-klein",
+        "qwen-image",
+        "qwen3",
+        "qwen3-vl",
+        "qwen25-vl-text",
+        "ltx2",
+        "krea2",
+    ),
+    *("ernie-image", "llama"),
+}
+"""Models whose tokenizers' files say where they pad."""
 SHARED: Mapping[tuple[str, ...], str] = {
     ("t5", "last_hidden_state"): "words-t5",
     ("clip", "pooler_output"): "words-clip",
@@ -116,6 +163,21 @@ PIPELINES: Mapping[str, Mapping[str, str]] = {
     },
     "sdxl": {"text_encoder": "clip", "text_encoder_2": "clip-projection"},
     "wan": UMT5,
+    "wan22": UMT5,
+    "bria": T5,
+    "ernie-image": {"text_encoder": "ernie-image"},
+    "flux2": {"text_encoder": "flux2"},
+    "flux2-klein": {"text_encoder": "flux2-klein"},
+    "hunyuan-video": {"text_encoder": "llama", "text_encoder_2": "clip"},
+    "hunyuan-video-15": {"text_encoder": "qwen25-vl-text", "text_encoder_2": "byt5"},
+    "kandinsky5": {"text_encoder": "qwen-image", "text_encoder_2": "clip"},
+    "krea2": {"text_encoder": "krea2"},
+    "ltx2": {"text_encoder": "ltx2"},
+    "lumina2": {"text_encoder": "gemma2"},
+    "ovis-image": {"text_encoder": "qwen3"},
+    "qwen-image": {"text_encoder": "qwen-image"},
+    "qwen-image21": {"text_encoder": "qwen3-vl"},
+    "z-image": {"text_encoder": "qwen3"},
 }
 """Models by part, as `MODELS` calls them."""
 
@@ -138,15 +200,16 @@ class Workshop:
         folder = self.root / name
         return folder if folder.exists() else MODELS[name](folder)
 
-    def bundle(self, name: str, outputs: tuple[str, ...]) -> Path:
-        """An engine of a model, in fp32 on ONNX Runtime, that gives some outputs."""
+    def bundle(self, name: str, part: str) -> Path:
+        """An engine of a model, in fp32 on ONNX Runtime, that gives what a pipeline reads."""
+        outputs = part_of(part).outputs
         if (name, *outputs) in SHARED:
             made = self.shared(SHARED[name, *outputs]).bundle
             assert made is not None
             return made.root
-        folder = self.root / f"{name}-{'-'.join(outputs)}.bundle"
+        folder = self.root / f"{name}-{part.replace(':', '-')}.bundle"
         if not folder.exists():
-            options = ModelOptions(outputs=outputs)
+            options = ModelOptions(for_pipeline=part)
             done = export(
                 ExportRequest(str(self.model(name)), folder, precision="fp32", options=options)
             )
@@ -163,12 +226,18 @@ class Workshop:
         if key not in self._caches:
             folder = self.root / f"cache-{len(self._caches)}"
             for part, name in PIPELINES[pipeline].items():
-                self.fill(folder, f"{pipeline}:{part}", name, kind)
+                self.fill(folder, f"{pipeline}:{part}", name, kind, prompts_of(pipeline))
             self._caches[key] = folder
         return self._caches[key]
 
     def fill(
-        self, cache: Path, part: str | None, name: str, kind: str = "eager", **request: Any
+        self,
+        cache: Path,
+        part: str | None,
+        name: str,
+        kind: str = "eager",
+        prompts: Sequence[str] = PROMPTS,
+        **request: Any,
     ) -> Path:
         """Run `cache fill`.
 
@@ -177,14 +246,14 @@ class Workshop:
             request: the rest of it.
         """
         texts = self.root / "texts.jsonl"
-        lines = (json.dumps({"caption": prompt}) for prompt in PROMPTS)
+        lines = (json.dumps({"caption": prompt}) for prompt in prompts)
         texts.write_text("\n".join(lines), encoding="utf-8")
         model = self.model(name)
         if kind == "engine":
             assert part
-            model = self.bundle(name, part_of(part).outputs)
+            model = self.bundle(name, part)
         made = EncoderRequest(str(model), pipeline=part, **request)
-        options = FillFlags(too_long="truncate", quiet=True)
+        options = FillFlags(quiet=True)
         assert run_fill(made, texts, cache, options) == 0
         return cache
 
@@ -211,8 +280,10 @@ class Workshop:
     def pipeline(self, pipeline: str, encoders: Mapping[str, Any], **others: Any) -> Any:
         """The pipeline with some encoders and the tokenizers of its models."""
         tokenizers = {
-            part: PreTrainedTokenizerFast.from_pretrained(
-                self.model(name), padding_side=side_of(name)
+            part: ByT5Tokenizer.from_pretrained(self.model(name))
+            if name == "byt5"
+            else ChatTokenizer.from_pretrained(
+                self.model(name), **({} if name in OWN_SIDE else {"padding_side": side_of(name)})
             )
             for part, name in PIPELINES[pipeline].items()
         }
@@ -224,8 +295,21 @@ def side_of(model: str) -> str:
     return "left" if model == "gemma2" else "right"
 
 
+def prompts_of(pipeline: str) -> list[str]:
+    """What its cache is filled with: in four languages where the encoder is a language model."""
+    return CHAT_PROMPTS if pipeline in MADE_FOR_CHATS else PROMPTS
+
+
 def embedded(pipe: Any, prompts: list[str] | None = None, **others: Any) -> list[Tensor]:
     """What the pipeline makes of prompts; the length that calling Wan hands on."""
     if type(pipe).__name__ == "WanPipeline":
         others.setdefault("max_sequence_length", 512)
-    return encode(pipe, [*PROMPTS[-2:], PROMPTS[0]] if prompts is None else prompts, **others)
+    known = {parts_of(name)[0].function.partition(".")[0]: name for name in PIPELINES}
+    pipeline = known[type(pipe).__name__]
+    if pipeline == "lumina2":  # negative prompts have no template, and are another cache's
+        others["do_classifier_free_guidance"] = False
+    every = prompts_of(pipeline)
+    prompts = [*every[-2:], *every[:-2][:3]] if prompts is None else prompts
+    if pipeline in ALONE:
+        return [one for text in prompts for one in encode(pipe, [text], **others)]
+    return encode(pipe, prompts, **others)

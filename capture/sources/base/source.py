@@ -30,7 +30,8 @@ from enginecast.capture.sources.base.padding_side import (
 )
 from enginecast.capture.sources.weights.checkpoint import read_json
 from enginecast.errors import BundleError, SourceError, UsageError
-from enginecast.runtime.prompts import open_tokenizer, pad
+from enginecast.runtime.bundle.manifest import TextForm
+from enginecast.runtime.prompts import PLAIN, open_tokenizer, pad, tokenize
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -55,6 +56,10 @@ class Source(ABC):
     """What a user should know of the inputs, as sentences."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
+    text_form: TextForm = PLAIN
+    """What prompts are made before they are tokenized."""
+    pads: Side | None = None
+    """Where prompts are padded; None: as the tokenizer's files say."""
     longest_text: int | None = None
     """Tokens at which a text is cut, where that is fewer than the model takes."""
     task: str = ""
@@ -188,10 +193,10 @@ class Source(ABC):
             )
         sequence = ids.dims[-1]
         try:
-            tokenizer = open_tokenizer(file, sequence.maximum)
+            tokenizer = open_tokenizer(file, sequence.maximum, form=self.text_form)
         except BundleError as error:
             raise SourceError(error.message) from error
-        encodings = tokenizer.encode_batch(list(prompts))
+        encodings = tokenize(tokenizer, self.text_form, prompts)
         least, step = sequence.minimum, sequence.step
         arrays = pad(encodings, ids.padding or 0, least=least, step=step, side=side)
         return {
@@ -207,7 +212,7 @@ class Source(ABC):
         Raises:
             SourceError: one of them cannot be read.
         """
-        return padding_side(*self._of_tokenizer()) or "right"
+        return self.pads or padding_side(*self._of_tokenizer()) or "right"
 
     def _of_tokenizer(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `tokenizer_config.json` and `tokenizer.json` hold; empty without one."""

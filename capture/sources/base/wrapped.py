@@ -27,6 +27,7 @@ class WrappedSource(Source):
         self.notes = model.notes
         self.tokenizer_files = model.tokenizer_files
         self.longest_text = model.longest_text
+        self.text_form, self.pads = model.text_form, model.pads
 
     @property
     def constants(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeRemainingColumn
 
 from enginecast.cache.encoders.open_encoder import Encoder, open_encoder
-from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
+from enginecast.cache.encoders.request import EncoderRequest, offer, part_of, resolve
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import Filled, batches, encode_batch, fill_local
 from enginecast.cache.fill.local import Progress as Report
@@ -58,8 +58,9 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     Raises:
         EnginecastError: nothing was begun, or the disk failed; what was committed is safe.
     """
-    if options.too_long not in ("error", "truncate"):
-        raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
+    too_long = options.too_long or ("truncate" if request.pipeline else "error")
+    if too_long not in ("error", "truncate"):
+        raise UsageError(f"--too-long {too_long}: expected error or truncate")
     if options.runner not in ("local", "ray"):
         raise UsageError(f"--runner {options.runner}: expected local or ray")
     for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
@@ -71,6 +72,8 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
     find_store(cache)  # or refuse it
     shard_bytes = _bytes("--shard-size", options.shard_size)
     most = None if options.max_disk is None else _bytes("--max-disk", options.max_disk)
+    if request.pipeline is None and (line := offer(request.model, "fills")):
+        say(progress(options.quiet), line)
     request = resolve(request)
     texts = read_texts(given, options.column)
     with closing(open_encoder(request)) as encoder:
@@ -94,7 +97,7 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
             texts,
             index,
             shard_bytes,
-            too_long="truncate" if options.too_long == "truncate" else "error",
+            too_long="truncate" if too_long == "truncate" else "error",
             least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
         )
         beside = 0  # a new encoder brings its tokenizer along
@@ -254,7 +257,8 @@ def show_filled(where: Encodings, filled: Filled) -> None:
         if done.failures:
             lines.append(("not stored", f"{len(done.failures):,}"))
         if schedule.cut:
-            cut = f"{len(schedule.cut):,} that were too long; truncated.jsonl lists them"
+            most = where.spec.max_length
+            cut = f"{len(schedule.cut):,} of more than {most:,} tokens; truncated.jsonl lists them"
             lines.append(("cut", cut))
         texts, tokens = _rates(filled)
         rates = f"{texts:,.0f} texts/s, {tokens:,.0f} tokens/s"
@@ -319,7 +323,9 @@ def show_estimate(where: Encodings, schedule: FillSchedule, disk: int, seconds: 
         "already there": f"{schedule.cached:,}",
         "to encode": f"{schedule.to_do:,} with {schedule.tokens:,} tokens",
         "tokens a text": f"{lengths}, half of them up to {schedule.median:g}",
-        "cut": f"{len(schedule.cut):,} that are too long" if schedule.cut else "none is too long",
+        "cut": f"{len(schedule.cut):,} of more than {where.spec.max_length:,} tokens"
+        if schedule.cut
+        else "none is too long",
         "entries": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
         "disk": f"up to {disk:,} bytes ({decimal(disk)}): --max-disk {disk}B",
         "time": f"about {duration} on this machine",

@@ -32,7 +32,8 @@ class EncoderFlags:
     tokenizer: Annotated[str | None, Option("Tokenizer folder, or tokenizer.json.", "PATH")] = None
     template: Annotated[str | None, Option("Template; {} is replaced by each text.", "TEXT")] = None
     clean: Annotated[
-        str | None, Option("Clean texts: none, strip, lower-strip, whitespace.", "HOW")
+        str | None,
+        Option("Clean texts: none, strip, lower-strip, whitespace, empty-is-space, quoted.", "HOW"),
     ] = None
     max_length: Annotated[int | None, Option("Maximum tokens per text.", "N", least=1)] = None
     mask: Annotated[
@@ -78,9 +79,14 @@ class FillFlags:
         str | None, Option("Text column; default: caption, text or prompt.", "NAME")
     ] = None
     name: Annotated[str | None, Option("Name of this encoder in the cache.", "NAME")] = None
-    too_long: Annotated[str, Option("How to handle texts that are too long.", "error|truncate")] = (
-        "error"
-    )
+    too_long: Annotated[
+        str | None,
+        Option(
+            "How to handle texts that are too long; default: error, and truncate with --for, as"
+            " pipelines do.",
+            "error|truncate",
+        ),
+    ] = None
     batch_tokens: Annotated[int, _stored("Tokens per batch, including padding.", "N", least=1)] = (
         16384
     )

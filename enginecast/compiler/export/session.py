@@ -106,6 +106,8 @@ def export(
         steps.listening(),
         fewer_collections(),
     ):
+        if offer := request.offer:
+            steps.say(offer)
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         with (

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from enginecast.cache.encoders.request import part_of
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic, read_inputs
 from enginecast.capture.inputs.specs import (
@@ -19,6 +20,8 @@ from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recorded import with_sizes
 from enginecast.capture.sources.generation.decoder import TEXT_GENERATION
 from enginecast.capture.sources.generation.encoder_decoder import as_generating
+from enginecast.capture.sources.huggingface.text_encoders import beside
+from enginecast.capture.sources.huggingface.transformers_folder import TOKENIZER_FILES
 from enginecast.capture.sources.open_source import open_source
 from enginecast.capture.sources.stateful import with_state
 from enginecast.capture.tracing.sizes.look_alikes import settle_sizes
@@ -28,7 +31,9 @@ from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.errors import UsageError
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import check_model, read_plan
+from enginecast.runtime.bundle.manifest import TextForm
 
+FORM = TextForm.__struct_fields__
 CALLS = 8
 """Of a model with state, in turn."""
 
@@ -51,6 +56,14 @@ def open_model(
         example=example,
         component=options.component,
     )
+    if options.for_pipeline is not None:
+        part = part_of(options.for_pipeline)
+        source.text_form = TextForm(**{name: getattr(part, name) for name in FORM})
+        source.pads = part.padding_side
+        for place in beside(Path(str(model))):
+            if not source.tokenizer_files:
+                files = (place / name for name in TOKENIZER_FILES)
+                source.tokenizer_files = tuple(file for file in files if file.is_file())
     if options.kv_cache:
         return as_generating(source, TEXT_GENERATION)
     read = {} if options.inputs is None else read_inputs(options.inputs)

@@ -2,13 +2,15 @@
 inspect and opt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePath
 
 import torch
+from torch import nn
+from torch.fx import Node
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
@@ -171,6 +173,24 @@ class Prepared(OpenedModel):
         return edge_inputs(self.inputs, SEED, parameters_of(program), sorts=sorts)
 
 
+def _unread_layers(source: Source, captured: Captured) -> Iterator[str]:
+    """How many layers of a model nothing reads: those behind the outputs that were asked for."""
+    program = captured.program
+    live: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.op == "output" or node in live:
+            live.update(node.all_input_nodes)
+    parameters = program.graph_signature.inputs_to_parameters
+    read = {parameters[node.name] for node in live if node.name in parameters}
+    for path, layers in source.empty().named_modules():
+        if isinstance(layers, nn.ModuleList) and len(layers) > 1:
+            within = {name for name in read if name.startswith(f"{path}.")}
+            places = {name.removeprefix(f"{path}.").partition(".")[0] for name in within}
+            if places and len(places) < len(layers):
+                unread = len(layers) - len(places)
+                yield f"{unread} of {len(layers)} layers left out ({path}): nothing reads them"
+
+
 def prepare(
     source: Source,
     options: ModelOptions,
@@ -219,7 +239,7 @@ def prepare(
                 captured = leave_out_refused(source, captured, wanted)
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
-        more = list(source.notes)
+        more = [*source.notes, *([] if not wanted else _unread_layers(source, captured))]
         for name, option in ({} if wanted else source.left_out).items():
             more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:

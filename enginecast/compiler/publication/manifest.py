@@ -201,4 +201,5 @@ def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
         return None
     longest = min(ids.dims[-1].maximum, source.longest_text or ids.dims[-1].maximum)
     side = source.padding_side
-    return Text(padding_id=ids.padding or 0, max_length=longest, padding_side=side)
+    form = msgspec.structs.asdict(source.text_form)
+    return Text(padding_id=ids.padding or 0, max_length=longest, padding_side=side, **form)
