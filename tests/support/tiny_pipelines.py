@@ -202,7 +202,7 @@ class Tiny:
     encoders: Mapping[str, Encoder]
     scheduler: Callable[[], Any]
     more: Mapping[str, Any]
-    """Other components and settings of the pipeline."""
+    """Other components, or their classes, and settings of the pipeline."""
     sizes: Mapping[str, int]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the pipeline."""
@@ -393,7 +393,7 @@ PIPELINES: Mapping[str, Tiny] = {
         },
         {"text_encoder": QWEN_VL_TEXT, "text_encoder_2": BYT5},
         _flow,
-        {"guider": diffusers.ClassifierFreeGuidance(guidance_scale=6.0)},
+        {"guider": diffusers.ClassifierFreeGuidance},
         {"height": 48, "width": 48, "frames": 5},
     ),
     "kandinsky5": Tiny(
@@ -521,7 +521,7 @@ def arguments(name: str) -> Mapping[str, Any]:
     return {**own, **PIPELINES[name].arguments}
 
 
-def save_pipeline(name: str, folder: Path, **more: Any) -> Path:
+def save_pipeline(name: str, folder: Path, **options: Any) -> Path:
     """Write a pipeline as `save_pretrained` does, with seeded weights."""
     tiny = PIPELINES[name]
     parts: dict[str, Any] = {"scheduler": tiny.scheduler()}
@@ -535,6 +535,7 @@ def save_pipeline(name: str, folder: Path, **more: Any) -> Path:
         parts[part] = encoder.kind.from_pretrained(made)
         tokenizer = encoder.tokenizer.from_pretrained(made)
         parts[part.replace("text_encoder", "tokenizer")] = tokenizer
-    pipe = getattr(diffusers, tiny.kind)(**parts, **tiny.more)
-    pipe.save_pretrained(folder, **more)
+    more = {name: one() if isinstance(one, type) else one for name, one in tiny.more.items()}
+    pipe = getattr(diffusers, tiny.kind)(**parts, **more)
+    pipe.save_pretrained(folder, **options)
     return folder
