@@ -79,6 +79,9 @@ vision: installed ## export models of torchvision, timm, open_clip and Lightning
 fp16: installed ## export models with loud channels in fp16: docs/results/fp16.md; ONLY=vae,flux for some
 	$(BIN)/python campaigns/run.py fp16 --only '$(ONLY)'
 
+diffusion: installed ## export tiny pipelines whole: the table of docs/results/diffusion.md; ONLY=flux,wan for some
+	$(BIN)/python campaigns/run.py diffusion --only '$(ONLY)'
+
 control-flow: installed ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
 	$(BIN)/python campaigns/run.py flow --only '$(ONLY)'
 
@@ -139,4 +142,4 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest demo build dist site *.egg-info
 
-.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo control-flow operators adversary faults mutations golden models trt-gate trt-models gpu bench lock dist sbom audit clean
+.PHONY: help setup installed newest oldest demo docs docs-serve format lint types unit test test-slow zoo diffusion control-flow operators adversary faults mutations golden models trt-gate trt-models gpu bench lock dist sbom audit clean

@@ -32,8 +32,8 @@ Row = TypeVar("Row")
 """A dataclass: what became of an item."""
 
 CAMPAIGNS = (
-    *("zoo", "vision", "fp16", "operators", "flow", "adversary", "faults", "trt_gate"),
-    "trt_models",
+    *("zoo", "vision", "fp16", "diffusion", "operators", "flow", "adversary", "faults"),
+    *("trt_gate", "trt_models"),
 )
 ROOT = Path(__file__).parents[1]
 

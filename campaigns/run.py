@@ -2,7 +2,8 @@
 
     python campaigns/run.py CAMPAIGN [--only bert,t5] [--match REGEX] [--jobs 2] [--keep DIR]
 
-The campaigns are zoo, vision, fp16, operators, flow, adversary and faults.
+The campaigns are zoo, vision, fp16, diffusion, operators, flow, adversary, faults, trt_gate and
+trt_models.
 """
 
 import os

@@ -64,6 +64,14 @@ Steps = Annotated[int | None, _run("--steps", metavar="N", help="Denoising steps
 Seed = Annotated[int | None, _run("--seed", metavar="N", help="Seed of the noise.")]
 Guidance = Annotated[float | None, _run("--guidance-scale", metavar="X", help="Guidance scale.")]
 Negative = Annotated[str | None, _run("--negative-prompt", metavar="TEXT", help="What to avoid.")]
+Images = Annotated[
+    list[str] | None,
+    _run(
+        "--image",
+        metavar="[ARGUMENT=]FILE",
+        help="Image that the pipeline takes, or mask_image=FILE and the like; repeatable.",
+    ),
+]
 More = Annotated[
     list[str] | None,
     _run(
@@ -107,6 +115,7 @@ def export(
     width: Width = None,
     frames: Frames = None,
     seed: Seed = 0,
+    image: Images = None,
     more: More = None,
     variant: Variant = "",
     target: Target = DEFAULT,
@@ -157,6 +166,7 @@ def export(
         guidance_scale=guidance_scale,
         seed=seed or 0,
         more=_values(more),
+        images=_images(image),
     )
     request = PipelineRequest(
         folder,
@@ -165,6 +175,7 @@ def export(
         base,
         precision=precision or "fp32",
         precisions=asked,
+        own_prompts=len(prompt or ()),
         eager=tuple(eager or ()),
         variant=variant,
         overwrite=overwrite,
@@ -205,6 +216,7 @@ def run(
     width: Width = None,
     frames: Frames = None,
     seed: Seed = None,
+    image: Images = None,
     more: More = None,
     device: Annotated[str | None, shown(LoadFlags, "device")] = None,
     threads: Annotated[int | None, shown(LoadFlags, "threads")] = None,
@@ -243,7 +255,13 @@ def run(
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     # The recording has few steps, which is enough to compare and not to make a picture.
     more_values = {**recorded.more, **_values(more)}
-    wish = replace(recorded, prompts=(prompt,), steps=steps, **given, more=more_values)
+    images = _images(image)
+    if lacking := recorded.images.keys() - images:
+        options = " ".join(f"--image {name}=FILE" for name in sorted(lacking))
+        raise UsageError(f"{folder}: the pipeline was recorded with images: give {options}")
+    wish = replace(
+        recorded, prompts=(prompt,), steps=steps, **given, more=more_values, images=images
+    )
     pipe = load_pipeline(
         folder, record, device, threads=threads, prefer=prefer, allow_code=allow_code
     )
@@ -261,6 +279,11 @@ def _two(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
     """Two prompts at least: so the batch varies."""
     found = tuple(given or ())
     return found if len(found) > 1 else (*found, *default)[:2]
+
+
+def _images(given: list[str] | None) -> dict[str, str]:
+    named = (text if "=" in text else f"image={text}" for text in given or ())
+    return _pairs("--image", list(named))
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

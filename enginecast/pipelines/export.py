@@ -32,7 +32,7 @@ from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import engine_outcome, whole_outcome, with_noise
 from enginecast.pipelines.components import save_empty
 from enginecast.pipelines.folder import PipelineFolder, open_pipeline
-from enginecast.pipelines.generate import PROMPTS, Made, Wish, generate
+from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.record import (
     INDEX,
     RECORD,
@@ -68,6 +68,9 @@ class PipelineRequest:
     precision: str = "fp32"
     precisions: Mapping[str, str] = field(default_factory=dict)
     """By component."""
+    own_prompts: int = 0
+    """Of the wish's: the others are there so that the batch varies, and are left out where the
+    pipeline fails on several."""
     eager: tuple[str, ...] = ()
     """Components that stay as they are."""
     variant: str = ""
@@ -191,8 +194,9 @@ def _rehearse(
     except EnginecastError:
         raise
     except Exception as error:  # its components raise any kind
-        single = replace(wish, prompts=PROMPTS[:1])
-        if wish.prompts != PROMPTS or (found := _if_it_runs(pipe, single, steps)) is None:
+        single = replace(wish, prompts=wish.prompts[: max(1, request.own_prompts)])
+        alike = single.prompts == wish.prompts
+        if alike or (found := _if_it_runs(pipe, single, steps)) is None:
             raise SourceError(
                 f"the eager {type(pipe).__name__} fails: {type(error).__name__}:"
                 f" {first_line(error)}",

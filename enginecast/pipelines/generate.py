@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from enginecast.errors import UsageError
+from enginecast.errors import UsageError, first_line
 from enginecast.pipelines.folder import quiet_diffusers
 
 PROMPTS = ("a red fox in the snow", "a small boat on a lake, mountains behind it, oil painting")
@@ -50,6 +50,8 @@ class Wish:
     seed: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the pipeline."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Files of images by argument: "image", "mask_image", "control_image"."""
 
     def __post_init__(self) -> None:
         sizes = {"steps": self.steps, "height": self.height}
@@ -61,8 +63,8 @@ class Wish:
         if not SEEDS[0] <= self.seed <= SEEDS[1]:
             raise UsageError(f"--seed {self.seed}: expected {SEEDS[0]}..{SEEDS[1]}")
         for name in self.more:
-            if name in OWN:
-                raise UsageError(f"--set {name}: {OWN[name]}")
+            if name in OWN or name in self.images:
+                raise UsageError(f"--set {name}: {OWN.get(name, 'it is an --image')}")
         if (self.height is None) != (self.width is None):
             raise UsageError("--height and --width go together: pipelines ignore one alone")
 
@@ -89,13 +91,34 @@ class Wish:
             **self.more,
         }
         found = {name: value for name, value in asked.items() if value is not None}
-        for name in found:
+        opened = {name: open_image(name, file) for name, file in self.images.items()}
+        if opened and "height" not in known and self.height and self.width:
+            # A pipeline that takes its size from the image.
+            size = found.pop("width"), found.pop("height")
+            opened = {name: image.resize(size) for name, image in opened.items()}
+        for name in (*found, *opened):
             if name not in known:
-                option = OPTIONS.get(name, f"--set {name}")
+                option = OPTIONS.get(name, f"--{'image' if name in opened else 'set'} {name}")
                 raise UsageError(f"{option}: {type(pipe).__name__} has no {name}")
+        found |= opened
         if "use_resolution_binning" in known:  # it would make another size than was asked for
             found.setdefault("use_resolution_binning", False)
         return found
+
+
+def open_image(argument: str, file: str) -> Any:
+    """An image of PIL, in RGB.
+
+    Raises:
+        UsageError: it is not there, or is no image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UsageError(f"--image {argument}={file}: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -137,9 +160,8 @@ def generate(pipe: Any, wish: Wish, output_type: str = "pt") -> Made:
         except (ValueError, TypeError) as error:  # of the pipeline's own checks
             raise UsageError(
                 f"{type(pipe).__name__}: {error}",
-                hint="A pipeline that needs images is exported in Python: `enginecast.record` and"
-                " `enginecast.export`."
-                if "image" in known
+                hint="Give it an image: --image FILE; or --image ARGUMENT=FILE, such as mask_image."
+                if "image" in known and not wish.images
                 else "",
             ) from error
     return Made(found[0], tuple(latents))

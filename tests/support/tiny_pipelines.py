@@ -1,5 +1,6 @@
 """Whole diffusion pipelines in small, of real classes, as `save_pretrained` writes them."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -369,6 +370,23 @@ PIPELINES: Mapping[str, Tiny] = {
         {"boundary_ratio": 0.875},
         {"height": 48, "width": 48, "frames": 5},
     ),
+    "ltx": Tiny(
+        "LTXPipeline",
+        {"transformer": ("ltx", {"caption_channels": 32}), "vae": ("vae-ltx", {})},
+        {"text_encoder": T5},
+        _flow,
+        {},
+        {"height": 64, "width": 64, "frames": 9},
+    ),
+    "sana": Tiny(
+        "SanaPipeline",
+        {"transformer": ("sana", {"caption_channels": 32}), "vae": ("vae-dc", {})},
+        {"text_encoder": GEMMA2},
+        _flow,
+        {},
+        {"height": 64, "width": 64},
+        {"complex_human_instruction": None, "max_sequence_length": 64},
+    ),
     "hunyuan-video-15": Tiny(
         "HunyuanVideo15Pipeline",
         {
@@ -503,7 +521,7 @@ PIPELINES: Mapping[str, Tiny] = {
 def asked(name: str) -> tuple[str, ...]:
     """What `enginecast diffusers export` is asked for."""
     sizes = PIPELINES[name].sizes.items()
-    own = (f"{argument}={value}" for argument, value in arguments(name).items())
+    own = (f"{argument}={json.dumps(value)}" for argument, value in arguments(name).items())
     return (
         *(part for size, value in sizes for part in (f"--{size}", str(value))),
         *(part for each in own for part in ("--set", each)),

@@ -1,0 +1,1 @@
+"""Whole diffusion pipelines in small: exported in fp32, and compared with eager step by step."""
