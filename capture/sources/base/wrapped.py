@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.published import Stored
 
 
 class WrappedSource(Source):
@@ -37,6 +38,10 @@ class WrappedSource(Source):
 
     def weights(self) -> dict[str, Tensor]:
         return self._model.weights()
+
+    @property
+    def stored(self) -> Stored:
+        return self._model.stored
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         return self._model.weight_elements()

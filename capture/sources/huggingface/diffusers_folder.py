@@ -34,13 +34,14 @@ from enginecast.capture.sources.weights.checkpoint import (
     LOADABLE,
     WeightNames,
     read_json,
-    read_weights,
+    read_stored,
     sha256_of_weights,
     some,
     weights_file,
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import require_finite
+from enginecast.capture.sources.weights.published import Stored
 from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required
@@ -50,12 +51,6 @@ CLASS = "_class_name"
 VERSION = "_diffusers_version"
 WHERE_FROM = ("_name_or_path", VERSION)
 """Entries that say where a config comes from, and not what it is."""
-_HELD_AS = {
-    torch.float64: torch.float32,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.float8_e5m2: torch.bfloat16,
-}
-"""Of weights in a file whose dtype no model here computes in; bf16 holds all that fp8 does."""
 ENTRIES = ("decode", "encode")
 """Methods of an autoencoder that are engines of their own; the first is what pipelines end with."""
 
@@ -169,12 +164,16 @@ class ComponentSource(Source):
     def _named(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once, by the names that the class has today."""
         empty: Any = self._bare()
-        tensors = read_weights(self.folder, self.names)
+        tensors = dict(self.stored.tensors)
         empty._fix_state_dict_keys_on_load(tensors)
         expected = empty.state_dict()
         self._check(tensors, expected)
         kept = {name: tensors[name] for name in expected}
-        return {n: t.to(_HELD_AS.get(t.dtype, t.dtype)) for n, t in kept.items()}
+        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
+
+    @cached_property
+    def stored(self) -> Stored:
+        return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
 
     def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not those of the class."""
@@ -202,7 +201,7 @@ class ComponentSource(Source):
                     f" {list(tensor.shape)}",
                     hint="config.json does not belong to these weights.",
                 )
-            if found.is_floating_point() and found.dtype not in (*LOADABLE, *_HELD_AS):
+            if found.is_floating_point() and found.dtype not in LOADABLE:
                 raise SourceError(
                     f"{file}: {name} is stored as {found.dtype}, expected float32, float16,"
                     " bfloat16, float64, float8_e4m3fn or float8_e5m2"

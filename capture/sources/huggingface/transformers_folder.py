@@ -38,12 +38,13 @@ from enginecast.capture.sources.weights.checkpoint import (
     find_weight_files,
     name_weights,
     read_json,
-    read_weights,
+    read_stored,
     sha256_of_weights,
     weights_file,
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import Lost, require_finite
+from enginecast.capture.sources.weights.published import Stored
 from enginecast.capture.sources.weights.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
@@ -116,7 +117,7 @@ class HuggingFaceSource(Source):
         names = {tensor.data_ptr(): name for name, tensor in self._named.items()}
         buffers = {name for name, _ in self.empty().named_buffers()}
         for name, each in lost.items():
-            if not name.startswith(self._dropped):
+            if not name.startswith(self._dropped) and name in self._tensors:
                 own = names.get(self._tensors[name].data_ptr(), "")
                 what = f"{weights_file(self.folder, name, self.names)}: {name}"
                 require_finite(each, what, is_buffer=own in buffers)
@@ -147,9 +148,13 @@ class HuggingFaceSource(Source):
         return dict(self._named)
 
     @cached_property
-    def _tensors(self) -> Mapping[str, Tensor]:
+    def stored(self) -> Stored:
         """What the files hold, mapped once: pages of a second mapping would count as memory."""
-        return read_weights(self.folder, self.names)
+        return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
+
+    @property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return self.stored.tensors
 
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.sources.weights.finite import Lost, lost_in
+from enginecast.capture.sources.weights.published import Stored, stored
 from enginecast.errors import SourceError
 
 SINGLE = "model.safetensors"
@@ -112,6 +113,19 @@ def read_weights(folder: Path, names: WeightNames = NAMES) -> dict[str, Tensor]:
     return tensors
 
 
+def read_stored(folder: Path, names: WeightNames = NAMES) -> Stored:
+    """Map the tensors of the folder's weight files, and widen what is quantized.
+
+    Raises:
+        SourceError: see `read_weights` and `stored`.
+        MissingError: see `stored`.
+    """
+    formats: dict[str, str] = {}
+    for file in find_weight_files(folder, names):
+        formats |= _formats(file)
+    return stored(read_weights(folder, names), weights_file(folder, names=names), formats)
+
+
 def weights_file(folder: Path, name: str = "", names: WeightNames = NAMES) -> Path:
     """The file that lists the folder's weights, or the shard that holds the tensor `name`."""
     if (folder / names.single).is_file():
@@ -191,6 +205,21 @@ def _entries(file: Path) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(stream.read(_header_size(stream)))
     header.pop("__metadata__", None)
     return header
+
+
+def _formats(file: Path) -> dict[str, str]:
+    """The formats of layers in a file's metadata, by name.
+
+    Source: https://github.com/comfyanonymous/ComfyUI/blob/master/QUANTIZATION.md
+    """
+    try:
+        with safe_open(file, framework="pt") as reader:
+            said = json.loads((reader.metadata() or {}).get("_quantization_metadata", "{}"))
+        return {name: str(each["format"]) for name, each in said.get("layers", {}).items()}
+    except (SafetensorError, OSError):
+        return {}  # `read_weights` says it
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceError(f"{file}: _quantization_metadata gives layers no format") from error
 
 
 def _header_size(stream: BinaryIO) -> int:

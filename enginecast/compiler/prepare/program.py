@@ -219,7 +219,7 @@ def prepare(
                 captured = leave_out_refused(source, captured, wanted)
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
-        more = list(source.notes)
+        more = [*source.notes, *source.stored.notes]
         for name, option in ({} if wanted else source.left_out).items():
             more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:
