@@ -4,18 +4,21 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from models import tiny_t5
 from safetensors.torch import load_file, save_file
-from tiny_components import save
+from tiny_components import CONFIGS, save
 from torch import Tensor
 
+from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import SourceError
+from enginecast.errors import EnginecastError, SourceError, UsageError
 
 Tensors = dict[str, Tensor]
 E4M3 = torch.float8_e4m3fn
@@ -202,3 +205,112 @@ def test_scales_that_do_not_fit(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(SourceError, match=expected):
         open_source(str(folder)).weights()
+
+
+def as_published(tensors: Tensors) -> Tensors:
+    """A tiny Z-Image under the names of its authors, with ComfyUI's prefix."""
+    found = dict(tensors)
+    for name in tensors:
+        if name.endswith("attention.to_q.weight"):
+            layer = name.removesuffix("to_q.weight")
+            parts = [found.pop(f"{layer}to_{each}.weight") for each in "qkv"]
+            found[f"{layer}qkv.weight"] = torch.cat(parts)
+    names = {
+        **{"all_final_layer.2-1.": "final_layer.", "all_x_embedder.2-1.": "x_embedder."},
+        **{".to_out.0.": ".out.", ".norm_k.": ".k_norm.", ".norm_q.": ".q_norm."},
+    }
+    for new, old in names.items():
+        found = {name.replace(new, old): tensor for name, tensor in found.items()}
+    return {f"model.diffusion_model.{name}": tensor for name, tensor in found.items()}
+
+
+@pytest.fixture(scope="module")
+def z_image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder with the config alone, and the file."""
+    folder = save("z-image", tmp_path_factory.mktemp("published") / "z-image")
+    [whole] = folder.glob("*.safetensors")
+    file = folder.parent / "z_image_turbo.safetensors"
+    save_file(as_published(load_file(whole)), file)
+    whole.rename(folder.parent / "as_saved.safetensors")
+    return folder, file
+
+
+def test_a_single_file_of_a_denoiser(z_image: tuple[Path, Path]) -> None:
+    folder, file = z_image
+    options = ComponentOptions(single_file=file)
+    wanted = diffusers.ZImageTransformer2DModel.from_single_file(
+        str(file), config=str(folder), local_files_only=True
+    ).state_dict()
+    source = open_source(str(folder), component=options)
+    found = source.eager().state_dict()
+    assert source.name == "z_image_turbo"
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    kept = file.parent / "as_saved.safetensors"  # names of diffusers are taken, too
+    again = open_source(str(folder), component=ComponentOptions(single_file=kept)).eager()
+    assert all(torch.equal(tensor, wanted[n]) for n, tensor in again.state_dict().items())
+
+
+def test_a_single_file_of_an_encoder(t5: Path, tmp_path: Path) -> None:
+    """Beside its config it is a MODEL itself; what else it holds is left out."""
+    for each in t5.iterdir():
+        shutil.copy(each, tmp_path)
+    whole = tmp_path / "model.safetensors"
+    tensors = load_file(whole)
+    wanted = open_source(str(t5)).eager().state_dict()
+    whole.unlink()
+    file = tmp_path / "t5xxl_fp32.safetensors"
+    save_file(
+        {**tensors, "logit_scale": torch.ones(()), "lm_head.weight": torch.ones(96, 32)}, file
+    )
+    for found in (
+        open_source(str(file)),
+        open_source(str(t5), component=ComponentOptions(single_file=file)),
+    ):
+        assert found.name == "t5xxl_fp32"
+        state = found.eager().state_dict()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "content", "expected"),
+    [
+        ("x.bin", "t5", None, r"--single-file .*x.bin: expected .safetensors or .gguf"),
+        ("missing.safetensors", "t5", None, "no such file"),
+        ("x.safetensors", "t5", {"a": 3}, r"T5EncoderModel misses .*got 0, and other names: a"),
+        (
+            "x.safetensors",
+            "z-image",
+            {"a": 3, "b": 3},
+            r"x.safetensors: what diffusers makes of it has other names; expected .* of a"
+            r" ZImageTransformer2DModel, got a, b",
+        ),
+        ("x.safetensors", "dit", {"a": 3}, "diffusers has no from_single_file for DiTTransf"),
+        ("x.safetensors", "flux", {"a": 3}, r"diffusers does not convert it \(IndexError: "),
+    ],
+)
+def test_files_that_do_not_fit(
+    t5: Path, tmp_path: Path, name: str, model: str, content: Any, expected: str
+) -> None:
+    folder, file = tmp_path / "folder", tmp_path / name
+    if content is not None:
+        save_file({key: torch.ones(size) for key, size in content.items()}, file)
+    elif not name.startswith("missing"):
+        file.write_bytes(b"x")
+    shutil.copytree(t5, folder) if model == "t5" else folder.mkdir()
+    if model in CONFIGS:
+        kind, config = CONFIGS[model]
+        (folder / "config.json").write_text(json.dumps({"_class_name": kind, **config}))
+    with pytest.raises(EnginecastError, match=expected):
+        open_source(str(folder), component=ComponentOptions(single_file=file)).weights()
+
+
+def test_a_file_alone_needs_a_config(t5: Path, tmp_path: Path) -> None:
+    file = shutil.copy(t5 / "model.safetensors", tmp_path / "x.safetensors")
+    with pytest.raises(SourceError, match="weights alone: there is no config"):
+        open_source(str(file))
+    with pytest.raises(SourceError, match=r"y.safetensors does not exist"):
+        open_source(str(tmp_path / "y.safetensors"))
+    shutil.copy(t5 / "config.json", tmp_path)
+    with pytest.raises(UsageError, match=r"--single-file does not fit .*x.safetensors"):
+        open_source(str(file), component=ComponentOptions(single_file=file))

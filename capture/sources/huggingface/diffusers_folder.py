@@ -25,6 +25,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.single_file import as_diffusers
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
     require_weights,
@@ -66,14 +67,14 @@ class ComponentSource(Source):
         seed: int | None,
         options: ComponentOptions,
     ) -> None:
-        self.name = model_name(folder)
         self.folder: Path = folder
         self.model_class = model_class
         self.settings = settings
         """The config, with the defaults of the class."""
         self.seed = seed
         self.options = options
-        self.names = WeightNames.of(STEM, options.variant)
+        self.names = WeightNames.asked(STEM, options.variant, options.single_file)
+        self.name = Path(self.names.single).stem if self.names.is_alone else model_name(folder)
         self.entry = _entry(model_class, options.entry, folder)
 
     def as_called(self) -> "ComponentSource":
@@ -164,9 +165,10 @@ class ComponentSource(Source):
     def _named(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once, by the names that the class has today."""
         empty: Any = self._bare()
-        tensors = dict(self.stored.tensors)
+        tensors, expected = dict(self.stored.tensors), empty.state_dict()
+        if self.names.is_alone and not expected.keys() <= tensors.keys():
+            tensors = as_diffusers(tensors, expected, self.model_class, self.settings, self._file)
         empty._fix_state_dict_keys_on_load(tensors)
-        expected = empty.state_dict()
         self._check(tensors, expected)
         kept = {name: tensors[name] for name in expected}
         return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
@@ -175,9 +177,13 @@ class ComponentSource(Source):
     def stored(self) -> Stored:
         return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
 
+    @property
+    def _file(self) -> Path:
+        return weights_file(self.folder, names=self.names)
+
     def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not those of the class."""
-        file, owner = weights_file(self.folder, names=self.names), self.settings[CLASS]
+        file, owner = self._file, self.settings[CLASS]
         ignored = getattr(self.model_class, "_keys_to_ignore_on_load_unexpected", None) or ()
         extra = {
             name
@@ -253,7 +259,8 @@ def open_component(
             f"{file}: quantization_config: quantized checkpoints are not read",
             hint="Give the checkpoint it was quantized from.",
         )
-    require_weights(folder, WeightNames.of(STEM, options.variant), random_weights)
+    names = WeightNames.asked(STEM, options.variant, options.single_file)
+    require_weights(folder, names, random_weights)
     warn_of_newer(settings)
     defaults = {
         name: parameter.default

@@ -51,6 +51,13 @@ from enginecast.errors import SourceError, UsageError
 DROPPED = ("decoder.", "lm_head.")
 """What a checkpoint of theirs holds besides the encoder."""
 
+BESIDE = (
+    *("logit_scale", "text_projection.", "visual_projection.", "multi_modal_projector."),
+    *("vision_model.", "vision_tower.", "visual."),
+)
+"""What a single file may hold besides the class of the config, which has its own encoder of texts
+alone."""
+
 CONFIG_FILE = "config.json"
 POOLER = "pooler."
 POOLING_OPTION = "add_pooling_layer"
@@ -77,7 +84,7 @@ class HuggingFaceSource(Source):
         *,
         bare: bool = False,
     ) -> None:
-        self.name = model_name(folder)
+        self.name = Path(names.single).stem if names.is_alone else model_name(folder)
         self.names = names
         self.folder: Path = folder
         self.config: PreTrainedConfig = config
@@ -87,6 +94,8 @@ class HuggingFaceSource(Source):
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
         self._dropped = DROPPED if config.model_type in TEXT_ENCODERS else ()
+        if names.is_alone:
+            self._dropped = (*DROPPED, *BESIDE)
 
     def take_class(self, model_class: type[PreTrainedModel]) -> None:
         """Load the model as another class, all of it, before anything was loaded."""
@@ -268,7 +277,7 @@ def open_folder(
     config = read_config(folder)
     if bare:
         config.architectures, config.return_dict = None, True
-    names = WeightNames.of("model", component.variant)
+    names = WeightNames.asked("model", component.variant, component.single_file)
     require_weights(folder, names, random_weights)
     return HuggingFaceSource(folder, config, random_weights, names, bare=bare)
 

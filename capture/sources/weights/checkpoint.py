@@ -26,6 +26,7 @@ from enginecast.errors import SourceError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 20
+GGUF = ".gguf"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -37,12 +38,28 @@ class WeightNames:
     single: str = SINGLE
     index: str = INDEX
     variant: str = ""
+    is_alone: bool = False
+    """Whether `single` is a path of its own: a file as it was published."""
 
     @classmethod
     def of(cls, stem: str, variant: str = "") -> "WeightNames":
         """The names that `save_pretrained` gives: of a variant, it stands before the ending."""
         part = f".{variant}" if variant else ""
         return cls(f"{stem}{part}.safetensors", f"{stem}.safetensors.index{part}.json", variant)
+
+    @classmethod
+    def asked(cls, stem: str, variant: str, file: Path | None) -> "WeightNames":
+        """Those of `of`, or of one file, wherever it is.
+
+        Raises:
+            SourceError: there is no such file, or it is of another kind.
+        """
+        if file is None:
+            return cls.of(stem, variant)
+        if not file.is_file() or file.suffix not in (".safetensors", GGUF):
+            lack = "no such file" if not file.is_file() else f"expected .safetensors or {GGUF}"
+            raise SourceError(f"--single-file {file}: {lack}")
+        return cls(str(file.absolute()), "", is_alone=True)
 
 
 NAMES = WeightNames()
@@ -375,14 +392,14 @@ def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any], expected: int
             f"{model_class} expects {list(wanted)}" + (f", and {more} more differ" if more else ""),
             hint="config.json does not belong to these weights.",
         )
-    missing = info["missing_keys"]
+    missing, unexpected = info["missing_keys"], info["unexpected_keys"]
     if missing:
+        others = f", and other names: {some(unexpected)}" if unexpected else ""
         raise SourceError(
             f"{checkpoint.file()}: {model_class} misses {some(missing)}; "
-            f"expected {expected} tensors, got {expected - len(missing)}",
+            f"expected {expected} tensors, got {max(0, expected - len(missing))}{others}",
             hint="config.json names another class than the one that was saved, or the file is cut.",
         )
-    unexpected = info["unexpected_keys"]
     extra = _unknown(checkpoint, [n for n in unexpected if not n.startswith(checkpoint.dropped)])
     if extra:
         raise SourceError(
