@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
-from enginecast.errors import EnginecastError, SourceError, UsageError
+from enginecast.errors import EnginecastError, MissingError, SourceError, UsageError
 
 Tensors = dict[str, Tensor]
 E4M3 = torch.float8_e4m3fn
@@ -314,3 +316,86 @@ def test_a_file_alone_needs_a_config(t5: Path, tmp_path: Path) -> None:
     shutil.copy(t5 / "config.json", tmp_path)
     with pytest.raises(UsageError, match=r"--single-file does not fit .*x.safetensors"):
         open_source(str(file), component=ComponentOptions(single_file=file))
+
+
+LLAMA_CPP = {
+    "shared.weight": "token_embd.weight",
+    "encoder.final_layer_norm.weight": "enc.output_norm.weight",
+    "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b",
+    **{f"layer.0.SelfAttention.{each}": f"attn_{each}" for each in "qkvo"},
+    "layer.0.layer_norm": "attn_norm",
+    **{
+        f"layer.1.DenseReluDense.{n}": f"ffn_{m}"
+        for n, m in zip(("wi_0", "wi_1", "wo"), ("gate", "up", "down"), strict=True)
+    },
+    "layer.1.layer_norm": "ffn_norm",
+}
+"""Names of a T5's tensors, or of their layers."""
+
+
+def write_gguf(file: Path, architecture: str, tensors: Tensors, kind: str) -> dict[str, np.ndarray]:
+    """Write matrices in a type of GGUF, all else in fp32; returns them as that type holds them."""
+    gguf: Any = import_module("gguf")
+    writer, found = gguf.GGUFWriter(str(file), architecture), {}
+    for name, tensor in tensors.items():
+        values, wanted = tensor.float().numpy(), gguf.GGMLQuantizationType[kind]
+        if tensor.ndim < 2 or tensor.shape[-1] % 32:
+            wanted = gguf.GGMLQuantizationType.F32
+        data = gguf.quantize(values, wanted)
+        writer.add_tensor(name, data, raw_dtype=wanted)
+        found[name] = gguf.dequantize(data, wanted).reshape(values.shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16", "BF16"])
+def test_gguf_is_dequantized_bit_for_bit(t5: Path, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("gguf", reason="pip install gguf")
+    tensors = load_file(t5 / "model.safetensors")
+    names = {name: name.replace("encoder.block.", "enc.blk.") for name in tensors}
+    for old, new in LLAMA_CPP.items():
+        names = {name: text.replace(old, new) for name, text in names.items()}
+    file = tmp_path / "t5.gguf"
+    stored = {names[name]: tensor for name, tensor in tensors.items()}
+    wanted = write_gguf(file, "t5encoder", stored, kind)
+    source = open_source(str(t5.parent / t5.name), component=ComponentOptions(single_file=file))
+    for name, tensor in source.eager().state_dict().items():
+        key = names["shared.weight" if name.endswith("embed_tokens.weight") else name]
+        assert np.array_equal(tensor.numpy(), wanted[key]), name
+    assert bool(source.stored.notes) == kind.startswith("Q")
+
+
+def test_gguf_of_a_denoiser(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="pip install gguf")
+    folder = save("z-image", tmp_path / "z-image")
+    [whole] = folder.glob("*.safetensors")
+    tensors = as_published(load_file(whole))
+    wanted = write_gguf(tmp_path / "z.gguf", "lumina2", tensors, "Q8_0")
+    source = open_source(str(folder), component=ComponentOptions(single_file=tmp_path / "z.gguf"))
+    found = as_published(dict(source.eager().state_dict()))
+    assert all(np.array_equal(tensor.numpy(), wanted[name]) for name, tensor in found.items())
+    assert "are Q8_0 of GGUF" in source.stored.notes[0]
+    data = (tmp_path / "z.gguf").read_bytes()
+    name = b"model.diffusion_model.layers.0.attention.qkv.weight"
+    kind = data.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions, and these
+    for change, expected in (
+        (data[: len(data) // 2], "cannot be read as GGUF"),
+        (data[:kind] + b"\x63" + data[kind + 1 :], r"99\)? is not a valid GGMLQuantizationType"),
+        (b"GGUX" + data[4:], "cannot be read as GGUF"),
+    ):
+        (tmp_path / "z.gguf").write_bytes(change)
+        options = ComponentOptions(single_file=tmp_path / "z.gguf")
+        with pytest.raises(SourceError, match=expected):
+            open_source(str(folder), component=options).weights()
+
+
+def test_gguf_needs_its_package(t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    options = ComponentOptions(single_file=tmp_path / "x.gguf")
+    with pytest.raises(MissingError, match=r"x.gguf needs gguf, which is not installed") as found:
+        open_source(str(t5), component=options).weights()
+    assert (found.value.exit_code, found.value.hint) == (3, "pip install gguf")

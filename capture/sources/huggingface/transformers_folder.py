@@ -32,6 +32,7 @@ from enginecast.capture.sources.huggingface.component_options import DEFAULTS, C
 from enginecast.capture.sources.huggingface.hub import model_name
 from enginecast.capture.sources.huggingface.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.weights.checkpoint import (
+    GGUF,
     NAMES,
     Checkpoint,
     WeightNames,
@@ -44,6 +45,7 @@ from enginecast.capture.sources.weights.checkpoint import (
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import Lost, require_finite
+from enginecast.capture.sources.weights.gguf_file import stored_gguf
 from enginecast.capture.sources.weights.published import Stored
 from enginecast.capture.sources.weights.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
@@ -159,6 +161,8 @@ class HuggingFaceSource(Source):
     @cached_property
     def stored(self) -> Stored:
         """What the files hold, mapped once: pages of a second mapping would count as memory."""
+        if self.names.single.endswith(GGUF):
+            return stored_gguf(Path(self.names.single), self.empty())
         return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
 
     @property

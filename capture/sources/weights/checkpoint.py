@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.sources.weights.finite import Lost, lost_in
+from enginecast.capture.sources.weights.gguf_file import stored_gguf
 from enginecast.capture.sources.weights.published import Stored, stored
 from enginecast.errors import SourceError
 
@@ -93,9 +94,8 @@ def find_weight_files(folder: Path, names: WeightNames = NAMES) -> tuple[Path, .
             )
         if file.suffix == ".gguf":
             raise SourceError(
-                f"{file} is a GGUF file, whose quantized blocks are not read",
-                hint=f"Load it with from_single_file, dequantize it and save it with"
-                f" save_pretrained, as {single}.",
+                f"{file} is a GGUF file, and there is no {single}",
+                hint=f"Give it by name: --single-file {file}.",
             )
     if others:
         variants = [name.split(".")[1] for name in others if name.count(".") == 2]
@@ -137,6 +137,8 @@ def read_stored(folder: Path, names: WeightNames = NAMES) -> Stored:
         SourceError: see `read_weights` and `stored`.
         MissingError: see `stored`.
     """
+    if (file := weights_file(folder, names=names)).suffix == GGUF:
+        return stored_gguf(file)
     formats: dict[str, str] = {}
     for file in find_weight_files(folder, names):
         formats |= _formats(file)
@@ -179,6 +181,8 @@ def sha256_of_weights(folder: Path, names: WeightNames = NAMES) -> tuple[str, di
     Raises:
         SourceError: see `read_weights`.
     """
+    if (file := weights_file(folder, names=names)).suffix == GGUF:
+        return sha256_of([file]), {}
     read_weights(folder, names)  # refuses what is damaged
     files = find_weight_files(folder, names)
     found = {n: (f, entry) for f in files for n, entry in _entries(f).items()}

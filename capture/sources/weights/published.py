@@ -153,19 +153,21 @@ def _said(tensors: Mapping[str, Tensor], file: Path) -> Iterator[tuple[str, str]
 
 def _widened(tensor: Tensor, scale: Tensor | None, what: str) -> Tensor:
     if scale is None:
-        wide = _new(tensor.shape, torch.bfloat16).copy_(tensor)  # holds all that fp8 does
+        wide = new_tensor(tensor.shape, torch.bfloat16).copy_(tensor)  # holds all that fp8 does
     else:
         if lost := lost_of(scale):
             raise SourceError(
                 f"{what} has a scale with non-finite elements: {lost}",
                 hint="Copy or download the checkpoint again.",
             )
-        wide = _new(tensor.shape, torch.float32).copy_(tensor).mul_(_whole(scale, tensor, what))
+        wide = (
+            new_tensor(tensor.shape, torch.float32).copy_(tensor).mul_(_whole(scale, tensor, what))
+        )
     require_finite(lost_of(wide), what)
     return wide
 
 
-def _new(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def new_tensor(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """A tensor; a large one is a file without a name, not memory that must be there."""
     count = prod(shape)
     if count < _ON_DISK:
