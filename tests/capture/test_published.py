@@ -18,9 +18,12 @@ from safetensors.torch import load_file, save_file
 from tiny_components import CONFIGS, save
 from torch import Tensor
 
+from enginecast.api import export
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.open_source import open_source
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError, MissingError, SourceError, UsageError
+from enginecast.passes.quantize.plan.file import read_plan
 
 Tensors = dict[str, Tensor]
 E4M3 = torch.float8_e4m3fn
@@ -151,7 +154,7 @@ def test_fp8_is_widened_bit_for_bit(
         stored = "shared.weight" if name.endswith("embed_tokens.weight") else name
         assert np.array_equal(tensor.float().numpy(), wanted[stored]), name
     assert source.fingerprint()
-    [note] = source.stored.notes
+    [note] = source.stored.notes()
     if layout is mixed:
         count, whole = len(layers_of(tensors)), sum(tensor.ndim > 1 for tensor in wanted.values())
         assert f"{count - 1} of {whole} layers are float8_e5m2 with scales" in note
@@ -308,7 +311,7 @@ def test_files_that_do_not_fit(
 
 
 def test_a_file_alone_needs_a_config(t5: Path, tmp_path: Path) -> None:
-    file = shutil.copy(t5 / "model.safetensors", tmp_path / "x.safetensors")
+    file = Path(shutil.copy(t5 / "model.safetensors", tmp_path / "x.safetensors"))
     with pytest.raises(SourceError, match="weights alone: there is no config"):
         open_source(str(file))
     with pytest.raises(SourceError, match=r"y.safetensors does not exist"):
@@ -365,7 +368,7 @@ def test_gguf_is_dequantized_bit_for_bit(t5: Path, tmp_path: Path, kind: str) ->
     for name, tensor in source.eager().state_dict().items():
         key = names["shared.weight" if name.endswith("embed_tokens.weight") else name]
         assert np.array_equal(tensor.numpy(), wanted[key]), name
-    assert bool(source.stored.notes) == kind.startswith("Q")
+    assert bool(source.stored.notes()) == kind.startswith("Q")
 
 
 def test_gguf_of_a_denoiser(tmp_path: Path) -> None:
@@ -377,7 +380,7 @@ def test_gguf_of_a_denoiser(tmp_path: Path) -> None:
     source = open_source(str(folder), component=ComponentOptions(single_file=tmp_path / "z.gguf"))
     found = as_published(dict(source.eager().state_dict()))
     assert all(np.array_equal(tensor.numpy(), wanted[name]) for name, tensor in found.items())
-    assert "are Q8_0 of GGUF" in source.stored.notes[0]
+    assert "are Q8_0 of GGUF" in source.stored.notes()[0]
     data = (tmp_path / "z.gguf").read_bytes()
     name = b"model.diffusion_model.layers.0.attention.qkv.weight"
     kind = data.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions, and these
@@ -399,3 +402,83 @@ def test_gguf_needs_its_package(t5: Path, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(MissingError, match=r"x.gguf needs gguf, which is not installed") as found:
         open_source(str(t5), component=options).weights()
     assert (found.value.exit_code, found.value.hint) == (3, "pip install gguf")
+
+
+def in_rows(tensors: Tensors) -> Tensors:
+    """The matrices of the blocks in fp8, as BFL has them, except for one."""
+    found = dict(tensors)
+    names = [n for n, t in tensors.items() if ".layers.0." in n and n.endswith("weight")]
+    for name in [n for n in names if tensors[n].ndim == 2 and "adaLN" not in n][1:]:
+        values, scale = in_fp8(tensors[name], (len(tensors[name]), 1))
+        found |= {name: values, name.replace(".weight", ".weight_scale"): scale[:, 0].contiguous()}
+    return found
+
+
+def test_scales_follow_their_weights(z_image: tuple[Path, Path], tmp_path: Path) -> None:
+    """Through the conversion of diffusers, which splits some."""
+    folder, whole = z_image
+    tensors = in_rows(load_file(whole))
+    save_file(tensors, tmp_path / "fp8.safetensors")
+    options = ComponentOptions(single_file=tmp_path / "fp8.safetensors")
+    source = open_source(str(folder), component=options)
+    weights, scales = source.weights(), source.scales()
+    layer = "model.diffusion_model.layers.0.attention.qkv"
+    size = len(weights["layers.0.attention.to_k.weight"])
+    wanted = tensors[f"{layer}.weight_scale"][size : 2 * size, None]
+    assert torch.equal(scales["layers.0.attention.to_k.weight"], wanted)
+    assert len(scales) == 2 + sum(tensor.dtype == E4M3 for tensor in tensors.values())
+    for name, scale in scales.items():
+        values = (weights[name] / scale).clamp(-448, 448).to(E4M3)
+        assert torch.equal(values.float() * scale, weights[name]), name
+
+
+@pytest.mark.parametrize("kind", ["encoder", pytest.param("denoiser", marks=pytest.mark.slow)])
+def test_an_engine_keeps_values_and_scales(
+    t5: Path, z_image: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "fp8.safetensors"
+    if kind == "encoder":
+        tensors, folder = load_file(t5 / "model.safetensors"), t5
+        comfy_of_old(tensors)
+    else:
+        folder, whole = z_image
+        tensors = in_rows(load_file(whole))
+    save_file(tensors, file)
+    options = ModelOptions(
+        keep_quantized=True,
+        component=ComponentOptions(single_file=file, height=16, width=16)
+        if kind == "denoiser"
+        else ComponentOptions(single_file=file),
+    )
+    bundle = export(folder, tmp_path / "bundle", options=options)
+    files = ("weights.safetensors", "engine.onnx")  # which has the small ones
+    data = b"".join((tmp_path / "bundle" / name).read_bytes() for name in files)
+    source = open_source(str(folder), component=options.component)
+    scales, weights = source.scales(), source.weights()
+    for name, scale in scales.items():
+        values = (weights[name] / scale).clamp(-448, 448).to(E4M3).view(torch.uint8)
+        forms = (values, values.t().contiguous())
+        assert any(form.numpy().tobytes() in data for form in forms), name
+    assert bundle.manifest.quantization is not None
+    assert bundle.manifest.quantization.max_error == 0
+    note = f"{len(scales)} of {len(scales)} weights in fp8 are kept bit for bit"
+    plan = read_plan(tmp_path / "bundle" / "plan.json")
+    assert sum(layer.given for layer in plan.layers) == len(scales)
+    assert plan.notes[0].startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, "--keep-quantized does not fit .*: no weight of it is in float8_e4m3fn"),
+        ({"precision": "int8"}, "--keep-quantized does not go with --precision int8"),
+        ({"precision": "fp32"}, "--keep-quantized does not go with --precision fp32"),
+        ({"max_error": 0.1}, "--max-error does not go with --keep-quantized"),
+    ],
+)
+def test_what_does_not_go_with_kept_weights(
+    t5: Path, tmp_path: Path, more: dict[str, Any], expected: str
+) -> None:
+    folder = shutil.copytree(t5, tmp_path / "model")
+    with pytest.raises(UsageError, match=expected):
+        export(folder, tmp_path / "b", options=ModelOptions(keep_quantized=True), **more)

@@ -42,7 +42,7 @@ from enginecast.capture.sources.weights.checkpoint import (
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import require_finite
-from enginecast.capture.sources.weights.published import Stored
+from enginecast.capture.sources.weights.published import Scales, Stored
 from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required
@@ -164,14 +164,21 @@ class ComponentSource(Source):
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once, by the names that the class has today."""
+        kept = self._by_name(dict(self.stored.tensors))
+        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
+
+    def scales(self) -> Scales:
+        return self.stored.scales_by(self._by_name)
+
+    def _by_name(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         empty: Any = self._bare()
-        tensors, expected = dict(self.stored.tensors), empty.state_dict()
+        expected = empty.state_dict()
         if self.names.is_alone and not expected.keys() <= tensors.keys():
-            tensors = as_diffusers(tensors, expected, self.model_class, self.settings, self._file)
+            owner = type(empty)
+            tensors = as_diffusers(tensors, expected, owner, self.settings, self._file)
         empty._fix_state_dict_keys_on_load(tensors)
         self._check(tensors, expected)
-        kept = {name: tensors[name] for name in expected}
-        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
+        return {name: tensors[name] for name in expected}
 
     @cached_property
     def stored(self) -> Stored:

@@ -46,7 +46,7 @@ from enginecast.capture.sources.weights.checkpoint import (
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import Lost, require_finite
 from enginecast.capture.sources.weights.gguf_file import stored_gguf
-from enginecast.capture.sources.weights.published import Stored
+from enginecast.capture.sources.weights.published import Scales, Stored
 from enginecast.capture.sources.weights.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
@@ -95,9 +95,8 @@ class HuggingFaceSource(Source):
         self.model_class: type[PreTrainedModel] = find_model_class(config, folder)
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
-        self._dropped = DROPPED if config.model_type in TEXT_ENCODERS else ()
-        if names.is_alone:
-            self._dropped = (*DROPPED, *BESIDE)
+        dropped = DROPPED if config.model_type in TEXT_ENCODERS or names.is_alone else ()
+        self._dropped: tuple[str, ...] = (*dropped, *(BESIDE if names.is_alone else ()))
 
     def take_class(self, model_class: type[PreTrainedModel]) -> None:
         """Load the model as another class, all of it, before anything was loaded."""
@@ -171,11 +170,17 @@ class HuggingFaceSource(Source):
 
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
+        return self._by_name(self._tensors)
+
+    def scales(self) -> Scales:
+        return self.stored.scales_by(self._by_name)
+
+    def _by_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         checkpoint = Checkpoint(
             folder=self.folder,
             model_class=self.model_class,
             config=self._fresh_config(),
-            tensors=self._tensors,
+            tensors=tensors,
             options=self._options,
             dropped=self._dropped,
             names=self.names,

@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil, prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch import Tensor
 from enginecast.capture.sources.weights.finite import lost_of, require_finite
 from enginecast.errors import MissingError, SourceError
 
+Scales = Mapping[str, Tensor]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WEIGHT = "weight"
 _SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
@@ -63,15 +64,44 @@ class Stored:
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     """Of what was in float8_e4m3fn, by name: fp32, [] or [N, 1]; of plain casts 1."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, *, widened: bool = True) -> tuple[str, ...]:
         """What a user should know of weights that are quantized, in a sentence."""
         if not self.quantized:
             return ()
         layers = self.layers
         kinds = ", ".join(f"{n} of {layers} layers are {kind}" for kind, n in self.kinds.items())
         bytes_ = " of ".join(f"{size / 2**20:.2f}" for size in (self.quantized, self.size))
-        return (f"weights: {kinds} ({bytes_} MiB): widened",)
+        return (f"weights: {kinds} ({bytes_} MiB){': widened' * widened}",)
+
+    def scales_by(self, rename: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> Scales:
+        """The scales of weights by the names that their class has.
+
+        Args:
+            rename: the tensors of the checkpoint by these names; it may split or merge them, and
+                what it does to weights it does here to their scales, one for each element.
+
+        Returns:
+            fp32, [] or [N, 1]; without the weights that were merged from several, in part in fp8.
+        """
+        if not self.scales:
+            return {}
+        none = torch.zeros(())
+        each = {
+            name: self.scales.get(name, none).expand(tensor.shape)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in self.tensors.items()
+        }
+        found: dict[str, Tensor] = {}
+        for name, scale in rename(each).items():
+            if not scale.is_floating_point() or scale.ndim < 2:
+                continue
+            rows = scale.flatten(1)
+            first = rows[:, :1]
+            if bool((rows == first).all()) and bool((first > 0).all()):
+                is_one = bool((first == first[0]).all())
+                found[name] = first[0, 0].clone() if is_one else first.clone()
+        return found
 
 
 def stored(tensors: Mapping[str, Tensor], file: Path, formats: Mapping[str, str]) -> Stored:

@@ -3,12 +3,13 @@ inspect and opt.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePath
 
 import torch
+from torch import Tensor
 
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.reporters import overlooked
@@ -42,7 +43,7 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError
+from enginecast.errors import CaptureError, UsageError
 from enginecast.library_names import aten
 from enginecast.passes.captured.widen_halves import WidenHalves
 from enginecast.passes.ir.base import PassContext
@@ -126,6 +127,8 @@ class Prepared(OpenedModel):
     """What Python read of tensors in runs of the model."""
     doubles: tuple[str, ...] = ()
     """Weights or inputs that are float64 where the program computes in fp32."""
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those of weights that stay in fp8 as the checkpoint has them, by name: [] or [N, 1]."""
     calibration: tuple[Case, ...] = ()
     """Inputs that static scales are made from besides those of the cases."""
 
@@ -148,6 +151,7 @@ class Prepared(OpenedModel):
             names=tuple(case.name for case in calibration),
             plan=self.quantization,
             mask_input=self.mask_input,
+            scales=self.scales,
         )
 
     @property
@@ -192,6 +196,11 @@ def prepare(
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     is_code = source.given_program() is None
+    scales = source.scales() if options.keep_quantized else {}
+    if options.keep_quantized and not scales:
+        raise UsageError(
+            f"--keep-quantized does not fit {source.name}: no weight of it is in float8_e4m3fn"
+        )
     with torch_threads(1):
         specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
         specs, values = fit_values(source, specs, given or source.example())
@@ -219,7 +228,7 @@ def prepare(
                 captured = leave_out_refused(source, captured, wanted)
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
-        more = [*source.notes, *source.stored.notes]
+        more = [*source.notes, *source.stored.notes(widened=not scales)]
         for name, option in ({} if wanted else source.left_out).items():
             more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:
@@ -327,6 +336,7 @@ def prepare(
             runs=runs,
             quantization=quantization,
             doubles=doubles,
+            scales=scales,
         )
 
 
