@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from models import tiny_t5
+from models import t5_config, tiny_t5
 from safetensors.torch import load_file, save_file
 from tiny_components import CONFIGS, save
 from torch import Tensor
+from transformers import BitsAndBytesConfig, T5EncoderModel
 
 from enginecast.api import export
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
@@ -482,3 +483,93 @@ def test_what_does_not_go_with_kept_weights(
     folder = shutil.copytree(t5, tmp_path / "model")
     with pytest.raises(UsageError, match=expected):
         export(folder, tmp_path / "b", options=ModelOptions(keep_quantized=True), **more)
+
+
+FP8_FOLDERS: dict[str, tuple[Callable[[Tensors], dict[str, str]], dict[str, Any]]] = {
+    "fp8": (by_block, {"weight_block_size": [16, 8], "activation_scheme": "dynamic"}),
+    "fbgemm_fp8": (by_row, {"activation_scale_ub": 1200.0}),
+    "compressed-tensors": (by_row, {"format": "float-quantized", "config_groups": {}}),
+    "modelopt": (comfy, {"quant_algo": "FP8"}),
+}
+
+
+def with_quantization(folder: Path, **config: Any) -> None:
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | {"quantization_config": config}
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("method", FP8_FOLDERS)
+def test_folders_in_fp8_need_no_library(t5: Path, tmp_path: Path, method: str) -> None:
+    folder = shutil.copytree(t5, tmp_path / "model")
+    layout, config = FP8_FOLDERS[method]
+    with_quantization(folder, quant_method=method, **config)
+    with pytest.raises(SourceError, match=f"says {method}, and no weight is in fp8"):
+        open_source(str(folder)).weights()
+    tensors = load_file(folder / "model.safetensors")
+    layout(tensors)
+    file = folder / "model.safetensors"
+    save_file({n: t.contiguous() for n, t in tensors.items()}, file, {"format": "pt"})
+    wanted = independently(file)
+    for name, tensor in open_source(str(folder)).weights().items():
+        stored = "shared.weight" if name.endswith("embed_tokens.weight") else name
+        assert np.array_equal(tensor.float().numpy(), wanted[stored]), name
+
+
+@pytest.mark.parametrize(
+    ("config", "package"),
+    [
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "torchao"}, "torchao"),
+        ({"quant_method": "gptq"}, "gptqmodel"),
+        ({"quant_method": "awq"}, "gptqmodel"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvidia-modelopt"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["transformers", "diffusers"])
+def test_other_folders_need_their_library(
+    t5: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    package: str,
+    kind: str,
+) -> None:
+    folder = tmp_path / "model"
+    save("dit", folder) if kind == "diffusers" else shutil.copytree(t5, folder)
+    for name in ("bitsandbytes", "torchao", "gptqmodel", "modelopt", "compressed_tensors"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with_quantization(folder, **config)
+    method = config["quant_method"]
+    with pytest.raises(MissingError, match=f"{method} need {package}, which is not") as found:
+        open_source(str(folder))
+    assert (found.value.exit_code, found.value.hint) == (3, f"pip install {package}")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bitsandbytes_dequantizes_its_folders(t5: Path, tmp_path: Path, bits: int) -> None:
+    pytest.importorskip("bitsandbytes", reason="pip install bitsandbytes")
+    how = {"bnb_4bit_quant_type": "nf4"} if bits == 4 else {}
+    config = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8, **how)
+    wide = t5_config()
+    wide.d_model, wide.d_kv = 64, 16
+    T5EncoderModel(wide).save_pretrained(tmp_path / "wide")
+    for size, folder in ((64, tmp_path / "wide"), (32, t5)):
+        model = T5EncoderModel.from_pretrained(folder, quantization_config=config, device_map="cpu")
+        model.save_pretrained(saved := tmp_path / f"{size}")
+        stored, source = load_file(saved / "model.safetensors"), open_source(str(saved))
+        layer = "encoder.block.1.layer.0.SelfAttention.q"
+        weight = stored[f"{layer}.weight"]
+        if bits == 8:
+            wanted = weight.float() * stored[f"{layer}.SCB"][:, None] * 7.874015718698502e-3
+        elif size == 32:  # blocks of 64
+            with pytest.raises(SourceError, match=r"0.50 dequantizes wrongly on the CPU"):
+                source.weights()
+            return
+        else:
+            places = torch.stack([weight >> 4, weight & 15], -1).flatten().long()
+            values = stored[f"{layer}.weight.quant_map"][places]
+            wanted = values.view(-1, 64) * stored[f"{layer}.weight.absmax"][:, None]
+        assert torch.equal(source.weights()[f"{layer}.weight"], wanted.view(-1, size))
+        assert "layers are bitsandbytes" in source.stored.notes()[0]

@@ -25,6 +25,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.quantized_folder import KEY, is_in_fp8, stored_in
 from enginecast.capture.sources.huggingface.single_file import as_diffusers
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
@@ -35,7 +36,6 @@ from enginecast.capture.sources.weights.checkpoint import (
     LOADABLE,
     WeightNames,
     read_json,
-    read_stored,
     sha256_of_weights,
     some,
     weights_file,
@@ -182,7 +182,10 @@ class ComponentSource(Source):
 
     @cached_property
     def stored(self) -> Stored:
-        return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
+        if self.in_memory:
+            return Stored({})
+        assert self.model_class is not None
+        return stored_in(self.folder, self.names, self.settings, self.model_class)
 
     @property
     def _file(self) -> Path:
@@ -231,7 +234,7 @@ class ComponentSource(Source):
         try:
             with torch.random.fork_rng(devices=[]), quiet_torch():
                 torch.manual_seed(seed)
-                module: nn.Module = build.from_config(dict(self.settings))
+                module: nn.Module = build.from_config({**self.settings, KEY: None})
         except Exception as error:  # its constructor raises any kind
             raise SourceError(
                 f"{self.folder / CONFIG_FILE}: {self.settings[CLASS]} cannot be built from it:"
@@ -261,11 +264,8 @@ def open_component(
             f"{file}: auto_map: the model needs code from its own repository, which is not run",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    if settings.get("quantization_config") is not None:
-        raise SourceError(
-            f"{file}: quantization_config: quantized checkpoints are not read",
-            hint="Give the checkpoint it was quantized from.",
-        )
+    if settings.get(KEY) is not None:
+        is_in_fp8(settings, file)  # or a library is there
     names = WeightNames.asked(STEM, options.variant, options.single_file)
     require_weights(folder, names, random_weights)
     warn_of_newer(settings)

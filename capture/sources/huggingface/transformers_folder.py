@@ -30,6 +30,7 @@ from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.quantized_folder import KEY, is_in_fp8, stored_in
 from enginecast.capture.sources.huggingface.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.weights.checkpoint import (
     GGUF,
@@ -39,7 +40,6 @@ from enginecast.capture.sources.weights.checkpoint import (
     find_weight_files,
     name_weights,
     read_json,
-    read_stored,
     sha256_of_weights,
     weights_file,
 )
@@ -162,7 +162,10 @@ class HuggingFaceSource(Source):
         """What the files hold, mapped once: pages of a second mapping would count as memory."""
         if self.names.single.endswith(GGUF):
             return stored_gguf(Path(self.names.single), self.empty())
-        return Stored({}) if self.in_memory else read_stored(self.folder, self.names)
+        if self.in_memory:
+            return Stored({})
+        config = read_json(self.folder / CONFIG_FILE)
+        return stored_in(self.folder, self.names, config, self.model_class)
 
     @property
     def _tensors(self) -> Mapping[str, Tensor]:
@@ -330,11 +333,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
             f"{file}: auto_map: the model needs code from its own repository, which is not run",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    if raw.get("quantization_config") is not None:
-        raise SourceError(
-            f"{file}: quantization_config: quantized checkpoints are not read",
-            hint="Give the checkpoint it was quantized from.",
-        )
+    if raw.get(KEY) is not None:
+        is_in_fp8(raw, file)  # or a library is there
     try:
         with without_apex():
             config = AutoConfig.from_pretrained(
@@ -343,6 +343,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     except Exception as error:  # transformers raises what its config classes raise: any kind
         first = str(error).strip().partition("\n")[0]
         raise SourceError(f"{file}: {first or type(error).__name__}") from error
+    if raw.get(KEY) is not None:
+        del config.quantization_config  # weights are given dequantized
     for part in parts_of(config):
         if hasattr(part, "use_cache"):
             part.use_cache = False  # a cache in the output is not a tensor and cannot be exported

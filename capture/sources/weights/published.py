@@ -33,7 +33,7 @@ Scales = Mapping[str, Tensor]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WEIGHT = "weight"
 _SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
-_OF_INPUTS = ("scale_input", "input_scale")
+_OF_INPUTS = ("scale_input", "input_scale", "input_scale_ub")
 """Of activations, which are not rounded here."""
 _FORMAT = "comfy_quant"
 """Bytes of JSON: {"format": "float8_e4m3fn"}."""
