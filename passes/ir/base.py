@@ -113,7 +113,8 @@ class PassContext:
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
     scales: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scales of weights that stay in fp8 as they were given, by name: fp32, [] or [N, 1]."""
+    """Scales of weights that stay in fp8 as they were given, by name: fp32, [] or [N, 1]; NaN of
+    those that cannot."""
     weights: Mapping[str, Tensor] | None = None
     """Those of a program that was traced without them; None: the program has its own."""
 

@@ -156,6 +156,9 @@ def test_fp8_is_widened_bit_for_bit(
         assert np.array_equal(tensor.float().numpy(), wanted[stored]), name
     assert source.fingerprint()
     [note] = source.stored.notes()
+    unheld = [scale.isnan().all() for scale in source.scales().values()]  # by a scale for each row
+    assert any(unheld) == (layout in (by_block, mixed, cast))
+    assert all(unheld) == (layout is by_block)
     if layout is mixed:
         count, whole = len(layers_of(tensors)), sum(tensor.ndim > 1 for tensor in wanted.values())
         assert f"{count - 1} of {whole} layers are float8_e5m2 with scales" in note

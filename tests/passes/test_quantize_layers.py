@@ -235,7 +235,7 @@ def test_given_weights_that_cannot_stay() -> None:
     after, _ = rewritten(program, "plan-fp8{mode=storage}", wrong)
     plan = plan_of(after)
     assert plan is not None
-    assert "a.weight is widened: what is read of it is not what" in plan.notes[1]
+    assert "a.weight is widened: f8_e4m3fn does not hold it with one scale" in plan.notes[1]
     given = replace(context, plan=plan, scales={})
     with pytest.raises(
         PassError, match=r"keeps table.weight as its checkpoint has it, and no such"

@@ -62,7 +62,8 @@ class Stored:
     size: int = 0
     """Bytes of all weights in the files."""
     scales: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of what was in float8_e4m3fn, by name: fp32, [] or [N, 1]; of plain casts 1."""
+    """Of what was in fp8, by name: fp32, [] or [N, 1]; of plain casts 1; NaN where no such scale
+    holds it in float8_e4m3fn."""
 
     def notes(self, *, widened: bool = True) -> tuple[str, ...]:
         """What a user should know of weights that are quantized, in a sentence."""
@@ -81,7 +82,7 @@ class Stored:
                 what it does to weights it does here to their scales, one for each element.
 
         Returns:
-            fp32, [] or [N, 1]; without the weights that were merged from several, in part in fp8.
+            fp32, [] or [N, 1]; NaN for weights that are in fp8, or in part, but in another form.
         """
         if not self.scales:
             return {}
@@ -101,6 +102,8 @@ class Stored:
             if bool((rows == first).all()) and bool((first > 0).all()):
                 is_one = bool((first == first[0]).all())
                 found[name] = first[0, 0].clone() if is_one else first.clone()
+            elif bool((rows != 0).any()):
+                found[name] = torch.tensor(torch.nan)
         return found
 
 
@@ -127,12 +130,14 @@ def stored(tensors: Mapping[str, Tensor], file: Path, formats: Mapping[str, str]
             raise SourceError(
                 f"{file}: {layer} is in the format {text!r}; expected {' or '.join(_FORMATS)}"
             )
-    is_scaled = any(_last(name) == _MARKER for name in kept)
+    # Of each model in the file.
+    scaled = tuple(name.removesuffix(_MARKER) for name in kept if _last(name) == _MARKER)
     scales: dict[str, Tensor] = {}
     for name in list(kept):
         layer, _, last = name.rpartition(".")
         weight = kept.get(f"{layer}.{_WEIGHT}")
-        of_quantized = layer in formats or is_scaled or (weight is not None and weight.dtype in FP8)
+        of_quantized = layer in formats or name.startswith(scaled)
+        of_quantized |= weight is not None and weight.dtype in FP8
         if last in (_MARKER, _FORMAT) or (last in _OF_INPUTS and of_quantized):
             del kept[name]
         elif last in _SCALES and weight is not None:
@@ -152,7 +157,8 @@ def stored(tensors: Mapping[str, Tensor], file: Path, formats: Mapping[str, str]
         if tensor.dtype not in FP8:
             continue
         scale = scales.get(name)
-        if scale is None and (is_scaled or name.removesuffix(f".{_WEIGHT}") in formats):
+        is_said = name.startswith(scaled) or name.removesuffix(f".{_WEIGHT}") in formats
+        if scale is None and is_said:
             raise SourceError(
                 f"{file}: {name} is {_text(tensor.dtype)} and has no scale, and the file says that"
                 " its weights have",
@@ -163,8 +169,9 @@ def stored(tensors: Mapping[str, Tensor], file: Path, formats: Mapping[str, str]
         if tensor.ndim > 1:
             kinds[f"{_text(tensor.dtype)} {'without' if scale is None else 'with'} scales"] += 1
         by_row = torch.ones(()) if scale is None else _by_row(scale, tensor)
-        if by_row is not None and tensor.dtype == torch.float8_e4m3fn:
-            by_name[name] = by_row
+        if by_row is None or tensor.dtype != torch.float8_e4m3fn:
+            by_row = torch.tensor(torch.nan)
+        by_name[name] = by_row
     floats = [t for t in found.values() if t.is_floating_point() and t.ndim > 1]
     size = sum(t.nbytes for t in (*kept.values(), *scales.values()))
     return Stored(found, kinds, len(floats), quantized, size, by_name)

@@ -197,9 +197,10 @@ def prepare(
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     is_code = source.given_program() is None
     scales = source.scales() if options.keep_quantized else {}
-    if options.keep_quantized and not scales:
+    if options.keep_quantized and not any(scale.isfinite().all() for scale in scales.values()):
         raise UsageError(
             f"--keep-quantized does not fit {source.name}: no weight of it is in float8_e4m3fn"
+            " with one scale for all or for each row"
         )
     with torch_threads(1):
         specs, given, sizes = input_specs(source, options.inputs, options.dynamic)

@@ -34,6 +34,7 @@ from enginecast.passes.ir.quantization_plan import (
 )
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes
+from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.quantize.measure.calibration import (
     BEYOND,
@@ -231,7 +232,7 @@ def _as_given(
         if not reason and layer.name not in context.scales:
             reason = "the checkpoint does not hold it in fp8"
         elif not reason and (scale is None or layer.kind in RECURRENT):
-            reason = "what is read of it is not what the checkpoint holds in fp8"
+            reason = f"{dtype_text(dtype)} does not hold it with one scale, or one for each row"
         if reason or scale is None:
             decided.append(planned(layer, "keep", gain=1.0, reason=reason))
         else:
