@@ -281,6 +281,34 @@ def test_a_single_file_of_an_encoder(t5: Path, tmp_path: Path) -> None:
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in state.items())
 
 
+def test_an_encoder_in_a_file_with_others(
+    t5: Path, z_image: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The denoiser is marked as scaled, and the encoder is a plain cast beside another."""
+    tensors = in_rows(load_file(z_image[1]))
+    tensors["model.diffusion_model.scaled_fp8"] = torch.zeros(0).to(E4M3)
+    encoder = {
+        n: t.to(E4M3) if t.ndim > 1 else t for n, t in load_file(t5 / "model.safetensors").items()
+    }
+    for name, tensor in encoder.items():
+        tensors[f"text_encoders.t5xxl.transformer.{name}"] = tensor
+        tensors[f"text_encoders.larger.transformer.{name}"] = torch.zeros_like(tensor)
+        tensors[f"text_encoders.larger.transformer.more.{name}"] = torch.zeros_like(tensor)
+    save_file(tensors, tmp_path / "all.safetensors")
+    options = ComponentOptions(single_file=tmp_path / "all.safetensors")
+    source = open_source(str(t5), component=options)
+    for name, tensor in source.weights().items():
+        assert torch.equal(
+            tensor.float(), encoder[name.replace("encoder.embed_tokens", "shared")].float()
+        )
+    assert all(scale == 1 for scale in source.scales().values())
+    denoiser = open_source(str(z_image[0]), component=options)
+    assert (
+        len(denoiser.scales())
+        == len(in_rows(load_file(z_image[1]))) - len(load_file(z_image[1])) + 2
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "model", "content", "expected"),
     [

@@ -1,6 +1,7 @@
 """Names of tensors in files as they are published, where they are not those of the class."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from enginecast.errors import SourceError, first_line
 
 _PREFIX = "model.diffusion_model."
 """Of a denoiser in a file with other models, and in ComfyUI's files."""
+_ENCODER = re.compile(
+    r"(text_encoders\.\w+|cond_stage_model|conditioner\.embedders\.\d+)\.transformer\."
+)
+"""The same of encoders, of Stable Diffusion 3 and Flux, 1 and XL."""
 
 
 def as_diffusers(
@@ -34,6 +39,8 @@ def as_diffusers(
     own = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
     if expected.keys() <= own.keys():
         return own
+    if own and not owner.startswith("Autoencoder"):
+        tensors = {f"{_PREFIX}{name}": tensor for name, tensor in own.items()}
     known = (SINGLE_FILE_LOADABLE_CLASSES.get(each.__name__) for each in model_class.__mro__)
     entry = next((each for each in known if each is not None), None)
     why = f"diffusers has no from_single_file for {owner}"
@@ -52,3 +59,25 @@ def as_diffusers(
         f"{file}: {why}; expected {some(expected)} of a {owner}, got {some(tensors)}",
         hint="The config is of another model, or the file needs a newer diffusers.",
     )
+
+
+def of_encoder(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> Mapping[str, Tensor]:
+    """The tensors of an encoder of texts in a file with other models; all of a file without.
+
+    Args:
+        expected: the names of the class; what ends like most of them, and no more, is taken.
+    """
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if found := _ENCODER.match(name):
+            parts.setdefault(found[0], {})[name.removeprefix(found[0])] = tensor
+    wanted = {_end(name) for name in expected}
+    return max(
+        parts.values(),
+        key=lambda part: (len(wanted & {_end(name) for name in part}), -len(part)),
+        default=tensors,
+    )
+
+
+def _end(name: str) -> str:
+    return ".".join(name.split(".")[-5:])

@@ -31,6 +31,7 @@ from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
 from enginecast.capture.sources.huggingface.quantized_folder import KEY, is_in_fp8, stored_in
+from enginecast.capture.sources.huggingface.single_file import of_encoder
 from enginecast.capture.sources.huggingface.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.weights.checkpoint import (
     GGUF,
@@ -167,16 +168,23 @@ class HuggingFaceSource(Source):
         config = read_json(self.folder / CONFIG_FILE)
         return stored_in(self.folder, self.names, config, self.model_class)
 
-    @property
+    @cached_property
     def _tensors(self) -> Mapping[str, Tensor]:
-        return self.stored.tensors
+        return self._own(self.stored.tensors)
+
+    def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return of_encoder(tensors, self._class_names) if self.names.is_alone else tensors
+
+    @cached_property
+    def _class_names(self) -> tuple[str, ...]:
+        return tuple(self.empty().state_dict())
 
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
         return self._by_name(self._tensors)
 
     def scales(self) -> Scales:
-        return self.stored.scales_by(self._by_name)
+        return self.stored.scales_by(lambda scales: self._by_name(self._own(scales)))
 
     def _by_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         checkpoint = Checkpoint(
