@@ -63,7 +63,8 @@ def export(
 
     Args:
         model: a module, which is copied; the folder of a Hugging Face model or of a diffusion
-            component; `package.module:factory`; or a `.pt2` or TorchScript file.
+            component, or a file of weights beside its config; `package.module:factory`; or a `.pt2`
+            or TorchScript file.
         output: the bundle's folder; it must not exist, except with `overwrite`.
         example: the inputs of a module or a TorchScript file, in any sizes: one tensor, a tuple or
             list of arguments by position, or a dict of arguments by name. A module's tensors in a

@@ -8,8 +8,8 @@
 The merged weight is an expression: the exporter computes it while it writes it, so no second copy
 of the weights is held. Good on a GPU (one large product); on ONNX Runtime's CPU provider the split
 costs 3 to 6 % and eats the gain, so the CPU presets leave it out.  Left alone, with the reason:
-weights that are read elsewhere as well, mixed dtypes, biases on some of the linears only, weights
-of rank 1 and biases that are broadcast.
+weights that are read elsewhere as well or stay in fp8 as they were given, mixed dtypes, biases on
+some of the linears only, weights of rank 1 and biases that are broadcast.
 
 Linears of one value may be those of all blocks (a time step's modulations): they are merged in
 groups, none with a weight of more than `LARGEST` elements, since who writes or runs it holds it.
@@ -17,9 +17,11 @@ groups, none with a weight of more than `LARGEST` elements, since who writes or 
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
@@ -34,8 +36,9 @@ from enginecast.passes.ir.edit import (
     same_shape,
     shape_of,
     weight_expressions,
+    weight_specs,
 )
-from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.match import NoMatch, behind_casts, is_call
 from enginecast.passes.ir.sites import SiteLog
 
 LARGEST = 1 << 27
@@ -53,7 +56,7 @@ class MergeLinears(GraphPass):
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
-        weights = weight_expressions(program)
+        weights, specs = weight_expressions(program), weight_specs(program)
         groups: dict[Node, list[Node]] = defaultdict(list)
         for node in program.graph.nodes:
             if is_call(node, aten.linear.default) and node.args[1] in weights:
@@ -64,7 +67,7 @@ class MergeLinears(GraphPass):
                 if not chosen:
                     continue
                 try:
-                    _check(chosen, weights)
+                    _check(chosen, weights, context.given, specs)
                 except NoMatch as miss:
                     for node in chosen:
                         log.refused(node, miss.reason)
@@ -90,7 +93,9 @@ def _parts(group: list[Node]) -> list[list[Node]]:
     return parts
 
 
-def _check(group: list[Node], weights: set[Node]) -> None:
+def _check(
+    group: list[Node], weights: set[Node], given: Set[str], specs: Mapping[str, InputSpec]
+) -> None:
     if len(group) < 2:
         raise NoMatch(group[0], "no other linear that reads the same value can join it")
     with_bias = [len(node.args) > 2 and node.args[2] is not None for node in group]
@@ -101,6 +106,9 @@ def _check(group: list[Node], weights: set[Node]) -> None:
         bias = rest[0] if rest else None
         if dtype_of(weight) != dtype_of(group[0].args[1]):
             raise NoMatch(node, "the weights have different dtypes: run unify-dtype first")
+        stored = behind_casts(weight)
+        if given and stored.op == "placeholder" and specs[stored.name].target in given:
+            raise NoMatch(node, "its weight stays in fp8 with the scale of the checkpoint")
         shared = _shared(weight)
         if shared is not None:
             raise NoMatch(node, f"{shared.name} is read elsewhere as well")

@@ -12,6 +12,7 @@ from enginecast.cache.encoders.text_model import ModelFacts, TextModel
 from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec, pad_rows
+from enginecast.capture.sources.place import WEIGHTS
 from enginecast.errors import MissingError, SourceError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.runtime.bundle.pipeline_folder import pipeline_at
@@ -74,7 +75,7 @@ class Encoder:
 
 
 def open_encoder(request: EncoderRequest) -> Encoder:
-    """Open a bundle, or a Hugging Face folder to be run eagerly.
+    """Open a bundle, or a Hugging Face folder, or its file of weights, to be run eagerly.
 
     Raises:
         SourceError, BundleError: neither, or damaged, or an engine that was rejected; no tokenizer.
@@ -92,7 +93,7 @@ def open_encoder(request: EncoderRequest) -> Encoder:
         from enginecast.cache.encoders.engine import open_engine
 
         model = open_engine(request)
-    elif (folder / "config.json").is_file():
+    elif (folder / "config.json").is_file() or (folder.suffix in WEIGHTS and folder.is_file()):
         from enginecast.cache.encoders.eager import open_eager
 
         model = open_eager(request)

@@ -25,7 +25,7 @@ from enginecast.capture.sources.weights.checkpoint import (
     Checkpoint,
     find_weight_files,
     name_weights,
-    read_weights,
+    read_stored,
     sha256_of_weights,
 )
 from enginecast.errors import CacheError, SourceError, UsageError
@@ -275,7 +275,7 @@ def _compare_tensors(look: _Look, folder: Path, model: PreTrainedModel) -> None:
         config = kind.config_class.from_dict(model.config.to_dict())
         with torch.device("meta"):
             own = kind(config).state_dict()
-        checkpoint = Checkpoint(folder, kind, config, read_weights(folder), dropped=("",))
+        checkpoint = Checkpoint(folder, kind, config, read_stored(folder).tensors, dropped=("",))
         with quiet_transformers():
             stored = name_weights(checkpoint, [name for name in state if name in own])
     except SourceError as error:

@@ -3,6 +3,7 @@ TorchScript file.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from enginecast.capture.sources.base.source import Source
 from enginecast.capture.sources.calls.recording import Recorded, require_one
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
-from enginecast.capture.sources.place import kind_of
+from enginecast.capture.sources.place import WEIGHTS, kind_of
 from enginecast.errors import UsageError
 
 
@@ -26,8 +27,9 @@ def open_source(
     """Open a MODEL argument: the one place that looks at what it is.
 
     Args:
-        model: a Hugging Face folder, that of a component of diffusers, `package.module:factory`, a
-            `.pt2` file, a file of TorchScript, or a module, of which a copy is taken.
+        model: a Hugging Face folder, that of a component of diffusers, the file of weights beside
+            its config, `package.module:factory`, a `.pt2` file, a file of TorchScript, or a module,
+            of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
         example: inputs, for a module or a file of TorchScript, as `arguments_of` takes them; or
@@ -39,11 +41,13 @@ def open_source(
         UsageError: an option does not fit the kind of model.
     """
     require_one(example)
-    is_folder = isinstance(model, str) and Path(model).is_dir()
-    if component.given and not is_folder:
-        name = next(iter(component.given))
+    is_file = isinstance(model, str) and Path(model).suffix in WEIGHTS
+    is_folder = is_file or (isinstance(model, str) and Path(model).is_dir())
+    given = [*component.given, *(["single-file"] if component.single_file else [])]
+    if given and (not is_folder or (is_file and component.single_file)):
+        name = given[-1]
         shown = model if isinstance(model, str) else type(model).__name__
-        raise UsageError(f"--{name} does not fit {shown}: it is for a component's folder")
+        raise UsageError(f"--{name} does not fit {shown}: it is for a model's folder")
     if isinstance(model, nn.Module):
         from enginecast.capture.sources.factory import take_module
 
@@ -54,7 +58,9 @@ def open_source(
             "config.json and no weights"
         )
     path, kind = Path(model), kind_of(model)
-    if kind == "folder":
+    if kind == "weights":
+        path, component = path.parent, replace(component, single_file=path)
+    if kind in ("folder", "weights"):
         found = _open_folder(path, random_weights, component)
         if isinstance(example, Recorded):
             from enginecast.capture.sources.calls.recorded import RecordedSource
@@ -84,7 +90,7 @@ def _open_folder(folder: Path, random_weights: int | None, component: ComponentO
         open_sentence_folder,
     )
 
-    if is_sentence_folder(folder):
+    if component.single_file is None and is_sentence_folder(folder):
         return open_sentence_folder(folder, random_weights, component)
     from enginecast.capture.sources.huggingface.transformers_folder import open_folder
 

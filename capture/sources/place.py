@@ -16,11 +16,13 @@ SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".ckpt", ".bin")
 """Ends of the names of files that torch writes, of which those of TorchScript are models."""
 
 
+WEIGHTS = (".safetensors", ".gguf")
+"""Ends of the names of files that hold the weights of a folder."""
 MARKS = ("config.json", "modules.json", INDEX, "scheduler_config.json")
 """Files of folders that are models, or that are refused by what they are."""
 WAYS = ("sys.modules", "__path__", "meta_path", "declare_namespace")
 """Words in a package's code that may add modules which are in no folder of it."""
-Kind = Literal["folder", "program", "script", "factory"]
+Kind = Literal["folder", "weights", "program", "script", "factory"]
 
 
 def kind_of(model: str) -> Kind:
@@ -73,6 +75,15 @@ def _kind_at(path: Path, model: str) -> Kind:
         if not path.exists():
             raise SourceError(f"{path} does not exist")
         return "script" if is_script else "program"
+    if path.suffix in WEIGHTS and ":" not in model:
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist")
+        if not (path.parent / MARKS[0]).is_file():
+            raise SourceError(
+                f"{path} has weights alone: there is no {MARKS[0]} beside it",
+                hint=f"Give the folder that has {MARKS[0]}: FOLDER --single-file {path}.",
+            )
+        return "weights"
     if "://" in model and not path.exists():
         raise SourceError(
             f"{model} is a URL, expected a model on this machine",
@@ -102,9 +113,7 @@ def _kind_at(path: Path, model: str) -> Kind:
 
 
 def _meant(path: Path, model: str) -> str:
-    """What to give instead of a file of code or of weights; empty for other texts."""
-    if path.suffix == ".safetensors" and path.exists():
-        return f"It has weights alone. Give the folder that has {MARKS[0]}, too, or a factory."
+    """What to give instead of a file of code; empty for other texts."""
     text, _, factory = model.partition(":")
     file = Path(text)
     if file.suffix != ".py":

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from enginecast.passes.ir.base import Pass
     from enginecast.passes.ir.quantization_plan import QuantizationPlan
 
+_KEEPS = "fp8-storage"
+"""The precision in which weights of a checkpoint in fp8 stay what they are."""
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 _planned = partial(Option, commands=("export", "inspect"))
 _exported = partial(Option, heading="Verification", commands=("export",))
@@ -121,6 +123,14 @@ class ModelOptions:
         Sequence[int | str],
         Option("Add a hidden state as an output; repeatable.", "INDEX", flag="hidden-state"),
     ] = ()
+    keep_quantized: Annotated[
+        bool,
+        _planned(
+            "Keep fp8 weights and their scales as the checkpoint has them.",
+            heading="Precision and passes",
+        ),
+    ] = False
+    """Else they are widened, and quantized anew where the precision says so."""
     thorough: Annotated[
         bool, _exported("Verify on the longest texts even if the model is large.")
     ] = False
@@ -467,7 +477,8 @@ class ExportRequest:
                 f" {made or computed}",
                 hint="Leave --precision out, or change the pipeline's unify-dtype.",
             )
-        name = self.precision or computed or (given.format if given is not None else "fp32")
+        usual = _KEEPS if options.keep_quantized else "fp32"
+        name = self.precision or computed or (given.format if given is not None else usual)
         arch = self.arch or (given.arch if given is not None and given.arch != "cpu" else None)
         quantized = name if name in QUANTIZED else made
         device = self.device or target.default_device(name if is_own else quantized or name, arch)
@@ -544,6 +555,14 @@ class ExportRequest:
         self, quantized: str, given: "QuantizationPlan | None", *, is_own: bool
     ) -> None:
         """Refuse options of a plan where there is none."""
+        if self.options.keep_quantized and (quantized != _KEEPS or given is not None):
+            asked = "--plan" if given is not None else f"--precision {quantized or 'fp32'}"
+            raise UsageError(
+                f"--keep-quantized does not go with {asked}: it stores weights in fp8, as they are",
+                hint=f"Use --precision {_KEEPS}, or leave --keep-quantized out.",
+            )
+        if self.options.keep_quantized and self.max_error is not None:
+            raise UsageError("--max-error does not go with --keep-quantized, which rounds nothing")
         if self.max_error is not None and is_own:
             raise UsageError(
                 "--max-error goes with --precision, and the pipeline is your own",

@@ -1,7 +1,7 @@
 """The base classes of passes, and the sites they report."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -112,8 +112,17 @@ class PassContext:
     """The user's quantization plan; a planning pass checks it instead of making its own."""
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """Scales of weights that stay in fp8 as they were given, by name: fp32, [] or [N, 1]; NaN of
+    those that cannot."""
     weights: Mapping[str, Tensor] | None = None
     """Those of a program that was traced without them; None: the program has its own."""
+
+    @property
+    def given(self) -> Set[str]:
+        """The weights that stay in fp8 as they were given."""
+        planned = () if self.plan is None else self.plan.layers
+        return {*self.scales, *(layer.weight for layer in planned if layer.given)}
 
     def __repr__(self) -> str:
         """How much there is of each."""

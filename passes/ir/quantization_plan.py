@@ -57,6 +57,8 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     signed: bool = False
     """Of a convolution that multiplies in int8, whether it reads signed integers and gives floats,
     as TensorRT has it; else both are unsigned integers, as ONNX Runtime's CPU provider has it."""
+    given: bool = False
+    """Whether values and scales are those of the checkpoint: what is stored is the weight."""
     reason: str = ""
     """Why this choice, in words."""
     error: Fraction | None = None
@@ -98,6 +100,11 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """How the plan was found, in sentences."""
     layers: tuple[LayerPlan, ...]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether anything is rounded that the checkpoint does not hold so."""
+        return any(layer.choice != "keep" and not layer.given for layer in self.layers)
 
     def by_site(self) -> Mapping[tuple[str, str, int], LayerPlan]:
         """Layers by key."""

@@ -118,7 +118,7 @@ class QuantizeLayers(QuantizingPass):
         log = SiteLog(context)
         chosen = self._chosen(program, plan, layers, log)
         chosen, spans = _static_spans(program, context, chosen, log)
-        weights = Weights(program, self.dtype(plan.arch), self.scale_dtype)
+        weights = Weights(program, self.dtype(plan.arch), self.scale_dtype, context.scales)
         inputs = Inputs(program, weights, chosen, spans)
         integers = Integers(program, weights, chosen, spans)
         for layer, decision in chosen:

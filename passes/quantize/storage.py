@@ -1,19 +1,33 @@
 """Weights as quantized values with their scales, and the layers that read them so."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from enginecast.errors import PassError
 from enginecast.ops.quantize import E2M1, E8M0, LIMITS
-from enginecast.passes.ir.edit import SCALE, arguments, aten, dtype_of, insert, shape_of
+from enginecast.passes.ir.edit import (
+    SCALE,
+    add_weight,
+    arguments,
+    aten,
+    dtype_of,
+    free_name,
+    insert,
+    shape_of,
+)
 from enginecast.passes.ir.effects import own
 from enginecast.passes.ir.match import behind_casts
 from enginecast.passes.ir.quantization_plan import LayerPlan
 from enginecast.passes.precision.cast_borders import mark_border
+from enginecast.passes.quantize.measure.given_scales import given_scale
 from enginecast.passes.quantize.measure.quantizable import Layer
 
 ScaleDtype = Literal["fp32", "fp16", "bf16"]
@@ -39,15 +53,21 @@ class Weights:
     """Makes quantized weights, as expressions at the insertion point.
 
     Args:
-        scale_dtype: holds every scale exactly.
+        scale_dtype: holds every scale exactly; but for those that are given.
+        scales: those that are given, by the name of the weight.
     """
 
     def __init__(
-        self, program: ExportedProgram, dtype: torch.dtype, scale_dtype: ScaleDtype
+        self,
+        program: ExportedProgram,
+        dtype: torch.dtype,
+        scale_dtype: ScaleDtype,
+        scales: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.dtype = dtype
         self.scale_dtype = scale_dtype
         self._program = program
+        self._scales = scales
         self._known: dict[tuple[object, ...], tuple[Node, Node]] = {}
 
     def insert(self, layer: Layer, target: Any, *args: object) -> Node:
@@ -70,11 +90,34 @@ class Weights:
                 if plan.weights == "block" and self.dtype != torch.int8:
                     self._known[key] = self._blocks_of_floats(layer, plan, weight)
                     return self._known[key]
-                scale = self.scale(layer, plan, weight)
+                scale = self._given(layer) if plan.given else self.scale(layer, plan, weight)
                 op = own.quantize_blocks if plan.weights == "block" else own.quantize
                 how = plan.bits if plan.weights == "block" else self.dtype
                 self._known[key] = self.insert(layer, op.default, weight, scale, how), scale
         return self._known[key]
+
+    def _given(self, layer: Layer) -> Node:
+        scale = given_scale(self._program, layer, self._scales, self.dtype)
+        if scale is None:
+            raise PassError(
+                f"the plan keeps {layer.name} as its checkpoint has it, and no such scale is given",
+                hint="Use --keep-quantized, and no --plan.",
+            )
+        name = free_name(self._program, f"{layer.name}_scale")
+        return add_weight(self._program, name, scale, InputKind.BUFFER)
+
+    def widened(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> Node:
+        """A stored weight, or rows of one, in the dtype of its layer.
+
+        A given scale that the backend would have to round multiplies in fp32.
+        """
+        dtype = dtype_of(layer.weight)
+        if not plan.given or self.scale_dtype == "fp32":
+            return self.insert(layer, own.dequantize.default, values, scale, dtype)
+        wide = self.insert(layer, own.dequantize.default, values, scale, torch.float32)
+        cast = self.insert(layer, aten.to.dtype, wide, dtype)
+        mark_border(cast, f"a scale of the checkpoint, which {self.scale_dtype} may not hold")
+        return cast
 
     def _blocks_of_floats(self, layer: Layer, plan: LayerPlan, weight: Node) -> tuple[Node, Node]:
         """Values and scales by blocks, where a scale is quantized itself.
@@ -186,7 +229,8 @@ def quantize_weight(
             if shape_of(scale):
                 scale = weights.insert(layer, aten.embedding.default, scale, ids)
             if plan.weights != "block":
-                change(node, own.dequantize.default, (rows, scale, dtype))
+                wide = weights.widened(layer, plan, rows, scale)
+                change(node, wide.target, wide.args)
                 return
             blocks = weights.insert(layer, aten.unflatten.int, rows, -1, [-1, plan.block])
             scale = weights.insert(layer, aten.unsqueeze.default, scale, -1)
@@ -198,4 +242,4 @@ def quantize_weight(
             args = (x, values, scale, bias[0] if bias else None, plan.bits, rounds)
             change(node, own.blockwise_linear.default, args)
         else:
-            node.update_arg(1, weights.insert(layer, own.dequantize.default, values, scale, dtype))
+            node.update_arg(1, weights.widened(layer, plan, values, scale))

@@ -121,7 +121,7 @@ def _scheduler(folder: Path) -> None:
         (_config(_class_name="MyModel"), {}, "diffusers .* has no model class 'MyModel'"),
         (_config(_class_name="DDIMScheduler"), {}, "has no model class 'DDIMScheduler'"),
         (_config(auto_map={}), {}, "needs code from its own repository, which is not run"),
-        (_config(quantization_config={}), {}, "quantized checkpoints are not read"),
+        (_config(quantization_config={}), {}, "quant_method: expected one of .*; got None"),
         (_config(num_layers="two"), {}, "DiTTransformer2DModel cannot be built from it"),
         (_config(num_layers=2), {}, "DiTTransformer2DModel misses transformer_blocks.1"),
         (_config(num_attention_heads=3), {}, r"has shape \[.*\], DiTTransformer2DModel expects"),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import golden
@@ -34,7 +35,7 @@ from enginecast.passes.ir.edit import (
     weight_value,
 )
 from enginecast.passes.ir.effects import own
-from enginecast.passes.ir.quantization_plan import Format, attach_plan
+from enginecast.passes.ir.quantization_plan import Format, attach_plan, plan_of
 
 WIDTH = 32
 FP8 = torch.float8_e4m3fn
@@ -180,3 +181,63 @@ def test_golden_quantize_layers() -> None:
         after = quantized_by_plan(before, form, format_)  # type: ignore[arg-type]
         name = f"{format_}_matmul_{form.replace(' ', '_')}.diff"
         golden.check(name, ir_diff(before, after))
+
+
+def given_in_fp8(function: Callable[..., Any]) -> tuple[ExportedProgram, PassContext]:
+    """A program whose `a` and table were widened from fp8, with the scales; `b` was not."""
+    module, scales = net(function), {}
+    for name in ("a.weight", "table.weight"):
+        weight = module.get_parameter(name)
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        scale = scale if name == "a.weight" else scale.amax()
+        weight.copy_((weight / scale).clamp(-448, 448).to(FP8).float() * scale)
+        scales[name] = scale
+    inputs = torch.arange(10).reshape(2, 5)
+    return captured(module, inputs, dynamic=TOKENS), PassContext(scales=scales)
+
+
+def looked_up(net: Net, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x = net.table(ids)
+    return net.a(x), net.b(x), nn.functional.linear(x, net.a.weight * 0.25)
+
+
+def test_given_weights_stay_what_they_are() -> None:
+    """A weight that a pass scaled by a power of two has its own scale; linears of these are not
+    merged."""
+    program, context = given_in_fp8(looked_up)
+    for dtype in ("fp32", "fp16"):
+        scales = "" if dtype == "fp32" else "{scale_dtype=fp16}"
+        unified = f"unify-dtype{{to={dtype}}},canonicalize,merge-linears"
+        before, _ = rewritten(program, unified, context)
+        after, _ = rewritten(before, f"plan-fp8{{mode=storage}},fp8-matmul{scales}", context)
+        ids = torch.arange(6).reshape(2, 3)
+        pairs = zip(outputs(before, ids), outputs(after, ids), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+        quantized = [n for n in after.graph.nodes if n.target is own.quantize.default]
+        assert len(quantized) == 3
+        plan = plan_of(after)
+        assert plan is not None
+        assert not plan.rounds
+        assert plan.notes == (
+            "2 of 2 weights in fp8 are kept bit for bit, with the scales of the checkpoint",
+        )
+        kept = {layer.weight: layer.reason for layer in plan.layers if not layer.given}
+        assert kept == {"b.weight": "the checkpoint does not hold it in fp8"}
+
+
+def test_given_weights_that_cannot_stay() -> None:
+    program, context = given_in_fp8(looked_up)
+    with pytest.raises(PassError, match=r"need plan-fp8\{mode=storage\}"):
+        rewritten(program, "plan-fp8", context)
+    with pytest.raises(PassError, match=r"need plan-fp8\{mode=storage\}"):
+        rewritten(program, "plan-int8{mode=storage}", context)
+    wrong = replace(context, scales={**context.scales, "a.weight": torch.tensor(0.3)})
+    after, _ = rewritten(program, "plan-fp8{mode=storage}", wrong)
+    plan = plan_of(after)
+    assert plan is not None
+    assert "a.weight is widened: f8_e4m3fn does not hold it with one scale" in plan.notes[1]
+    given = replace(context, plan=plan, scales={})
+    with pytest.raises(
+        PassError, match=r"keeps table.weight as its checkpoint has it, and no such"
+    ):
+        rewritten(program, "fp8-matmul", given)

@@ -29,6 +29,7 @@ from enginecast.capture.sources.base.padding_side import (
     padding_side,
 )
 from enginecast.capture.sources.weights.checkpoint import read_json
+from enginecast.capture.sources.weights.published import Scales, Stored
 from enginecast.errors import BundleError, SourceError, UsageError
 from enginecast.runtime.bundle.manifest import TextForm
 from enginecast.runtime.prompts import PLAIN, open_tokenizer, pad, tokenize
@@ -277,6 +278,17 @@ class Source(ABC):
         Raises:
             SourceError: tensors are missing, left over, or have another shape.
         """
+
+    @property
+    def stored(self) -> Stored:
+        """What its files hold, where some of it is quantized; else nothing of it."""
+        return Stored({})
+
+    def scales(self) -> Scales:
+        """The scales of weights that its files hold in float8_e4m3fn, by the names in `weights`:
+        fp32, [] or [N, 1].
+        """
+        return {}
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         """How many elements of the float weights are stored in each dtype; tied ones count once."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from enginecast.capture.sources.base.source import Source
+from enginecast.capture.sources.weights.published import Scales, Stored
 
 
 class WrappedSource(Source):
@@ -38,6 +39,13 @@ class WrappedSource(Source):
 
     def weights(self) -> dict[str, Tensor]:
         return self._model.weights()
+
+    @property
+    def stored(self) -> Stored:
+        return self._model.stored
+
+    def scales(self) -> Scales:
+        return self._model.scales()
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         return self._model.weight_elements()

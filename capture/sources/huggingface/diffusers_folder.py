@@ -25,6 +25,8 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.quantized_folder import KEY, is_in_fp8, stored_in
+from enginecast.capture.sources.huggingface.single_file import as_diffusers
 from enginecast.capture.sources.huggingface.transformers_folder import (
     CONFIG_FILE,
     require_weights,
@@ -34,13 +36,13 @@ from enginecast.capture.sources.weights.checkpoint import (
     LOADABLE,
     WeightNames,
     read_json,
-    read_weights,
     sha256_of_weights,
     some,
     weights_file,
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import require_finite
+from enginecast.capture.sources.weights.published import Scales, Stored
 from enginecast.capture.sources.weights.widened import fill_widened
 from enginecast.errors import EnginecastWarning, SourceError, UsageError, first_line
 from enginecast.installation import required
@@ -51,12 +53,6 @@ CLASS = "_class_name"
 VERSION = "_diffusers_version"
 WHERE_FROM = ("_name_or_path", VERSION)
 """Entries that say where a config comes from, and not what it is."""
-_HELD_AS = {
-    torch.float64: torch.float32,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.float8_e5m2: torch.bfloat16,
-}
-"""Of weights in a file whose dtype no model here computes in; bf16 holds all that fp8 does."""
 ENTRIES = ("decode", "encode")
 """Methods of an autoencoder that are engines of their own; the first is what pipelines end with."""
 
@@ -72,14 +68,14 @@ class ComponentSource(Source):
         seed: int | None,
         options: ComponentOptions,
     ) -> None:
-        self.name = model_name(folder)
         self.folder: Path = folder
         self.model_class = model_class
         self.settings = settings
         """The config, with the defaults of the class."""
         self.seed = seed
         self.options = options
-        self.names = WeightNames.of(STEM, options.variant)
+        self.names = WeightNames.asked(STEM, options.variant, options.single_file)
+        self.name = Path(self.names.single).stem if self.names.is_alone else model_name(folder)
         self.entry = _entry(model_class, options.entry, folder)
 
     def as_called(self) -> "ComponentSource":
@@ -169,17 +165,36 @@ class ComponentSource(Source):
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once, by the names that the class has today."""
+        kept = self._by_name(dict(self.stored.tensors))
+        return {n: t.float() if t.dtype == torch.float64 else t for n, t in kept.items()}
+
+    def scales(self) -> Scales:
+        return self.stored.scales_by(self._by_name)
+
+    def _by_name(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         empty: Any = self._bare()
-        tensors = read_weights(self.folder, self.names)
-        empty._fix_state_dict_keys_on_load(tensors)
         expected = empty.state_dict()
+        if self.names.is_alone and not expected.keys() <= tensors.keys():
+            owner = type(empty)
+            tensors = as_diffusers(tensors, expected, owner, self.settings, self._file)
+        empty._fix_state_dict_keys_on_load(tensors)
         self._check(tensors, expected)
-        kept = {name: tensors[name] for name in expected}
-        return {n: t.to(_HELD_AS.get(t.dtype, t.dtype)) for n, t in kept.items()}
+        return {name: tensors[name] for name in expected}
+
+    @cached_property
+    def stored(self) -> Stored:
+        if self.in_memory:
+            return Stored({})
+        assert self.model_class is not None
+        return stored_in(self.folder, self.names, self.settings, self.model_class)
+
+    @property
+    def _file(self) -> Path:
+        return weights_file(self.folder, names=self.names)
 
     def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse weights that are not those of the class."""
-        file, owner = weights_file(self.folder, names=self.names), self.settings[CLASS]
+        file, owner = self._file, self.settings[CLASS]
         ignored = getattr(self.model_class, "_keys_to_ignore_on_load_unexpected", None) or ()
         extra = {
             name
@@ -203,7 +218,7 @@ class ComponentSource(Source):
                     f" {list(tensor.shape)}",
                     hint="config.json does not belong to these weights.",
                 )
-            if found.is_floating_point() and found.dtype not in (*LOADABLE, *_HELD_AS):
+            if found.is_floating_point() and found.dtype not in LOADABLE:
                 raise SourceError(
                     f"{file}: {name} is stored as {found.dtype}, expected float32, float16,"
                     " bfloat16, float64, float8_e4m3fn or float8_e5m2"
@@ -220,7 +235,7 @@ class ComponentSource(Source):
         try:
             with torch.random.fork_rng(devices=[]), quiet_torch():
                 torch.manual_seed(seed)
-                module: nn.Module = build.from_config(dict(self.settings))
+                module: nn.Module = build.from_config({**self.settings, KEY: None})
         except Exception as error:  # its constructor raises any kind
             raise SourceError(
                 f"{self.folder / CONFIG_FILE}: {self.settings[CLASS]} cannot be built from it:"
@@ -250,12 +265,10 @@ def open_component(
             f"{file}: auto_map: the model needs code from its own repository, which is not run",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    if settings.get("quantization_config") is not None:
-        raise SourceError(
-            f"{file}: quantization_config: quantized checkpoints are not read",
-            hint="Give the checkpoint it was quantized from.",
-        )
-    require_weights(folder, WeightNames.of(STEM, options.variant), random_weights)
+    if settings.get(KEY) is not None:
+        is_in_fp8(settings, file)  # or a library is there
+    names = WeightNames.asked(STEM, options.variant, options.single_file)
+    require_weights(folder, names, random_weights)
     warn_of_newer(settings)
     defaults = {
         name: parameter.default

@@ -30,25 +30,36 @@ from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.base.source import Source, elements_of
 from enginecast.capture.sources.huggingface.component_options import DEFAULTS, ComponentOptions
 from enginecast.capture.sources.huggingface.hub import model_name
+from enginecast.capture.sources.huggingface.quantized_folder import KEY, is_in_fp8, stored_in
+from enginecast.capture.sources.huggingface.single_file import of_encoder
 from enginecast.capture.sources.huggingface.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.weights.checkpoint import (
+    GGUF,
     NAMES,
     Checkpoint,
     WeightNames,
     find_weight_files,
     name_weights,
     read_json,
-    read_weights,
     sha256_of_weights,
     weights_file,
 )
 from enginecast.capture.sources.weights.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.weights.finite import Lost, require_finite
+from enginecast.capture.sources.weights.gguf_file import stored_gguf
+from enginecast.capture.sources.weights.published import Scales, Stored
 from enginecast.capture.sources.weights.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
 DROPPED = ("decoder.", "lm_head.")
 """What a checkpoint of theirs holds besides the encoder."""
+
+BESIDE = (
+    *("logit_scale", "text_projection.", "visual_projection.", "multi_modal_projector."),
+    *("vision_model.", "vision_tower.", "visual."),
+)
+"""What a single file may hold besides the class of the config, which has its own encoder of texts
+alone."""
 
 CONFIG_FILE = "config.json"
 POOLER = "pooler."
@@ -76,7 +87,7 @@ class HuggingFaceSource(Source):
         *,
         bare: bool = False,
     ) -> None:
-        self.name = model_name(folder)
+        self.name = Path(names.single).stem if names.is_alone else model_name(folder)
         self.names = names
         self.folder: Path = folder
         self.config: PreTrainedConfig = config
@@ -85,7 +96,8 @@ class HuggingFaceSource(Source):
         self.model_class: type[PreTrainedModel] = find_model_class(config, folder)
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
-        self._dropped = DROPPED if config.model_type in TEXT_ENCODERS else ()
+        dropped = DROPPED if config.model_type in TEXT_ENCODERS or names.is_alone else ()
+        self._dropped: tuple[str, ...] = (*dropped, *(BESIDE if names.is_alone else ()))
 
     def take_class(self, model_class: type[PreTrainedModel]) -> None:
         """Load the model as another class, all of it, before anything was loaded."""
@@ -116,7 +128,7 @@ class HuggingFaceSource(Source):
         names = {tensor.data_ptr(): name for name, tensor in self._named.items()}
         buffers = {name for name, _ in self.empty().named_buffers()}
         for name, each in lost.items():
-            if not name.startswith(self._dropped):
+            if not name.startswith(self._dropped) and name in self._tensors:
                 own = names.get(self._tensors[name].data_ptr(), "")
                 what = f"{weights_file(self.folder, name, self.names)}: {name}"
                 require_finite(each, what, is_buffer=own in buffers)
@@ -147,17 +159,39 @@ class HuggingFaceSource(Source):
         return dict(self._named)
 
     @cached_property
-    def _tensors(self) -> Mapping[str, Tensor]:
+    def stored(self) -> Stored:
         """What the files hold, mapped once: pages of a second mapping would count as memory."""
-        return read_weights(self.folder, self.names)
+        if self.names.single.endswith(GGUF):
+            return stored_gguf(Path(self.names.single), self.empty())
+        if self.in_memory:
+            return Stored({})
+        config = read_json(self.folder / CONFIG_FILE)
+        return stored_in(self.folder, self.names, config, self.model_class)
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return self._own(self.stored.tensors)
+
+    def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return of_encoder(tensors, self._class_names) if self.names.is_alone else tensors
+
+    @cached_property
+    def _class_names(self) -> tuple[str, ...]:
+        return tuple(self.empty().state_dict())
 
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
+        return self._by_name(self._tensors)
+
+    def scales(self) -> Scales:
+        return self.stored.scales_by(lambda scales: self._by_name(self._own(scales)))
+
+    def _by_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         checkpoint = Checkpoint(
             folder=self.folder,
             model_class=self.model_class,
             config=self._fresh_config(),
-            tensors=self._tensors,
+            tensors=tensors,
             options=self._options,
             dropped=self._dropped,
             names=self.names,
@@ -263,7 +297,7 @@ def open_folder(
     config = read_config(folder)
     if bare:
         config.architectures, config.return_dict = None, True
-    names = WeightNames.of("model", component.variant)
+    names = WeightNames.asked("model", component.variant, component.single_file)
     require_weights(folder, names, random_weights)
     return HuggingFaceSource(folder, config, random_weights, names, bare=bare)
 
@@ -307,11 +341,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
             f"{file}: auto_map: the model needs code from its own repository, which is not run",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    if raw.get("quantization_config") is not None:
-        raise SourceError(
-            f"{file}: quantization_config: quantized checkpoints are not read",
-            hint="Give the checkpoint it was quantized from.",
-        )
+    if raw.get(KEY) is not None:
+        is_in_fp8(raw, file)  # or a library is there
     try:
         with without_apex():
             config = AutoConfig.from_pretrained(
@@ -320,6 +351,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     except Exception as error:  # transformers raises what its config classes raise: any kind
         first = str(error).strip().partition("\n")[0]
         raise SourceError(f"{file}: {first or type(error).__name__}") from error
+    if raw.get(KEY) is not None:
+        del config.quantization_config  # weights are given dequantized
     for part in parts_of(config):
         if hasattr(part, "use_cache"):
             part.use_cache = False  # a cache in the output is not a tensor and cannot be exported

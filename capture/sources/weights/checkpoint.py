@@ -20,11 +20,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.sources.weights.finite import Lost, lost_in
+from enginecast.capture.sources.weights.gguf_file import stored_gguf
+from enginecast.capture.sources.weights.published import Stored, stored
 from enginecast.errors import SourceError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 20
+GGUF = ".gguf"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -36,12 +39,28 @@ class WeightNames:
     single: str = SINGLE
     index: str = INDEX
     variant: str = ""
+    is_alone: bool = False
+    """Whether `single` is a path of its own: a file as it was published."""
 
     @classmethod
     def of(cls, stem: str, variant: str = "") -> "WeightNames":
         """The names that `save_pretrained` gives: of a variant, it stands before the ending."""
         part = f".{variant}" if variant else ""
         return cls(f"{stem}{part}.safetensors", f"{stem}.safetensors.index{part}.json", variant)
+
+    @classmethod
+    def asked(cls, stem: str, variant: str, file: Path | None) -> "WeightNames":
+        """Those of `of`, or of one file, wherever it is.
+
+        Raises:
+            SourceError: there is no such file, or it is of another kind.
+        """
+        if file is None:
+            return cls.of(stem, variant)
+        if not file.is_file() or file.suffix not in (".safetensors", GGUF):
+            lack = "no such file" if not file.is_file() else f"expected .safetensors or {GGUF}"
+            raise SourceError(f"--single-file {file}: {lack}")
+        return cls(str(file.absolute()), "", is_alone=True)
 
 
 NAMES = WeightNames()
@@ -75,9 +94,8 @@ def find_weight_files(folder: Path, names: WeightNames = NAMES) -> tuple[Path, .
             )
         if file.suffix == ".gguf":
             raise SourceError(
-                f"{file} is a GGUF file, whose quantized blocks are not read",
-                hint=f"Load it with from_single_file, dequantize it and save it with"
-                f" save_pretrained, as {single}.",
+                f"{file} is a GGUF file, and there is no {single}",
+                hint=f"Give it by name: --single-file {file}.",
             )
     if others:
         variants = [name.split(".")[1] for name in others if name.count(".") == 2]
@@ -110,6 +128,21 @@ def read_weights(folder: Path, names: WeightNames = NAMES) -> dict[str, Tensor]:
     if not (folder / names.single).is_file() and (folder / names.index).is_file():
         _check_index(folder / names.index, holders)
     return tensors
+
+
+def read_stored(folder: Path, names: WeightNames = NAMES) -> Stored:
+    """Map the tensors of the folder's weight files, and widen what is quantized.
+
+    Raises:
+        SourceError: see `read_weights` and `stored`.
+        MissingError: see `stored`.
+    """
+    if (file := weights_file(folder, names=names)).suffix == GGUF:
+        return stored_gguf(file)
+    formats: dict[str, str] = {}
+    for file in find_weight_files(folder, names):
+        formats |= _formats(file)
+    return stored(read_weights(folder, names), weights_file(folder, names=names), formats)
 
 
 def weights_file(folder: Path, name: str = "", names: WeightNames = NAMES) -> Path:
@@ -148,6 +181,8 @@ def sha256_of_weights(folder: Path, names: WeightNames = NAMES) -> tuple[str, di
     Raises:
         SourceError: see `read_weights`.
     """
+    if (file := weights_file(folder, names=names)).suffix == GGUF:
+        return sha256_of([file]), {}
     read_weights(folder, names)  # refuses what is damaged
     files = find_weight_files(folder, names)
     found = {n: (f, entry) for f in files for n, entry in _entries(f).items()}
@@ -191,6 +226,21 @@ def _entries(file: Path) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(stream.read(_header_size(stream)))
     header.pop("__metadata__", None)
     return header
+
+
+def _formats(file: Path) -> dict[str, str]:
+    """The formats of layers in a file's metadata, by name.
+
+    Source: https://github.com/comfyanonymous/ComfyUI/blob/master/QUANTIZATION.md
+    """
+    try:
+        with safe_open(file, framework="pt") as reader:
+            said = json.loads((reader.metadata() or {}).get("_quantization_metadata", "{}"))
+        return {name: str(each["format"]) for name, each in said.get("layers", {}).items()}
+    except (SafetensorError, OSError):
+        return {}  # `read_weights` says it
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceError(f"{file}: _quantization_metadata gives layers no format") from error
 
 
 def _header_size(stream: BinaryIO) -> int:
@@ -346,14 +396,14 @@ def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any], expected: int
             f"{model_class} expects {list(wanted)}" + (f", and {more} more differ" if more else ""),
             hint="config.json does not belong to these weights.",
         )
-    missing = info["missing_keys"]
+    missing, unexpected = info["missing_keys"], info["unexpected_keys"]
     if missing:
+        others = f", and other names: {some(unexpected)}" if unexpected else ""
         raise SourceError(
             f"{checkpoint.file()}: {model_class} misses {some(missing)}; "
-            f"expected {expected} tensors, got {expected - len(missing)}",
+            f"expected {expected} tensors, got {max(0, expected - len(missing))}{others}",
             hint="config.json names another class than the one that was saved, or the file is cut.",
         )
-    unexpected = info["unexpected_keys"]
     extra = _unknown(checkpoint, [n for n in unexpected if not n.startswith(checkpoint.dropped)])
     if extra:
         raise SourceError(

@@ -94,7 +94,10 @@ class RunFlags(LoadFlags):
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model folder, pkg.mod:factory, .pt2 or .pt.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Model folder, .safetensors, .gguf, pkg.mod:factory, .pt2 or .pt."
+    ),
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

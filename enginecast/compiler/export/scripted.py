@@ -88,7 +88,7 @@ def prepare_script(
     eager = Eager(source.eager())
     specs, refused = fix_refused(eager, specs)
     specs, said = of_module(eager.module, specs, options.values)
-    notes += [*refused, *said]
+    notes += [*refused, *said, *source.stored.notes()]
     for note in notes:
         steps.say(note)
     parameters = sum(source.weight_elements().values())

@@ -3,13 +3,13 @@ inspect and opt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePath
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from enginecast.capture.control_flow.detect.recorder import Read
@@ -44,7 +44,7 @@ from enginecast.compiler.ranges.sizes import judge_sizes, leave_out_refused
 from enginecast.compiler.ranges.values import of_program
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError
+from enginecast.errors import CaptureError, UsageError
 from enginecast.library_names import aten
 from enginecast.passes.captured.widen_halves import WidenHalves
 from enginecast.passes.ir.base import PassContext
@@ -128,6 +128,8 @@ class Prepared(OpenedModel):
     """What Python read of tensors in runs of the model."""
     doubles: tuple[str, ...] = ()
     """Weights or inputs that are float64 where the program computes in fp32."""
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those of weights that stay in fp8 as the checkpoint has them, by name: [] or [N, 1]."""
     calibration: tuple[Case, ...] = ()
     """Inputs that static scales are made from besides those of the cases."""
 
@@ -150,6 +152,7 @@ class Prepared(OpenedModel):
             names=tuple(case.name for case in calibration),
             plan=self.quantization,
             mask_input=self.mask_input,
+            scales=self.scales,
         )
 
     @property
@@ -212,6 +215,12 @@ def prepare(
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     is_code = source.given_program() is None
+    scales = source.scales() if options.keep_quantized else {}
+    if options.keep_quantized and not any(scale.isfinite().all() for scale in scales.values()):
+        raise UsageError(
+            f"--keep-quantized does not fit {source.name}: no weight of it is in float8_e4m3fn"
+            " with one scale for all or for each row"
+        )
     with torch_threads(1):
         specs, given, sizes = input_specs(source, options.inputs, options.dynamic)
         specs, values = fit_values(source, specs, given or source.example())
@@ -239,7 +248,8 @@ def prepare(
                 captured = leave_out_refused(source, captured, wanted)
         for rung in captured.rungs:
             (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
-        more = [*source.notes, *([] if not wanted else _unread_layers(source, captured))]
+        more = [*source.notes, *source.stored.notes(widened=not scales)]
+        more += _unread_layers(source, captured) if wanted else []
         for name, option in ({} if wanted else source.left_out).items():
             more.append(Downgraded(f"{name} is no output: {option} adds it", "output", option))
         if source.constants:
@@ -347,6 +357,7 @@ def prepare(
             runs=runs,
             quantization=quantization,
             doubles=doubles,
+            scales=scales,
         )
 
 

@@ -199,7 +199,8 @@ class Export:
         """The notes without those on how a quantization plan was found."""
         rewritten = self.candidate.rewritten
         plan = None if rewritten is None else plan_of(rewritten.program)
-        usual = set(plan_notes(plan)[1:])
+        # Of weights that were given in fp8, a user should know which are kept.
+        usual = set(plan_notes(plan)[1:]) if plan is not None and plan.rounds else set()
         return tuple(note for note in self.report.notes if note not in usual)
 
     @property

@@ -78,7 +78,7 @@ def _quantize_unsigned(x: Any, scale: Any, zeros: Any) -> Any:
 
 @form(own.dequantize.default)
 def _dequantize(q: Any, scale: Any, dtype: int) -> Any:
-    if len(scale.shape) == 0:
+    if len(scale.shape) == 0 and q.dtype != FLOAT:  # which bytes stand for
         return _as(op.DequantizeLinear(q, scale), ir.DataType(dtype))
     return _as(op.Mul(op.Cast(q, to=int(FLOAT)), scale), ir.DataType(dtype))
 

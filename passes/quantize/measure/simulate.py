@@ -314,7 +314,9 @@ class Simulation(Run):
         super().__init__(program, cases)
         decisions = plan.by_site()
         found = ((layer.node, decisions.get(layer.key)) for layer in find_layers(program))
-        self._layers = {node: d for node, d in found if d is not None and d.choice != "keep"}
+        self._layers = {
+            node: d for node, d in found if d is not None and d.choice != "keep" and not d.given
+        }
         spans = static_spans(program, context, self._layers.items())
         self._rounding = Rounding(plan, spans)
         held = integer_values(program.graph, self._layers)

@@ -4,6 +4,7 @@ What may be quantized at all is decided by architecture, skips and sizes; which 
 layer takes, by errors measured on the calibration inputs (`sensitivity`) and by `search`.
 """
 
+import dataclasses
 import difflib
 import re
 from collections import Counter
@@ -19,10 +20,21 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext, Promise, Site
-from enginecast.passes.ir.edit import first_input, value, weight_expressions
-from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, attach_plan
+from enginecast.passes.ir.edit import (
+    first_input,
+    value,
+    weight_expressions,
+    weight_specs,
+)
+from enginecast.passes.ir.quantization_plan import (
+    LayerPlan,
+    QuantizationPlan,
+    Scaling,
+    attach_plan,
+)
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes
+from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.quantize.measure.calibration import (
     BEYOND,
@@ -30,6 +42,7 @@ from enginecast.passes.quantize.measure.calibration import (
     masks_of,
     row_errors,
 )
+from enginecast.passes.quantize.measure.given_scales import given_scale
 from enginecast.passes.quantize.measure.quantizable import (
     RECURRENT,
     Layer,
@@ -45,6 +58,7 @@ from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.declared import OVERRIDE, declared_reason
 from enginecast.passes.quantize.plan.forms import forms, multiplies_convs, native_scales, planned
 from enginecast.passes.quantize.plan.options import BEFORE, PlanOptions, QuantizingPass
+from enginecast.passes.quantize.plan.scaled_mm_rules import fp8_dtype
 from enginecast.passes.quantize.plan.search import Found, Option, search
 from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, measure, measure_alone
 
@@ -135,9 +149,11 @@ def make_plan(
             nothing, calibration inputs that nothing can be measured on, or no layer is left.
     """
     check_arch(options)
-    if options.measure:
+    if options.measure and not context.scales:
         check_calibration(program, context)
     layers = find_layers(program)
+    if context.scales:
+        return _as_given(program, context, options, layers)
     kept = _skip_reasons(program, layers, options)
     choices: dict[Node, list[LayerPlan]] = {}
     for layer in layers:
@@ -192,6 +208,58 @@ def make_plan(
     return plan
 
 
+def _as_given(
+    program: ExportedProgram, context: PassContext, options: PlanOptions, layers: list[Layer]
+) -> QuantizationPlan:
+    """Store the weights that were given in fp8, and no others.
+
+    A weight is kept if its values, found anew with its scale, give it back bit for bit.
+    """
+    if options.format != "fp8" or options.mode != "storage" or options.bits != 8 or options.block:
+        raise PassError(
+            "weights that stay in fp8 as they were given need plan-fp8{mode=storage}",
+            hint="Use --precision fp8-storage.",
+        )
+    dtype = fp8_dtype(options.arch)
+    skipped = _skip_reasons(
+        program, layers, dataclasses.replace(options, heads=True, sensitive=True)
+    )
+    decided = []
+    for layer in layers:
+        scale = given_scale(program, layer, context.scales, dtype)
+        reason = skipped.get(layer.node, "")
+        reason = "" if reason == _EMBEDDING else reason  # which has these few bits already
+        if not reason and layer.name not in context.scales:
+            reason = "the checkpoint does not hold it in fp8"
+        elif not reason and (scale is None or layer.kind in RECURRENT):
+            reason = f"{dtype_text(dtype)} does not hold it with one scale, or one for each row"
+        if reason or scale is None:
+            decided.append(planned(layer, "keep", gain=1.0, reason=reason))
+        else:
+            scaling: Scaling = "row" if scale.ndim else "tensor"
+            decided.append(planned(layer, "storage", scaling, given=True, error=0.0))
+    read = {str(spec.target) for spec in weight_specs(program).values()}  # not ties, nor the dead
+    known = context.scales.keys() & read
+    kept = {layer.weight for layer in decided if layer.given}
+    _require_some(layers, [p.reason for p in decided if not p.given], options)
+    notes = [
+        f"{len(kept)} of {len(known)} weights in fp8 are kept bit for bit, with the scales"
+        " of the checkpoint"
+    ]
+    reasons = {p.weight: p.reason for p in decided if p.weight in known and not p.given}
+    for name in sorted(known - kept):
+        why = reasons.get(name, "no layer reads it")
+        notes.append(f"{name} is widened: {why}")
+    return QuantizationPlan(
+        format=options.format,
+        arch=options.arch,
+        max_error=0.0,
+        predicted_error=0.0,
+        notes=tuple(notes),
+        layers=tuple(decided),
+    )
+
+
 def _by_name(errors: Sequence[float], context: PassContext) -> dict[str, float]:
     return dict(zip(context.names, errors, strict=True)) if context.names and errors else {}
 
@@ -226,6 +294,7 @@ def max_error(options: PlanOptions) -> float:
 
 
 _HEAD = "a head"
+_EMBEDDING = "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
 
 
 def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions) -> None:
@@ -441,7 +510,7 @@ def _reasons(
     if layer.kind == "embedding" and options.on_tensorrt:
         yield "an embedding: TensorRT dequantizes all of it for each lookup"
     if layer.kind == "embedding" and options.format == "fp8":
-        yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
+        yield _EMBEDDING
     is_head = layer.kind not in {"embedding", *RECURRENT}
     if is_head and not options.heads and _reaches_output(layer.node):
         yield f"{_HEAD}: its error is the output's error (heads=true quantizes it)"
