@@ -1,11 +1,12 @@
 """One tiny pipeline: exported, compared, and run again with the engines."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import keep_rows, one_line
 from product import export
-from tiny_pipelines import PIPELINES, asked, save_pipeline
+from tiny_pipelines import PIPELINES, asked, image_options, save_pipeline
 
 from enginecast.cli.app import main
 
@@ -41,7 +42,8 @@ def examine(name: str, folder: Path) -> Row:
     source, output = save_pipeline(name, folder / "pipeline"), folder / "engines"
     row = Row(name, PIPELINES[name].kind, outcome="crashed")
     keep_rows([row], folder)
-    options = ["--steps", str(STEPS), *asked(name)]
+    images = image_options(name, folder)
+    options = ["--steps", str(STEPS), *asked(name), *images]
     code, found = export(str(source), output, options, command="diffusers export")
     row.reason = one_line(found.get("message", ""), 300)
     row.outcome = f"exit code {code}"
@@ -55,13 +57,13 @@ def examine(name: str, folder: Path) -> Row:
         worst = max(stages, key=lambda stage: (stage["error"] or 0.0) / stage["limit"])
         row.worst, row.allowed, row.psnr = worst["error"], worst["limit"], check["psnr"]
         row.sizes = [list(size) for size in found["sizes"]]
-        row.runs = not code and _runs(output, folder, "frames" in PIPELINES[name].sizes)
+        row.runs = not code and _runs(output, images, "frames" in PIPELINES[name].sizes)
     return row
 
 
-def _runs(engines: Path, folder: Path, is_video: bool) -> bool:
-    made = folder / ("made" if is_video else "made.png")
-    words = ["--prompt", "a tower", "-o", str(made), "--steps", "4"]
+def _runs(engines: Path, images: Sequence[str], is_video: bool) -> bool:
+    made = engines.with_name("made" if is_video else "made.png")
+    words = ["--prompt", "a tower", "-o", str(made), "--steps", "4", *images]
     try:
         main(["diffusers", "run", str(engines), *words])
     except SystemExit as stop:

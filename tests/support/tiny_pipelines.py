@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from cache_fixtures import VOCABULARY, add_t5_tokenizer, words_clip, words_t5
 from cached_pipelines import gemma2, umt5, wide_t5
 from models import save, t5_config
+from PIL import Image
 from tiny_components import CONFIGS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -207,6 +208,8 @@ class Tiny:
     sizes: Mapping[str, int]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the pipeline."""
+    images: tuple[str, ...] = ()
+    """Arguments that are images."""
 
 
 def _flow() -> Any:
@@ -237,6 +240,19 @@ VAE_WAN: tuple[str, Mapping[str, Any]] = (
     },
 )
 NONE = {"safety_checker": None, "feature_extractor": None}
+SDXL_CONTROLNET: tuple[str, Mapping[str, Any]] = (
+    "controlnet",
+    {
+        "cross_attention_dim": 64,
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+        "attention_head_dim": [2, 4],
+        "transformer_layers_per_block": [1, 2],
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 72,
+    },
+)
 PIPELINES: Mapping[str, Tiny] = {
     "sd15": Tiny(
         "StableDiffusionPipeline",
@@ -516,6 +532,40 @@ PIPELINES: Mapping[str, Tiny] = {
         {"height": 64, "width": 64, "frames": 9},
     ),
 }
+
+
+_SDXL, _FLUX = PIPELINES["sdxl"], PIPELINES["flux"]
+PIPELINES = {
+    **PIPELINES,
+    "sdxl-img2img": replace(_SDXL, kind="StableDiffusionXLImg2ImgPipeline", images=("image",)),
+    "sdxl-inpaint": replace(
+        _SDXL, kind="StableDiffusionXLInpaintPipeline", images=("image", "mask_image")
+    ),
+    "sdxl-controlnet": replace(
+        _SDXL,
+        kind="StableDiffusionXLControlNetPipeline",
+        models={**_SDXL.models, "controlnet": SDXL_CONTROLNET},
+        images=("image",),
+    ),
+    "flux-img2img": replace(_FLUX, kind="FluxImg2ImgPipeline", images=("image",)),
+    "flux-inpaint": replace(_FLUX, kind="FluxInpaintPipeline", images=("image", "mask_image")),
+}
+
+
+def image_options(name: str, folder: Path) -> list[str]:
+    """What `diffusers export` and `run` are given for the images of a pipeline, drawn and written
+    into a folder.
+    """
+    found, sizes = [], PIPELINES[name].sizes
+    for number, argument in enumerate(PIPELINES[name].images):
+        shape = sizes["height"], sizes["width"], 3
+        pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(number))
+        if argument == "mask_image":  # the left half
+            pixels = (torch.arange(shape[1]) < shape[1] // 2)[None, :, None].expand(shape) * 255
+        file = folder / f"{argument}.png"
+        Image.fromarray(pixels.byte().numpy()).save(file)
+        found.append(f"--image={argument}={file}")
+    return found
 
 
 def asked(name: str) -> tuple[str, ...]:
