@@ -18,7 +18,6 @@ from enginecast.cli.options.from_fields import (
     Frames,
     Height,
     LoadFlags,
-    MaxError,
     Optimize,
     Overwrite,
     Precision,
@@ -41,7 +40,7 @@ from enginecast.cli.terminal.output import (
     say,
     show_log,
 )
-from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.request import ExportRequest, parse_max_error
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT
 from enginecast.pipelines.record import RECORD, require_original, require_pipeline
@@ -97,7 +96,15 @@ def export(
         list[str] | None,
         typer.Option(metavar="NAME=PRECISION", help="Precision of one component; repeatable."),
     ] = None,
-    max_error: MaxError = None,
+    max_error: Annotated[
+        str | None,
+        typer.Option(
+            "--max-error",
+            metavar="X|latents=X",
+            help="Error limit for quantization: per row of a component (0.02 or cos=0.997), or of"
+            " each prompt's latents (latents=0.05).",
+        ),
+    ] = None,
     drop_guilty: DropGuilty = False,
     optimize: Optimize = "speed",
     eager: Annotated[
@@ -135,12 +142,13 @@ def export(
     """
     show_log(verbose)
     asked = _pairs("--component", component)
+    row_limit, latents = _limits(max_error)
     base = ExportRequest(
         str(folder),
         target=target,
         device=device,
         arch=arch,
-        max_error=max_error,
+        max_error=row_limit,
         optimize=cast(Literal["speed", "size"], optimize),  # `check` refuses any other
         drop_guilty=drop_guilty,
         target_options=target_options,
@@ -175,6 +183,7 @@ def export(
         base,
         precision=precision or "fp32",
         precisions=asked,
+        max_latents=latents,
         own_prompts=len(prompt or ()),
         eager=tuple(eager or ()),
         variant=variant,
@@ -281,6 +290,14 @@ def _two(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
     return found if len(found) > 1 else (*found, *default)[:2]
 
 
+def _limits(given: str | None) -> tuple[float | None, float | None]:
+    """The limit of a component's rows, and that of latents."""
+    kind, _, number = (given or "").partition("=")
+    if given is None or kind != "latents":
+        return None if given is None else parse_max_error(given), None
+    return None, parse_max_error(number)
+
+
 def _images(given: list[str] | None) -> dict[str, str]:
     named = (text if "=" in text else f"image={text}" for text in given or ())
     return _pairs("--image", list(named))
@@ -349,7 +366,9 @@ def _show_check(check: "CheckOutcome") -> None:
         parted = f"they diverge at {check.parts_at}" if check.parts_at else "they do not diverge"
         say(console, f"pictures: {psnr}; worst: {check.worst}; {parted}")
     if check.max_error is not None:
-        say(console, f"quantized: by the plans latents may be off by {check.max_error:.2g}")
+        say(console, f"quantized: latents may be off by {check.max_error:.2g}")
+        off = ", ".join("not finite" if e is None else f"{e:.2g}" for e in check.prompts)
+        say(console, f"latents by prompt are off by {off}")
     reasons = f": {'; '.join(check.reasons)}" if check.reasons else ""
     say(console, f"whole pipeline: {check.outcome}{reasons}")
 

@@ -51,15 +51,22 @@ def engine_outcome(
 
 
 def whole_outcome(
-    eager: Made, noisy: Made, found: Made, engines: Collection[EngineOutcome], dtype: torch.dtype
+    eager: Made,
+    noisy: Made,
+    found: Made,
+    engines: Collection[EngineOutcome],
+    dtype: torch.dtype,
+    allowed: float | None = None,
 ) -> CheckOutcome:
     """Compare runs of the eager pipeline, of the same with noise, and of that with engines.
 
     Args:
         dtype: of the eager pipeline.
+        allowed: the largest error of latents that a user allows, in place of what plans allow.
     """
     off = max(engine.worst for engine in engines)
     planned = max((e.max_error for e in engines if e.max_error is not None), default=None)
+    planned = planned if allowed is None else allowed
     check = replace(
         compare(eager, noisy, found, off, planned), dtype=str(dtype).removeprefix("torch.")
     )
@@ -102,6 +109,9 @@ def compare(
         error = math.inf if parts.error is None else parts.error
         reasons = (f"{parts.name}: relative error {error:.2g}, and {why} {parts.limit:.2g}{out}",)
     worst = max(steps or (pictures,), key=lambda s: math.inf if s.error is None else s.error)
+    rows = [
+        row_errors(each, other) for each, other in zip(eager.latents, engines.latents, strict=True)
+    ]
     return CheckOutcome(
         outcome="verified" if parts is None else "rejected",
         reasons=reasons,
@@ -111,17 +121,26 @@ def compare(
         psnr=_psnr(eager.pictures, engines.pictures),
         worst=worst.name,
         parts_at=None if parts is None else parts.name,
+        prompts=tuple(_finite(max(each)) for each in zip(*rows, strict=True)),
     )
 
 
 def relative_error(eager: Tensor, other: Tensor) -> float:
     """The largest of the rows; infinite where shapes differ or a value is not finite."""
+    return max(row_errors(eager, other))
+
+
+def row_errors(eager: Tensor, other: Tensor) -> list[float]:
+    """Of each row; infinite where shapes differ or a value is not finite."""
     if eager.shape != other.shape:
-        return math.inf
+        return [math.inf] * len(eager)
     rows, found = eager.flatten(1).double(), other.flatten(1).double()
-    lengths = rows.norm(dim=1).clamp_min(1e-12)
-    worst = float(((found - rows).norm(dim=1) / lengths).max())
-    return worst if math.isfinite(worst) else math.inf
+    errors = (found - rows).norm(dim=1) / rows.norm(dim=1).clamp_min(1e-12)
+    return [each if math.isfinite(each) else math.inf for each in errors.tolist()]
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
 
 
 def _psnr(eager: Tensor, other: Tensor) -> float | None:

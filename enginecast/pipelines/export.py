@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +53,8 @@ from enginecast.runtime.device.machine import available
 
 NO_PLAN: Mapping[str, Any] = {"max_error": None, "optimize": "speed"}
 """Options of a quantization plan, for a component that has none."""
+MOST_PLANS = 6
+"""How often the plans of quantized components are made, each more exact than the one before."""
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""
 
@@ -68,6 +71,9 @@ class PipelineRequest:
     precision: str = "fp32"
     precisions: Mapping[str, str] = field(default_factory=dict)
     """By component."""
+    max_latents: float | None = None
+    """The largest relative error of a prompt's latents after a step: quantized components are
+    planned more exactly until it holds.  None: what their own plans allow."""
     own_prompts: int = 0
     """Of the wish's: the others are there so that the batch varies, and are left out where the
     pipeline fails on several."""
@@ -142,6 +148,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     asked = {request.precision, *request.precisions.values()}
     said = "--optimize size is for" if request.base.optimize == "size" else ""
     said = said if request.base.max_error is None else "--max-error limits"
+    said = said if request.max_latents is None else "--max-error latents limits"
     if said and not asked & QUANTIZED.keys():
         raise UsageError(
             f"{said} a quantization plan, and nothing is quantized here",
@@ -160,12 +167,13 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         lacking: list[Downgrade] = []
         if rehearsal.fixed:
             lacking.append(Downgrade(kind="sizes", text=rehearsal.fixed, consent="not needed"))
-        components = {
-            name: _component(folder, name, rehearsal, request, staging.folder, steps, lacking)
+        found = {
+            name: _component(folder, name, rehearsal, request, staging.folder, steps)
             for name in folder.models
         }
-        with steps("compare the pipelines"):
-            check = _check(request, components, rehearsal, staging.folder)
+        check = _within_limit(folder, rehearsal, request, found, staging.folder, steps)
+        components = {name: outcome for name, (outcome, _) in found.items()}
+        lacking += chain.from_iterable(each for _, each in found.values())
         made = PipelineRecord(
             pipeline=folder.kind.__name__,
             versions=versions(),
@@ -178,6 +186,52 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         write_record(staging.folder, made)
         published = staging.publish_folders(rejected=check.outcome == "rejected")
         return PipelineExport(published, made)
+
+
+def _within_limit(
+    folder: PipelineFolder,
+    ran: Rehearsal,
+    request: PipelineRequest,
+    found: dict[str, tuple[ComponentOutcome, list[Downgrade]]],
+    output: Path,
+    steps: Steps,
+) -> CheckOutcome:
+    """Compare the pipelines; while latents are off by more than is allowed, plan what is quantized
+    more exactly, which `found` gets.
+    """
+    allowed = request.max_latents
+    for attempt in range(MOST_PLANS):
+        components = {name: outcome for name, (outcome, _) in found.items()}
+        with steps("compare the pipelines"):
+            check = _check(request, components, ran, output)
+        if allowed is None or check.outcome == "not run":
+            return check
+        errors = [math.inf if each is None else each for each in check.prompts]
+        worst, planned = max(errors, default=0.0), _plans(components)
+        if worst <= allowed or not planned or attempt == MOST_PLANS - 1:
+            break
+        number = errors.index(worst) + 1
+        steps.say(f"latents of prompt {number} are off by {worst:.2g}; {allowed:.2g} is allowed")
+        for name, limit in planned.items():
+            smaller = limit * max(0.1, min(0.7, 0.8 * allowed / worst))
+            steps.say(f"{name} is planned again: rows within {smaller:.2g}, not {limit:.2g}")
+            for entry in components[name].engines:
+                shutil.rmtree(output / name / entry)
+            exact = replace(request, base=replace(request.base, max_error=smaller))
+            found[name] = _component(folder, name, ran, exact, output, steps)
+    if allowed is not None and worst > allowed and check.outcome != "rejected":
+        reason = f"latents are off by {worst:.2g}, and --max-error allows {allowed:.2g}"
+        check = msgspec.structs.replace(check, outcome="rejected", reasons=(reason,))
+    return check
+
+
+def _plans(components: Mapping[str, ComponentOutcome]) -> dict[str, float]:
+    """The limits of rows that the plans of quantized components have."""
+    limits = {
+        name: [e.max_error for e in part.engines.values() if e.max_error is not None]
+        for name, part in components.items()
+    }
+    return {name: min(each) for name, each in limits.items() if each}
 
 
 def _rehearse(
@@ -327,13 +381,12 @@ def _component(
     request: PipelineRequest,
     output: Path,
     steps: Steps,
-    lacking: list[Downgrade],
-) -> ComponentOutcome:
-    """Export a component, or copy it where it stays eager; `lacking` gets what the engines lack."""
+) -> tuple[ComponentOutcome, list[Downgrade]]:
+    """Export a component, or copy it where it stays eager; and what the engines lack."""
     kind, reason = folder.parts[name][1], _stays(folder, name, ran.calls, request)
     if reason is not None:
         folder.copy(name, output / name)
-        return ComponentOutcome(kind=kind, outcome="eager", reason=reason)
+        return ComponentOutcome(kind=kind, outcome="eager", reason=reason), []
     precision = request.precisions.get(name, request.precision)
     steps.say(f"{name}: {kind}, {precision}")
     engines: dict[str, EngineOutcome] = {}
@@ -371,12 +424,10 @@ def _component(
         shutil.rmtree(output / name)
         folder.copy(name, output / name)
         text = f"{name} stays eager: {reason}"
-        lacking.append(
-            Downgrade(kind="component", text=text, option=f"--eager {name}", consent=consent)
-        )
-        return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
-    lacking += found
-    return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
+        lost = Downgrade(kind="component", text=text, option=f"--eager {name}", consent=consent)
+        return ComponentOutcome(kind=kind, outcome="failed", reason=reason), [lost]
+    made = ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
+    return made, found
 
 
 def recorded_of(
@@ -476,4 +527,5 @@ def _check(
         return CheckOutcome(outcome="not run", reasons=(error.message,))
     except EnginecastError as error:
         return CheckOutcome(outcome="rejected", reasons=(error.message,))
-    return whole_outcome(eager.made, eager.noisy, found, made, eager.dtype)
+    allowed = request.max_latents
+    return whole_outcome(eager.made, eager.noisy, found, made, eager.dtype, allowed)

@@ -111,6 +111,8 @@ class CheckOutcome(Record, frozen=True, kw_only=True):
     """In dB; None: the pictures are equal, or the check was not run."""
     worst: str = ""
     parts_at: str | None = None
+    prompts: tuple[float | None, ...] = ()
+    """Of each prompt, the largest relative error of its latents after a step; None: not finite."""
 
     def __repr__(self) -> str:
         """The outcome, and what is wrong."""

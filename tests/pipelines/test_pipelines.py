@@ -13,7 +13,7 @@ import torch
 from exports import cast
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny_pipelines import PIPELINES, asked, save_pipeline
+from tiny_pipelines import PIPELINES, asked, image_options, save_pipeline
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from enginecast.compiler.request import ExportRequest
@@ -342,6 +342,10 @@ def pickled(folder: Path) -> None:
         (None, ("--component", "unet=fp3"), "fp3"),
         (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
         (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),
+        (None, ("--image", "nowhere.png"), "--image image=nowhere.png: "),
+        (None, ("--image", "mask=model_index.json"), "--image mask=model_index.json: "),
+        (None, ("--max-error", "latents=0.1"), "--max-error latents limits a quantization plan"),
+        (None, ("--max-error", "latents=2"), "expected a number between 0 and 1"),
         (None, ("--set", "width=64"), "--set width: give --width"),
         (None, ("--guidance-scale", "nan"), "--guidance-scale nan: expected a finite number"),
         (to_images, (), "A pipeline that needs images is exported in Python"),
@@ -431,13 +435,29 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
 
 
 @pytest.mark.slow
+def test_a_limit_of_latents_is_met_by_more_exact_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = save_pipeline("flux", tmp_path / "flux"), tmp_path / "engines"
+    wish = ("--steps", 3, *asked("flux"), *(f"--eager={part}" for part in ("vae", "text_encoder")))
+    wanted = ("--component", "transformer=int8", "--max-error", "latents=0.0005")
+    done = cast(capsys, "diffusers", "export", folder, "-o", output, *wish, *wanted)
+    assert done.code == 0, done.err
+    assert "is planned again: rows within" in done.err
+    off = read_record(output).check.prompts
+    assert len(off) == 2
+    assert max(each or 1.0 for each in off) <= 0.0005
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"z-image"}))
 def test_every_pipeline_goes_in_and_makes_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Z-Image's calls have a list for a batch: its engine takes as many prompts as were recorded.
     folder, output = save_pipeline(name, tmp_path / name), tmp_path / "engines"
-    sizes = ("--steps", 3, *asked(name))
+    images = image_options(name, tmp_path)
+    sizes = ("--steps", 3, *asked(name), *images)
     done = cast(capsys, "diffusers", "export", folder, "-o", output, *sizes, "--json", "-q")
     assert done.code == 0, done.err
     assert {part["outcome"] for part in done.json["components"].values()} == {"engine"}
@@ -445,11 +465,12 @@ def test_every_pipeline_goes_in_and_makes_pictures(
     assert len(done.json["check"]["steps"]) == 3
     is_video = "--frames" in sizes
     made = tmp_path / ("made" if is_video else "made.png")
-    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a tower", "-o", made, "--steps", 4)
+    again = ("--prompt", "a tower", "--steps", 4, *images)
+    ran = cast(capsys, "diffusers", "run", output, "-o", made, *again)
     assert ran.code == 0, ran.err
     files = sorted(made.iterdir()) if is_video else [made]
     assert len(files) == (PIPELINES[name].sizes["frames"] if is_video else 1)
-    too_large = ("--height", 256, "--width", 256)
+    too_large = ("--height", 256, "--width", 256, *images)
     image = tmp_path / "large.gif"
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a", "-o", image, *too_large)
     assert ran.code == 2
