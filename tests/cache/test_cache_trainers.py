@@ -4,6 +4,7 @@ The readers here know the trainers, and nothing of how the files were written; w
 compared with the live encoders, called as the trainers call theirs.
 """
 
+import errno
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -24,8 +25,9 @@ from torch import Tensor
 from enginecast.cache.encoders.request import part_of
 from enginecast.cache.read.reader import open_cache
 from enginecast.cache.store.folders import open_store
+from enginecast.cache.upkeep.exporting import write_arrays
 from enginecast.cache.upkeep.trainers import plan_export, table
-from enginecast.errors import EnginecastError
+from enginecast.errors import EnginecastError, MissingError
 
 Out = pytest.CaptureFixture[str]
 FILES = ("fox.png", "shots/a.b.jpg", "shots/x_y.webp", "c.mp4", "d", "e.png", "f.png")
@@ -440,6 +442,25 @@ def test_the_command_writes_once(workshop: Workshop, tmp_path: Path, capsys: Out
     assert (again.code, "already exists" in again.err) == (2, True)
     swapped = cast(capsys, *command, "--name", "text_encoder_2,text_encoder")
     assert (swapped.code, "outputs: expected pooler_output" in swapped.err) == (2, True)
+
+
+def test_a_full_disk_leaves_nothing(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = listed(tmp_path, prompts_of("wan"))
+    plan = plan_export(open_store(workshop.cache("wan")), "musubi:wan", items)
+    written: list[Path] = []
+
+    def failing(path: Path, *content: Any) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, "full", str(path))
+        written.append(path)
+        write_arrays(path, *content)
+
+    monkeypatch.setattr("enginecast.cache.upkeep.trainers.write_arrays", failing)
+    with pytest.raises(MissingError):
+        plan.write(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["items.jsonl"]
 
 
 def test_every_format_is_read_back() -> None:
