@@ -13,7 +13,8 @@ parquet file as bytes, since Arrow knows none.
 
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from enginecast.errors import CacheError, UsageError
 from enginecast.installation import required
 from enginecast.runtime.bundle.staging import flush_folder, require_space
 from enginecast.runtime.device.torch_values import as_tensor
+from enginecast.runtime.values.arrays import Array
 
 FORMATS = ("parquet", "safetensors", "pt", "npz")
 _GROUP_BYTES = 32_000_000
@@ -64,6 +66,30 @@ def export(
         raise UsageError(f"--format {form}: expected {', '.join(FORMATS)}")
     report = watch or (lambda _: None)
     with disk_errors(output):
+        index = open_index(encodings, keep=False).require_whole()
+        stored = bytes_in(shard.path for shard in index.shards)
+    narrow = any(one.dtype == "bfloat16" for one in encodings.spec.outputs)
+    with publishing(output, stored * 2 if narrow and form == "npz" else stored) as staged:
+        entries = map(index.whole_entry, range(len(index)))
+        if form == "parquet":
+            _write_parquet(staged, encodings, entries, report)
+        else:
+            _write_files(staged, form, entries, report)
+    return Exported(len(index), bytes_in([output]))
+
+
+@contextmanager
+def publishing(output: Path, needed: int) -> Iterator[Path]:
+    """A path to write a file or folder to, which then is at `output`, whole, or nothing is.
+
+    Args:
+        needed: bytes, about.
+
+    Raises:
+        CacheError: the target is there, or the disk failed.
+        MissingError: the disk is full.
+    """
+    with disk_errors(output):
         if os.path.lexists(output):
             raise CacheError(
                 f"{output}: already exists; nothing is overwritten",
@@ -72,21 +98,13 @@ def export(
         folder = output.resolve().parent
         if not folder.is_dir():
             raise UsageError(f"-o {output}: there is no folder {folder}")
-        index = open_index(encodings, keep=False).require_whole()
-        stored = bytes_in(shard.path for shard in index.shards)
-        narrow = any(one.dtype == "bfloat16" for one in encodings.spec.outputs)
-        require_space(output.parent, stored * 2 if narrow and form == "npz" else stored)
-        entries = map(index.whole_entry, range(len(index)))
+        require_space(output.parent, needed)
         try:
             with TemporaryDirectory(
                 dir=folder, prefix=f".{output.name}.", ignore_cleanup_errors=True
             ) as temporary:
                 staged = Path(temporary) / output.name
-                if form == "parquet":
-                    _write_parquet(staged, encodings, entries, report)
-                else:
-                    _write_files(staged, form, entries, report)
-                size = bytes_in([staged])
+                yield staged
                 for path in (staged, *staged.rglob("*")):
                     if path.is_file():
                         with path.open("rb+") as file:
@@ -97,7 +115,6 @@ def export(
                 flush_folder(folder)
         except (OSError, SafetensorError) as error:
             raise disk_error(output, error) from error
-    return Exported(len(index), size)
 
 
 def _write_files(folder: Path, form: str, entries: Iterable[Entry], report: Watch) -> None:
@@ -114,21 +131,30 @@ def _write_files(folder: Path, form: str, entries: Iterable[Entry], report: Watc
 
 
 def _write_file(path: Path, form: str, entry: Entry) -> None:
+    arrays = {**entry.outputs, "ids": entry.ids}
     if form == "npz":
-        wide: dict[str, Any] = {name: one.astype(np.float32) for name, one in entry.outputs.items()}
-        np.savez(path, **wide, ids=entry.ids)
-        return
-    # Of a view torch would save the whole buffer.
-    arrays = {name: one.copy() for name, one in {**entry.outputs, "ids": entry.ids}.items()}
-    if form == "safetensors":
-        safetensors.numpy.save_file(arrays, path, {"text": entry.text})
-        path.chmod(0o644)  # safetensors writes 0600
-        return
-    import torch
+        wide = {name: one.astype(np.float32) for name, one in entry.outputs.items()}
+        write_arrays(path, {**arrays, **wide}, {})
+    elif form == "safetensors":
+        write_arrays(path, arrays, {"text": entry.text})
+    else:
+        import torch
 
-    buffer = io.BytesIO()  # torch raises RuntimeError for a full disk
-    torch.save({name: as_tensor(array) for name, array in arrays.items()}, buffer)
-    path.write_bytes(buffer.getvalue())
+        buffer = io.BytesIO()  # torch raises RuntimeError for a full disk
+        # Of a view torch would save the whole buffer.
+        torch.save({name: as_tensor(array.copy()) for name, array in arrays.items()}, buffer)
+        path.write_bytes(buffer.getvalue())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write an `.npz`, which takes no metadata and no bfloat16, or a safetensors file."""
+    if path.suffix == ".npz":
+        named: dict[str, Any] = dict(arrays)
+        np.savez(path, **named)
+        return
+    copied = {name: one.copy() for name, one in arrays.items()}
+    safetensors.numpy.save_file(copied, path, dict(metadata))
+    path.chmod(0o644)  # safetensors writes 0600
 
 
 def _write_parquet(

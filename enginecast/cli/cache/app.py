@@ -18,9 +18,6 @@ CacheDir = Annotated[Path, typer.Argument(metavar="CACHE", help="An embedding ca
 EveryName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only this encoder of the cache.")
 ]
-OneName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Which encoder, if the cache has several.")
-]
 DryRun = Annotated[bool, shown(FillFlags, "dry_run")]
 
 app = typer.Typer(
@@ -179,26 +176,55 @@ def merge(
 def export(
     cache: CacheDir,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="PATH", help="File or folder.")],
-    name: OneName = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Which encoder, if the cache has several; or one for each that a trainer needs.",
+        ),
+    ] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="parquet, safetensors, pt, npz.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="parquet, safetensors, pt, npz, or a trainer's: musubi:wan, kohya:sdxl, ...",
+        ),
     ] = "parquet",
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="For a trainer: a .jsonl with the image or video of each text."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export the entries for other tools.
 
-    Writes one parquet file, or a folder with one file per text.
+    Writes one parquet file, or a folder with one file per text; for a trainer, one per item.
     """
     from enginecast.cache.store.folders import open_store
     from enginecast.cache.store.index import open_index
+    from enginecast.cache.upkeep.exporting import FORMATS
     from enginecast.cache.upkeep.exporting import export as export_entries
+    from enginecast.cache.upkeep.trainers import plan_export
     from enginecast.cli.cache.upkeep_page import watched
 
-    encodings = open_store(cache).encodings(name)
-    with watched("texts", len(open_index(encodings, keep=False))) as step:
-        done = export_entries(encodings, output, form, step)
+    store = open_store(cache)
+    if form in FORMATS:
+        if items is not None:
+            raise UsageError(f"--items {items}: only for --format TRAINER:ARCHITECTURE")
+        encodings = store.encodings(name)
+        named = encodings.name
+        with watched("texts", len(open_index(encodings, keep=False))) as step:
+            done = export_entries(encodings, output, form, step)
+    else:
+        plan = plan_export(store, form, items, name.split(",") if name else ())
+        named = ",".join(plan.encoders)
+        with watched("texts", len(plan.items)) as step:
+            done = plan.write(output, step)
     if as_json:
-        made = {"output": str(output), "name": encodings.name, "format": form}
+        made = {"output": str(output), "name": named, "format": form}
         print_json({**made, **to_builtins(done)})
         return
     say(results(), f"{output}: {done.texts:,} texts, {done.bytes:,} bytes ({form})")

@@ -99,6 +99,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "cache export": (
         "cache export captions.cache -o captions.parquet",
         "cache export captions.cache -o captions --format npz",
+        "cache export wan.cache -o te --format musubi:wan --items a.jsonl",
     ),
     "cache compare": (
         "cache compare fp32.cache fp16.cache",
