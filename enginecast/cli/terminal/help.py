@@ -28,7 +28,7 @@ HELP = "Help"
 """The heading of the options that show it."""
 ALL = "all"
 
-EXAMPLES: Mapping[str, tuple[str, str]] = {
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "inspect": (
         "inspect intfloat/e5-small-v2 --download --precision fp16",
         "inspect t5.bundle",
