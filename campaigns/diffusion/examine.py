@@ -54,8 +54,9 @@ def examine(name: str, folder: Path) -> Row:
             if not made["engines"]:
                 row.eager[part] = one_line(made["reason"], 200)
         stages = [*check["steps"], *filter(None, [check["pictures"]])]
-        worst = max(stages, key=lambda stage: (stage["error"] or 0.0) / stage["limit"])
-        row.worst, row.allowed, row.psnr = worst["error"], worst["limit"], check["psnr"]
+        if stages:  # there are none where the engines refuse a call
+            worst = max(stages, key=lambda stage: (stage["error"] or 0.0) / stage["limit"])
+            row.worst, row.allowed, row.psnr = worst["error"], worst["limit"], check["psnr"]
         row.sizes = [list(size) for size in found["sizes"]]
         row.runs = not code and _runs(output, images, "frames" in PIPELINES[name].sizes)
     return row

@@ -13,7 +13,13 @@ from transformers import PreTrainedConfig
 from enginecast.capture.inputs.calls import leaves_of
 from enginecast.capture.inputs.derive.diffusion import one_by_one
 from enginecast.capture.outputs.flatten import ASK, HIDDEN_STATES
-from enginecast.capture.sources.calls.recording import PACKING, by_name
+from enginecast.capture.sources.calls.recording import (
+    MASKS,
+    PACKING,
+    SHAPES,
+    alike_rows,
+    by_name,
+)
 from enginecast.errors import InputError
 from enginecast.pipelines.returned import Returned, tensor_of
 from enginecast.runtime.bundle.manifest import Call, Input, Manifest
@@ -23,7 +29,6 @@ STEP = "timestep"
 """An input that pipelines give as one number for all rows."""
 WIDTHS = ("channels", "_dim", "hidden_size")
 """What fields of a config that hold numbers of channels end with."""
-IDS, MASK = "input_ids", "attention_mask"
 WITHOUT = "Record a call without it, and export {0} again."
 AGAIN = "Record a call that has it (enginecast.record), and export {0} again."
 _FUSED = "Engines hold their weights as they are: call pipe.fuse_lora() and export {0} again."
@@ -82,6 +87,9 @@ class EngineCall:
                 hint=f"Record a call that asks for them, or export {self.owner} again with"
                 " --hidden-state INDEX.",
             )
+        if rows := alike_rows(given).get(SHAPES):
+            recorded = {path.split(".")[1] for path in self.call.constants if SHAPES in path}
+            given[SHAPES] = rows * len(recorded)
         outputs: dict[str, Tensor] = {}
         alone = not any(path.endswith(".1") for path in self.call.inputs)
         images = one_by_one(self.call.model_class, given, others=alone)
@@ -129,8 +137,10 @@ class EngineCall:
             if not known and not self._is_default(module, path, value):
                 self._refuse(path, f"not given, and {value!r} in the engine")
         values = {name: leaves.get(path, defaults.get(path)) for path, name in call.inputs.items()}
-        if call.inputs.get(MASK) and values[MASK] is None and isinstance(values.get(IDS), Tensor):
-            values[MASK] = torch.ones_like(values[IDS])  # what None means
+        for mask, masked in MASKS.items():
+            of = values.get(masked)
+            if call.inputs.get(mask) and values[mask] is None and isinstance(of, Tensor):
+                values[mask] = torch.ones(of.shape[:2], dtype=torch.int64)  # what None means
         for path, name in call.inputs.items():
             value = values[name]
             if value is None:

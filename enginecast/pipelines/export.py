@@ -55,6 +55,8 @@ NO_PLAN: Mapping[str, Any] = {"max_error": None, "optimize": "speed"}
 """Options of a quantization plan, for a component that has none."""
 MOST_PLANS = 6
 """How often the plans of quantized components are made, each more exact than the one before."""
+MOST_WORDS = 1200
+"""Of a text that is longer than any pipeline reads."""
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""
 
@@ -282,6 +284,7 @@ def _recorded(pipe: Any, wish: Wish, steps: Steps) -> _Ran:
     with record(pipe) as calls:
         with record(pipe) as first:
             made = generate(pipe, wish)
+            _run_other_texts(pipe, wish, first, steps)
         if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
             raise SourceError(
                 f"the eager {type(pipe).__name__} gives values that are not finite",
@@ -290,6 +293,23 @@ def _recorded(pipe: Any, wish: Wish, steps: Steps) -> _Ran:
         height, width = made.pictures.shape[-2:]
         others, fixed = _in_another_size(pipe, wish, height, width, steps)
     return calls, first, made, others, fixed
+
+
+def _run_other_texts(pipe: Any, wish: Wish, first: Calls, steps: Steps) -> None:
+    """Run the pipeline on short texts, and if these make other sizes, on ones that are too long: so
+    that an engine takes prompts of all lengths, where they are not padded to one.
+    """
+    words = [prompt.split() or ["a"] for prompt in wish.prompts]
+    short = tuple(" ".join(text[: 1 + number]) for number, text in enumerate(words))
+    long = tuple(" ".join(text * (MOST_WORDS // len(text))) for text in words)
+    for texts in (short, long):
+        before = first.sizes
+        try:
+            generate(pipe, replace(wish, prompts=texts, steps=2))
+        except Exception as error:  # its components raise any kind
+            steps.log(f"other texts: {type(error).__name__}: {first_line(error)}")
+        if first.sizes == before:
+            return
 
 
 def _if_it_runs(pipe: Any, wish: Wish, steps: Steps) -> _Ran | None:

@@ -142,6 +142,32 @@ def test_two_sizes_say_what_varies_and_hangs_together() -> None:
     assert calls["transformer"].dynamic(["rotary_0:0=4"]) == []
 
 
+class TextReader(nn.Module):
+    """Takes what Qwen-Image's transformer does of texts and sizes."""
+
+    def forward(
+        self,
+        encoder_hidden_states: Tensor,
+        encoder_hidden_states_mask: Tensor | None = None,
+        img_shapes: list[list[tuple[int, ...]]] | None = None,
+    ) -> Tensor:
+        return encoder_hidden_states
+
+
+def test_a_mask_of_ones_that_is_left_out_and_the_number_of_rows_make_no_second_way() -> None:
+    module = TextReader()
+    with record({"transformer": module}) as calls:
+        for rows, tokens in ((2, 7), (1, 5), (1, 0)):  # a text may be empty
+            mask = torch.ones(rows, tokens, dtype=torch.int64) if rows > 1 else None
+            module(torch.ones(rows, tokens, 3), mask, [[(1, 4, 4)]] * rows)
+    found = calls["transformer"]
+    assert found.call.constants == {"img_shapes": [[(1, 4, 4)]]}
+    for call in found.calls:
+        assert call["encoder_hidden_states_mask"].all()
+        assert call["encoder_hidden_states_mask"].shape == call["encoder_hidden_states"].shape[:2]
+    assert any("encoder_hidden_states:1=" in each for each in found.dynamic())
+
+
 def test_calls_that_contradict_each_other_are_refused() -> None:
     pipe = Pipe()
     with record(pipe) as calls, torch.no_grad():

@@ -17,6 +17,7 @@ from tiny_components import CONFIGS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     ByT5Tokenizer,
     CLIPTextModel,
@@ -85,6 +86,8 @@ def add_chat(folder: Path) -> Path:
     vocabulary = {word: number for number, word in enumerate((*special, *words))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
+    end = ("</s>", special.index("</s>"))  # no text is empty, as with the templates of real ones
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[end])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=CHAT,

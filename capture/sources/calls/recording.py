@@ -30,6 +30,11 @@ RECORDED = "recorded call"
 SPREAD = 4
 """Calls of one size that are kept while it is not known how many there will be."""
 
+SHAPES = "img_shapes"
+"""Sizes of the images of each row, of which Qwen-Image's transformer reads the first row's."""
+MASKS = {"attention_mask": "input_ids", "encoder_hidden_states_mask": "encoder_hidden_states"}
+"""Masks that pipelines leave out where they are all ones, and what has their rows and tokens."""
+
 Place = tuple[str, int]
 """An input, and one of its dimensions."""
 Sizes = tuple[int, ...]
@@ -91,6 +96,8 @@ class Recorded:
             triples = [(a, b, c) for a, b in pairs for c in others if b <= c]
             for factors in [*((a,) for a in others), *pairs, *triples]:
                 products = [math.prod(each) for each in zip(*factors, strict=True)]
+                if 0 in products:  # an empty text, of which nothing is a multiple
+                    continue
                 ratios = {size / product for size, product in zip(sizes, products, strict=True)}
                 if len(ratios) == 1 and (len(factors) > 1 or min(ratios) > 1):
                     found[sizes] = factors
@@ -209,6 +216,11 @@ class Calls(Mapping[str, Recorded]):
 
     def __len__(self) -> int:
         return len(self._heard)
+
+    @property
+    def sizes(self) -> int:
+        """In how many sizes the components were called."""
+        return sum(map(len, self._heard.values()))
 
     def hear(
         self, name: str, module: nn.Module, entry: str, given: dict[str, Any]
@@ -418,7 +430,12 @@ def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
 
 def _with_inputs(heard: Sequence[_Heard]) -> Iterator[dict[str, Any]]:
     """The arguments of each call; fractions that differ from call to call are tensors."""
-    given = [each.arguments for each in heard]
+    given = [{**each.arguments, **alike_rows(each.arguments)} for each in heard]
+    for mask, of in MASKS.items():
+        dtypes = [each[mask].dtype for each in given if isinstance(each.get(mask), Tensor)]
+        for each in given if dtypes else ():
+            if mask not in each and isinstance(masked := each.get(of), Tensor):
+                each[mask] = torch.ones(masked.shape[:2], dtype=dtypes[0])
     differ = {
         name
         for name, first in given[0].items()
@@ -427,6 +444,13 @@ def _with_inputs(heard: Sequence[_Heard]) -> Iterator[dict[str, Any]]:
     }
     for each in given:
         yield {n: torch.tensor(value) if n in differ else value for n, value in each.items()}
+
+
+def alike_rows(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same for all rows of a call, once: so that it says nothing of their number."""
+    rows = arguments.get(SHAPES)
+    alike = isinstance(rows, list) and rows and all(each == rows[0] for each in rows)
+    return {SHAPES: rows[:1]} if rows and alike else {}
 
 
 def _difference(one: Call, other: Call) -> str:
