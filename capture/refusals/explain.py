@@ -390,7 +390,10 @@ def place_of(guard: Any) -> SourceLocation | None:
 
 
 def _culprit(error: BaseException) -> SourceLocation | None:
-    """The line of the first guard that some size does not satisfy; None when unknown."""
+    """The line of the first guard that some size does not satisfy; None when unknown.  One between
+    two sizes may hold because these are tied, so one of a single size goes before it.
+    """
+    between: SourceLocation | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in [*frame.f_locals.values()]:
             if not isinstance(value, FakeTensorMode) or value.shape_env is None:
@@ -398,8 +401,10 @@ def _culprit(error: BaseException) -> SourceLocation | None:
             for guard in value.shape_env.guards:
                 place = place_of(guard)
                 if place is not None and _can_fail(guard.expr, value.shape_env):
-                    return place
-    return None
+                    if len(guard.expr.free_symbols) == 1:
+                        return place
+                    between = between or place
+    return between
 
 
 def _reader(error: BaseException) -> SourceLocation | None:

@@ -185,6 +185,23 @@ def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
         assert all(torch.equal(actual[name], expected[name]) for name in names)
 
 
+class SizeAsTensor(nn.Module):
+    """Reads a size as a number and as a tensor, as Qwen-Image's transformer does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        return x[:, : int(size) - 1] * torch.as_tensor(size, device=x.device)
+
+
+@pytest.mark.all_sizes
+def test_a_size_that_becomes_a_tensor_varies() -> None:
+    source = FactorySource("size", SizeAsTensor(), {"x": torch.ones(2, 5)})
+    program = captured(source, "x:1=2..9").program
+    x = torch.arange(14.0).reshape(2, 7)
+    (found,) = program.module()(x=x).values()
+    assert torch.equal(found, SizeAsTensor()(x))
+
+
 class Bounded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         torch._check(x.shape[0] <= 9)

@@ -348,7 +348,7 @@ def pickled(folder: Path) -> None:
         (None, ("--max-error", "latents=2"), "expected a number between 0 and 1"),
         (None, ("--set", "width=64"), "--set width: give --width"),
         (None, ("--guidance-scale", "nan"), "--guidance-scale nan: expected a finite number"),
-        (to_images, (), "A pipeline that needs images is exported in Python"),
+        (to_images, (), "Give it an image: --image FILE"),
         (None, ("--height", "30", "--width", "30"), "divisible by 8"),
         (None, ("--steps", "0"), "--steps 0: expected at least 1"),
     ],

@@ -226,6 +226,8 @@ class _Followed(TorchFunctionMode):
     `tensor.data`: it sees neither reads nor writes.  What is read shares its memory with the
     tensor, and so does `detach()`.
 
+    `as_tensor` of a size: it takes that for a number, as it does not in `tensor`.
+
     Switches of autograd modes, which change no value: it would put them into the program, and then
     split it at each into subgraphs.  It does not find its way in one that has branches besides.
     """
@@ -240,6 +242,10 @@ class _Followed(TorchFunctionMode):
                 "torch.export does not see",
                 hint="Write into the tensor, `y.copy_(z)`, or use the new one, `y = z`.",
             )
+        if func is torch.as_tensor and args and isinstance(args[0], SymInt):
+            number: Any = args[0]
+            dtype, device = (kwargs or {}).get("dtype"), (kwargs or {}).get("device")
+            return torch.scalar_tensor(number, dtype=dtype or torch.int64, device=device)
         if func is _SWITCH:
             with torch._C.DisableTorchFunction():  # else the modes below record it
                 return func(*args, **(kwargs or {}))
