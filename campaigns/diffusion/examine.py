@@ -30,7 +30,7 @@ class Row:
     psnr: float | None = None
     """Of the pictures, in dB; None: they are equal."""
     sizes: list[list[int]] = field(default_factory=list)
-    """Heights and widths that the engines take: the ends of their range."""
+    """Heights and widths that it was recorded at."""
     runs: bool = False
     """Whether `diffusers run` makes a picture or a video."""
     seconds: float = 0.0

@@ -15,7 +15,7 @@ PAGE = DOCS / "results" / "diffusion.md"
 BEGIN, END = "<!-- make diffusion -->", "<!-- end of make diffusion -->"
 COLUMNS = (
     *("pipeline", "class", "engines", "in PyTorch", "verdict", "worst step", "allowed"),
-    *("PSNR of the pictures", "heights and widths", "runs", "reason"),
+    *("PSNR of the pictures", "recorded at", "runs", "reason"),
 )
 
 
@@ -23,9 +23,11 @@ def render(found: Mapping[str, Any]) -> str:
     """The part of the page."""
     rows = found["pipelines"]
     lines = [
+        "",
         versions(found),
         "",
         *table(COLUMNS, (_cells(name, row) for name, row in rows.items())),
+        "",
     ]
     return "\n".join(lines)
 
@@ -37,7 +39,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> tuple[object, ...]:
     return (
         *(f"`{name}`", row["kind"], row["engines"], eager, row["outcome"]),
         *((f"{row['worst']:.1e}", f"{row['allowed']:.1e}", psnr) if is_made else ("", "", "")),
-        " to ".join(f"{height} x {width}" for height, width in sorted(row["sizes"])),
+        " and ".join(f"{height} x {width}" for height, width in sorted(row["sizes"])),
         "yes" if row["runs"] else "no",
         cell(row["reason"], 300),
     )
