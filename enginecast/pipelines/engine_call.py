@@ -87,9 +87,9 @@ class EngineCall:
                 hint=f"Record a call that asks for them, or export {self.owner} again with"
                 " --hidden-state INDEX.",
             )
-        if rows := alike_rows(given).get(SHAPES):
-            recorded = {path.split(".")[1] for path in self.call.constants if SHAPES in path}
-            given[SHAPES] = rows * len(recorded)
+        paths = [path for path in self.call.constants if path.startswith(f"{SHAPES}.")]
+        if paths and (rows := alike_rows(given).get(SHAPES)):
+            given[SHAPES] = rows * len({path.split(".")[1] for path in paths})
         outputs: dict[str, Tensor] = {}
         alone = not any(path.endswith(".1") for path in self.call.inputs)
         images = one_by_one(self.call.model_class, given, others=alone)

@@ -245,22 +245,31 @@ def _rehearse(
     """
     dtype = _eager_dtype(folder, steps)
     pipe, wish = folder.load(dtype=dtype), request.wish
-    try:
-        ran = _recorded(pipe, wish, steps)
-    except EnginecastError:
-        raise
-    except Exception as error:  # its components raise any kind
-        single = replace(wish, prompts=wish.prompts[: max(1, request.own_prompts)])
-        alike = single.prompts == wish.prompts
-        if alike or (found := _if_it_runs(pipe, single, steps)) is None:
-            raise SourceError(
-                f"the eager {type(pipe).__name__} fails: {type(error).__name__}:"
-                f" {first_line(error)}",
-                hint="Its components may not fit each other; run it in diffusers.",
-            ) from error
+    failed: Exception | None = None
+    for prompts in dict.fromkeys((wish.prompts, wish.prompts[: max(1, request.own_prompts)])):
+        wish = replace(wish, prompts=prompts)
+        try:
+            calls, first, made, others, fixed = _recorded(pipe, wish, steps)
+            break
+        except SourceError:
+            raise
+        except Exception as error:  # its components raise any kind
+            failed = failed or error
+    else:
+        assert failed is not None  # nothing ran
+        if isinstance(failed, EnginecastError):
+            raise failed
+        raise SourceError(
+            f"the eager {type(pipe).__name__} fails: {type(failed).__name__}: {first_line(failed)}",
+            hint="Its components may not fit each other; run it in diffusers.",
+        ) from failed
+    if failed is not None:
         steps.say(f"{type(pipe).__name__} fails on two prompts, and is exported for one")
-        wish, ran = single, found
-    calls, first, made, others, fixed = ran
+    if request.max_latents is not None and not made.latents:
+        raise UsageError(
+            f"--max-error latents: {type(pipe).__name__} hands out no latents",
+            hint="Limit the rows of a component instead: --max-error 0.05.",
+        )
     with with_noise(pipe):
         noisy = generate(pipe, wish)
     for name in folder.models:
@@ -270,10 +279,9 @@ def _rehearse(
     return Rehearsal(calls, first, wish, made, noisy, dtype, sizes, fixed)
 
 
-_Ran = tuple[Calls, Calls, Made, list[tuple[int, int]], str]
-
-
-def _recorded(pipe: Any, wish: Wish, steps: Steps) -> _Ran:
+def _recorded(
+    pipe: Any, wish: Wish, steps: Steps
+) -> tuple[Calls, Calls, Made, list[tuple[int, int]], str]:
     """Run the pipeline as asked, and in another size: all calls, those of the first run, what it
     made, other sizes and why there are none.
 
@@ -301,7 +309,7 @@ def _run_other_texts(pipe: Any, wish: Wish, first: Calls, steps: Steps) -> None:
     """
     words = [prompt.split() or ["a"] for prompt in wish.prompts]
     short = tuple(" ".join(text[: 1 + number]) for number, text in enumerate(words))
-    long = tuple(" ".join(text * (MOST_WORDS // len(text))) for text in words)
+    long = tuple(" ".join(text * max(1, MOST_WORDS // len(text))) for text in words)
     for texts in (short, long):
         before = first.sizes
         try:
@@ -310,15 +318,6 @@ def _run_other_texts(pipe: Any, wish: Wish, first: Calls, steps: Steps) -> None:
             steps.log(f"other texts: {type(error).__name__}: {first_line(error)}")
         if first.sizes == before:
             return
-
-
-def _if_it_runs(pipe: Any, wish: Wish, steps: Steps) -> _Ran | None:
-    try:
-        return _recorded(pipe, wish, steps)
-    except EnginecastError:
-        raise
-    except Exception:  # its components raise any kind
-        return None
 
 
 def _in_another_size(

@@ -1,5 +1,6 @@
 """Whole pipelines: a folder of diffusers in, a folder of engines out, pictures, what is refused."""
 
+import functools
 import json
 import math
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import diffusers
 import pytest
 import torch
 from exports import cast
@@ -412,6 +414,37 @@ def test_an_eager_pipeline_that_overflows_is_refused(
     done = cast(capsys, "diffusers", "export", broken, "-o", tmp_path / "engines", *SMALL)
     assert done.code == 2
     assert "the eager StableDiffusionPipeline gives values that are not finite" in done.err
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_pipeline_that_fails_on_two_prompts_is_run_on_one(
+    sd15: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: type[Exception],
+) -> None:
+    """And a limit of latents is refused where none are handed out."""
+    plain = diffusers.StableDiffusionPipeline.__call__
+
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        if isinstance(given["prompt"], list):
+            raise error("one prompt at a time")
+        given.pop("callback_on_step_end")
+        return plain(self, *args, **given)
+
+    monkeypatch.setattr(diffusers.StableDiffusionPipeline, "__call__", call)
+    asked = ("--steps", 1, "--height", 48, "--width", 48, "--component", "unet=int8")
+    command = ("diffusers", "export", sd15, "-o", tmp_path / "out", *asked)
+    done = cast(capsys, *command, "--max-error", "latents=0.1")
+    assert done.code == 2
+    assert "fails on two prompts, and is exported for one" in done.err
+    assert "--max-error latents: StableDiffusionPipeline hands out no latents" in done.err
+    assert not (tmp_path / "out").exists()
+    done = cast(capsys, *command, "--prompt", "a fox", "--prompt", "a lake")
+    assert done.code == 2
+    assert "one prompt at a time" in done.err
 
 
 def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import diffusers
 import torch
 from cache_fixtures import VOCABULARY, add_t5_tokenizer, words_clip, words_t5
-from cached_pipelines import gemma2, umt5, wide_t5
-from models import save, t5_config
+from cached_pipelines import byt5, gemma2, umt5, wide_t5
+from models import save
 from PIL import Image
 from tiny_components import CONFIGS
 from tokenizers import Tokenizer
@@ -135,15 +135,6 @@ def qwen_vl_text(folder: Path) -> Path:
     )
     save(Qwen2_5_VLTextModel, config, folder, torch.float32, 11)
     return add_chat(folder)
-
-
-def byt5(folder: Path) -> Path:
-    """A T5 that reads bytes."""
-    config = t5_config()
-    config.vocab_size = 384
-    save(T5EncoderModel, config, folder, torch.float32, 12)
-    ByT5Tokenizer().save_pretrained(folder)
-    return folder
 
 
 def gemma3(folder: Path) -> Path:
