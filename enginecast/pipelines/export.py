@@ -313,7 +313,7 @@ def _run_other_texts(pipe: Any, wish: Wish, first: Calls, steps: Steps) -> None:
     for texts in (short, long):
         before = first.sizes
         try:
-            generate(pipe, replace(wish, prompts=texts, steps=2))
+            generate(pipe, replace(wish.briefly(), prompts=texts))
         except Exception as error:  # its components raise any kind
             steps.log(f"other texts: {type(error).__name__}: {first_line(error)}")
         if first.sizes == before:
@@ -330,7 +330,7 @@ def _in_another_size(
         if other == (height, width):
             break
         try:
-            made = generate(pipe, replace(wish.sized(*other), steps=2))
+            made = generate(pipe, wish.sized(*other).briefly())
         except Exception as error:  # its components raise any kind
             why = first_line(error)
         else:

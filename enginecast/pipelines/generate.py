@@ -72,6 +72,12 @@ class Wish:
         """The same in another size."""
         return replace(self, height=height, width=width)
 
+    def briefly(self) -> "Wish":
+        """The same in two steps; of a pipeline that changes an image, which takes a part of them
+        alone, in all.
+        """
+        return self if self.images else replace(self, steps=2)
+
     def arguments(self, pipe: Any) -> dict[str, Any]:
         """What the pipeline is called with.
 

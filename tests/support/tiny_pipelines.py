@@ -531,7 +531,12 @@ PIPELINES: Mapping[str, Tiny] = {
 _SDXL, _FLUX = PIPELINES["sdxl"], PIPELINES["flux"]
 PIPELINES = {
     **PIPELINES,
-    "sdxl-img2img": replace(_SDXL, kind="StableDiffusionXLImg2ImgPipeline", images=("image",)),
+    "sdxl-img2img": replace(
+        _SDXL,
+        kind="StableDiffusionXLImg2ImgPipeline",
+        arguments={"strength": 0.5},  # of three steps one is left
+        images=("image",),
+    ),
     "sdxl-inpaint": replace(
         _SDXL, kind="StableDiffusionXLInpaintPipeline", images=("image", "mask_image")
     ),
